@@ -1,0 +1,143 @@
+"""The whole chain as a study of one model: train, prune in several ways, fine-tune, fuse, evaluate, measure the cost.
+
+Every line printed after ``$`` is a command that can be typed as it stands. ``digits.py`` and ``fashion_mnist.py`` are
+two such studies; copy one of them to study a model of your own.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hydractl.cli.app import main
+
+OBJECTIVES = ("acc", "ood", "avg")
+SEEDS = ("0", "1", "2")
+
+
+@dataclass
+class Study:
+    """What to study.
+
+    Attributes:
+        runs: the folder of all results; emptied at the start.
+        base: MODEL to start from; trained first with ``pretraining``, or used as it is where that is empty.
+        train, val, test: labelled SPECs; members are chosen and tuned on the first two, figures come from the third.
+        ood_val: OOD SPEC for the circuits only. ``ood_test`` are the ``NAME:group=SPEC`` of the test.
+        remove: heads removed from each member, in all.
+        samples: calibration samples of a Taylor member.
+        tuning: options of ``finetune`` for each member; empty leaves members as pruned.
+        criteria: which score-based ensembles to make beside the circuits.
+    """
+
+    runs: Path
+    base: str
+    train: str
+    val: str
+    test: str
+    ood_val: str
+    ood_test: list[str]
+    remove: int
+    samples: int = 512
+    pretraining: list[str] = field(default_factory=list)
+    tuning: list[str] = field(default_factory=list)
+    search: list[str] = field(default_factory=list)
+    criteria: tuple[str, ...] = ("taylor",)
+    bench: list[str] = field(default_factory=list)
+
+
+def hydractl(*arguments: str) -> None:
+    """Run one command of the tool in this process, as a shell would, and show it."""
+    print(f"\n$ hydractl {shlex.join(arguments)}", flush=True)
+    code = main(arguments)
+    if code:
+        sys.exit(code)
+
+
+def run(study: Study) -> None:
+    """The study from nothing to the table."""
+    started = time.monotonic()
+    shutil.rmtree(study.runs, ignore_errors=True)
+    study.runs.mkdir(parents=True)
+    base = study.base
+    if study.pretraining:
+        base = f"{study.runs}/base.st"
+        data = ["--data", study.train, "--val", study.val]
+        hydractl("finetune", study.base, *data, *study.pretraining, "-o", base, "-q")
+    ensembles = {kind: scored(study, base, kind) for kind in study.criteria}
+    ensembles["circuit"] = circuits(study, base)
+    models = [f"single={base}"]
+    for members in ensembles.values():
+        models += [f"{Path(path).stem}={path}" for path in members]
+    for kind, members in ensembles.items():
+        hydractl("fuse", *members, "-o", f"{study.runs}/hydra-{kind}.st")
+        models += [f"hydra-{kind}={study.runs}/hydra-{kind}.st", f"ensemble-{kind}={'+'.join(members)}"]
+    ood = [word for spec in study.ood_test for word in ("--ood", spec)]
+    hydractl("eval", *models, "--data", study.test, *ood, "-o", f"{study.runs}/eval.json")
+    hydractl("bench", *models, *study.bench, "-o", f"{study.runs}/bench.json")
+    show(study.runs)
+    print(f"{time.monotonic() - started:.0f} s")
+
+
+def scored(study: Study, base: str, kind: str) -> list[str]:
+    """Three members by the same criterion, each with a seed of its own."""
+    members = []
+    for seed in SEEDS:
+        pruned = f"{study.runs}/{kind}{seed}.pruned.st"
+        how = ["--method", kind, "--scope", "global", "--remove", str(study.remove), "--seed", seed]
+        data = ["--data", study.train, "--samples", str(study.samples)] if kind in ("taylor", "gate") else []
+        hydractl("prune", base, *how, *data, "-o", pruned)
+        members.append(tuned(study, pruned, f"{study.runs}/{kind}{seed}.st"))
+    return members
+
+
+def circuits(study: Study, base: str) -> list[str]:
+    """Three members by what their circuits keep best: accuracy, OOD detection, both."""
+    hydractl("extract-circuit", base, "--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES),
+             "--budget", str(study.remove), *study.search, "-o", f"{study.runs}/circuit.json", "-q")  # fmt: skip
+    members = []
+    for objective in OBJECTIVES:
+        pruned = f"{study.runs}/circuit-{objective}.pruned.st"
+        hydractl("prune", base, "--circuit", f"{study.runs}/circuit.{objective}.json", "-o", pruned)
+        members.append(tuned(study, pruned, f"{study.runs}/circuit-{objective}.st"))
+    return members
+
+
+def tuned(study: Study, pruned: str, path: str) -> str:
+    """The pruned member after fine-tuning, or as it is."""
+    if not study.tuning:
+        return pruned
+    hydractl("finetune", pruned, "--data", study.train, "--val", study.val, *study.tuning, "-o", path, "-q")
+    return path
+
+
+def show(runs: Path) -> None:
+    """One table from the two JSON files."""
+    evaluated = {row["name"]: row for row in json.loads((runs / "eval.json").read_text())["models"]}
+    measured = {row["model"]: row for row in json.loads((runs / "bench.json").read_text())["results"]}
+    table = Table(title=f"{runs}: test set, averages over the OOD sets, cost", box=None)
+    for column in ("model", "accuracy", "NLL", "ECE", "OOD AUROC", "FPR95", "params", "mult-adds", "time ratio"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for name, row in evaluated.items():
+        inside, ood, cost = row["id"], row["ood_avg"], measured[name]
+        low, high = cost["ratio_ci"]
+        figures = (inside["accuracy"], inside["nll"], inside["ece"], ood["auroc"], ood["fpr95"])
+        table.add_row(
+            name,
+            *(f"{value:.4f}" for value in figures),
+            f"{cost['params']:,}",
+            f"{cost['macs']:,}",
+            f"{cost['ratio']:.2f} ({low:.2f}..{high:.2f})",
+        )
+    console = Console(width=max(Console().width, 130))
+    console.print()
+    console.print(table)
+    console.print(f"\nTime ratio to the single model: median over paired rounds, 95 % interval. All files: {runs}/")

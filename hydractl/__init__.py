@@ -1,0 +1,28 @@
+"""Hydra ensembles from one checkpoint: prune attention heads, fuse the members, evaluate and time the result.
+
+``hydractl.load`` gives a checkpoint as a torch module. Nothing heavy is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydractl.models import load
+
+__all__ = ["__version__", "load"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # hydractl.models imports torch, which takes seconds: `hydractl --help` must not wait for it.
+    if name == "load":
+        from hydractl.models import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

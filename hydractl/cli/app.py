@@ -1,0 +1,146 @@
+"""The ``hydractl`` command: parse the command line, run what it asks for, exit with the right code."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+
+from hydractl.cli.answer import Answer
+from hydractl.cli.console import say, say_failure
+from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem
+from hydractl.cli.help import app_help, info_help, verb_help
+from hydractl.cli.verbs import INFO, VERBS, Request
+from hydractl.errors import UsageError
+
+_ALL = (*VERBS, INFO)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code; no exception leaves it, no traceback is shown unless asked for."""
+    answer = Answer(sys.stdout, warn=lambda message: say(f"warning: {message}"))
+    try:
+        with _interruptible():
+            _run(list(sys.argv[1:] if argv is None else argv), answer)
+    except (Exception, KeyboardInterrupt) as error:
+        failure = failure_of(error)
+        say_failure(failure, error)
+        return failure.exit_code
+    return 0
+
+
+def _run(arguments: list[str], answer: Answer) -> None:
+    request = _parse(arguments, answer)
+    if request is None:
+        return
+    # The options of all verbs are built on import: help has been given without them.
+    from hydractl.cli.running import describe_files, run_verb
+
+    if request.verb == INFO:
+        describe_files(request, answer)
+    else:
+        run_verb(request, answer)
+
+
+def _parse(arguments: list[str], answer: Answer) -> Request | None:
+    """What the command line asks for; None if help or version was all.
+
+    Raises:
+        UsageError: for a command line that makes no sense.
+    """
+    first = arguments[0] if arguments else ""
+    if not first:
+        raise UsageError("no verb", hint="hydractl --help")
+    if not first.startswith("-") and first not in VERBS:
+        near = difflib.get_close_matches(first, list(VERBS), n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no such verb: {first}{guess}", hint="hydractl --help")
+    if first == INFO:
+        # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
+        arguments = ["--", *arguments]
+    command = typer.main.get_command(build_app(answer, [name for name in _ALL if name == first]))
+    try:
+        result = command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
+    except typer.TyperException as error:
+        raise parser_problem(error, f"hydractl {first}" if first in _ALL else "hydractl") from None
+    if isinstance(result, Request):
+        return result
+    if result == 0:  # help or version has been printed
+        return None
+    if result == INTERRUPTED:  # Typer makes a number of Ctrl-C
+        raise KeyboardInterrupt
+    raise UsageError("no verb", hint="hydractl --help")
+
+
+def build_app(answer: Answer, commands: Sequence[str] = _ALL) -> typer.Typer:
+    """The Typer app, whose commands return a :class:`Request`.
+
+    Args:
+        answer: where help goes.
+        commands: those that are needed; each takes time to build.
+    """
+    app = typer.Typer(
+        add_completion=False, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+
+    def show_help(context: typer.Context, value: bool) -> None:
+        if value:
+            answer.text(_help_of(context.info_name))
+            raise typer.Exit
+
+    def show_version(value: bool) -> None:
+        if value:
+            from hydractl import __version__
+
+            answer.text(f"hydractl {__version__}")
+            raise typer.Exit
+
+    help_option = typer.Option(False, "--help", "-h", is_eager=True, callback=show_help)
+    version_option = typer.Option(False, "--version", is_eager=True, callback=show_version)
+
+    @app.callback(invoke_without_command=True)
+    def hydractl(version: bool = version_option, help: bool = help_option) -> None:
+        """Nothing to do without a verb: the options act by themselves."""
+
+    if commands:
+        from hydractl.cli.options import info_function, request_function
+
+        for name in commands:
+            make = info_function(help_option) if name == INFO else request_function(name, help_option)
+            app.command(name, add_help_option=False)(make)
+    return app
+
+
+def _help_of(command: str | None) -> str:
+    columns = shutil.get_terminal_size((80, 24)).columns
+    if command in VERBS:
+        return verb_help(command, columns)
+    return info_help(columns) if command == INFO else app_help(columns)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first SIGINT or SIGTERM unwinds the work as KeyboardInterrupt; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt(*_: Any) -> None:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,212 @@
+"""Standard error: log, warnings, errors and progress. Everything said there passes through here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hydractl.log import Log, Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from hydractl.cli.failures import Failure
+
+# Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
+# terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LINE_EVERY_S = 5.0
+_MOST_PROBLEMS = 50
+
+
+def clean(text: str) -> str:
+    """One line that is safe on a terminal: control characters are spelled out, as in ``\\x1b``."""
+    return _UNSAFE.sub(_spell, text)
+
+
+def _spell(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def clean_document(value: Any) -> Any:
+    """The same JSON value with every text cleaned, keys too."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(str(key)): clean_document(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean_document(item) for item in value]
+    return value
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads the stream on a terminal that can move its cursor."""
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        return False
+
+
+def debugging() -> bool:
+    """Whether ``HYDRACTL_DEBUG`` asks for tracebacks."""
+    return os.environ.get("HYDRACTL_DEBUG", "0") not in ("", "0")
+
+
+def say(line: str) -> None:
+    """Write one line to standard error; a reader who has gone away is no reason to fail."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(clean(line), file=sys.stderr, flush=True)
+
+
+class Stray(io.TextIOBase):
+    """Sends what libraries print to standard output while a verb runs to standard error: it is no answer."""
+
+    def write(self, text: str) -> int:
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text)
+        return len(text)
+
+
+def say_failure(failure: Failure, error: BaseException) -> None:
+    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``."""
+    if debugging():
+        for part in traceback.format_exception(error):
+            for line in part.splitlines():
+                say(line)
+    say(f"error: {failure.message}")
+    for problem in failure.problems[:_MOST_PROBLEMS]:
+        say(f"  - {problem}")
+    if len(failure.problems) > _MOST_PROBLEMS:
+        say(f"  - and {len(failure.problems) - _MOST_PROBLEMS} more")
+    if failure.hint:
+        say(f"hint: {failure.hint}")
+
+
+class ConsoleLog(Log):
+    """The log of the command line.
+
+    Args:
+        quiet: say nothing but warnings.
+        verbose: say details too.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, verbose: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.quiet = quiet
+        self.verbose = verbose
+        self._clock = clock
+        self._bars: Bars | None = None
+
+    def info(self, message: str) -> None:
+        if not self.quiet:
+            self._line(message)
+
+    def detail(self, message: str) -> None:
+        if self.verbose:
+            self._line(message)
+
+    def warn(self, message: str) -> None:
+        self._line(f"warning: {message}")
+
+    @contextlib.contextmanager
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+        if self.quiet:
+            yield Progress()
+            return
+        task = _Task(self, description, total, unit, self._clock)
+        if not is_terminal(sys.stderr):
+            yield task
+        else:
+            with self._bar(task):
+                yield task
+        task.finish()
+
+    @contextlib.contextmanager
+    def _bar(self, task: _Task) -> Iterator[None]:
+        """Show a bar for the task; a bar inside another one stands below it."""
+        if self._bars is not None:
+            task.show(self._bars)
+            yield
+            task.hide()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}", markup=False),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        bars = Bars(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+        with bars:
+            self._bars = bars
+            try:
+                task.show(bars)
+                yield
+            finally:
+                self._bars = None
+
+    def _line(self, message: str) -> None:
+        if self._bars is None:
+            say(message)
+        else:
+            self._bars.console.print(clean(message), soft_wrap=True)
+
+
+class _Task(Progress):
+    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end."""
+
+    def __init__(
+        self, log: ConsoleLog, description: str, total: int | None, unit: str, clock: Callable[[], float]
+    ) -> None:
+        self._log, self._description, self._total, self._unit = log, clean(description), total, clean(unit)
+        self._clock = clock
+        self._start = self._last = clock()
+        self._done = 0
+        self._bars: Bars | None = None
+        self._id: TaskID | None = None
+
+    def show(self, bars: Bars) -> None:
+        self._bars = bars
+        self._id = bars.add_task(self._description, total=self._total, unit=self._unit, note="")
+
+    def hide(self) -> None:
+        if self._bars is not None and self._id is not None:
+            self._bars.remove_task(self._id)
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._done += amount
+        if self._bars is not None and self._id is not None:
+            self._bars.update(self._id, advance=amount, note=clean(note))
+            return
+        now = self._clock()
+        if now - self._last >= _LINE_EVERY_S:
+            self._last = now
+            elapsed = now - self._start
+            left = "" if not self._total else f", about {elapsed * (self._total - self._done) / self._done:.0f} s left"
+            self._log.info(f"{self._state(elapsed)}{left}{', ' + note if note else ''}")
+
+    def finish(self) -> None:
+        self._log.info(self._state(self._clock() - self._start))
+
+    def _state(self, elapsed: float) -> str:
+        of = "" if self._total is None else f"/{self._total}"
+        return f"{self._description}: {self._done}{of} {self._unit}, {elapsed:.1f} s"

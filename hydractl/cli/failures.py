@@ -1,0 +1,68 @@
+"""From an exception to an exit code and the lines a person reads."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import typer
+
+from hydractl.errors import HydraError, StorageError, UsageError
+
+INTERRUPTED = 130
+_INTERNAL = 1
+_STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
+# How torch says it on a CPU and on Apple's GPUs; on CUDA it has an exception of its own.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+class Failure(NamedTuple):
+    """What to say about a failed command, and its exit code."""
+
+    exit_code: int
+    message: str
+    hint: str | None = None
+    problems: Sequence[str] = ()
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What any exception that ends a command means to a person."""
+    if isinstance(error, HydraError):
+        return Failure(error.exit_code, error.message, error.hint, error.problems)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(INTERRUPTED, "interrupted")
+    if _is_out_of_memory(error):
+        return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        where = f" {error.filename}" if error.filename else ""
+        hint = "free some space or choose another folder with -o"
+        return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hydractl"):
+        package = error.name.partition(".")[0]
+        return Failure(_INTERNAL, f"the package {package} is not installed", f"pip install {package}")
+    lines = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return Failure(
+        _INTERNAL, f"internal: {what}", "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch is not imported here: its exception is known by its name.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def parser_problem(error: typer.TyperException, command: str) -> UsageError:
+    """A complaint of the parser about ``command``, in hydractl's words: what, and the nearest option."""
+    hint = f"{command} --help"
+    if hasattr(error, "possibilities"):  # the one complaint that knows the options there are
+        wrong, context = error.option_name, getattr(error, "ctx", None)  # type: ignore[attr-defined]
+        known = [name for p in context.command.params for name in (*p.opts, *p.secondary_opts)] if context else []
+        near = difflib.get_close_matches(wrong, [name for name in known if name.startswith("--")], n=1)
+        return UsageError(f"no such option: {wrong}" + (f"; did you mean {near[0]}?" if near else ""), hint=hint)
+    message = error.format_message().strip().rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=hint)

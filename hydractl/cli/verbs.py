@@ -1,0 +1,147 @@
+"""The verbs as the command line shows them: what each does, where it lives, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+INFO = "--info"
+"""Not a verb, but a command with arguments of its own."""
+
+
+class Request(NamedTuple):
+    """What the command line asks for: a verb (or ``--info``) and what was given, by option; None is "not given"."""
+
+    verb: str
+    given: Mapping[str, Any]
+
+
+class Verb(NamedTuple):
+    """One verb.
+
+    Attributes:
+        module: has ``run(settings, log) -> Outcome``; imported only when the verb runs.
+        summary: one line for ``hydractl --help``.
+        usage: what follows the verb in the usage line.
+        about: what it does and gives, for its own help.
+        examples: a comment and a command each.
+        prints_table: the answer is the table itself, not a file, so it is printed on any kind of output.
+    """
+
+    module: str
+    summary: str
+    usage: str
+    about: str
+    examples: tuple[tuple[str, str], ...]
+    prints_table: bool = False
+
+
+VERBS: dict[str, Verb] = {
+    "score": Verb(
+        module="hydractl.score",
+        summary="Give every attention head an importance score",
+        usage="MODEL [-o scores.json] [options]",
+        about="Give every attention head an importance score: a JSON file that prune --scores reads.",
+        examples=(
+            ("Taylor scores from 512 labelled samples", "hydractl score vit.st --method taylor --data cal.npz"),
+            (
+                "straight into prune, without a file between",
+                "hydractl score vit.st --method taylor --data cal.npz -o - | "
+                "hydractl prune vit.st --scores - --keep 8 -o a.st",
+            ),
+        ),
+    ),
+    "extract-circuit": Verb(
+        module="hydractl.circuit",
+        summary="Search the order in which heads can be removed",
+        usage="MODEL --data SPEC [--ood SPEC] [-o circuit.json] [options]",
+        about=(
+            "Remove heads one by one, each time the one whose removal leaves the best score on validation data. "
+            "The order found serves every smaller budget as well."
+        ),
+        examples=(
+            (
+                "three circuits for three members, 8 heads a site",
+                "hydractl extract-circuit vit.st --data val.npz --ood ood.npz --objective acc,ood,avg --keep 8",
+            ),
+        ),
+    ),
+    "prune": Verb(
+        module="hydractl.prune",
+        summary="Cut heads out of a model",
+        usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
+        about="Cut heads out of a model and write the smaller model and its mask.",
+        examples=(
+            ("8 heads per site by Taylor scores", "hydractl prune vit.st --method taylor --data cal.npz --keep 8"),
+            ("another member: another draw of samples", "hydractl prune --method taylor --keep 8 --seed 1 -o b.st"),
+            ("follow a circuit", "hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st"),
+        ),
+    ),
+    "finetune": Verb(
+        module="hydractl.finetune",
+        summary="Train a pruned model on",
+        usage="MODEL --data SPEC [--val SPEC] [-o a.st] [options]",
+        about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept.",
+        examples=(
+            ("three epochs", "hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st"),
+            (
+                "the last five blocks by SGD",
+                "hydractl finetune a.st --data train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000",
+            ),
+        ),
+    ),
+    "fuse": Verb(
+        module="hydractl.fusion",
+        summary="Join pruned members into one model",
+        usage="MODEL... [-o hydra.st] [options]",
+        about="Join pruned members into one model file that gives their averaged prediction in one pass.",
+        examples=(
+            ("three members", "hydractl fuse a.st b.st c.st -o hydra.st"),
+            ("exactly the members, nothing averaged", "hydractl fuse a.st b.st c.st --merge none -o hydra.st"),
+        ),
+    ),
+    "eval": Verb(
+        module="hydractl.evaluate",
+        summary="Measure accuracy, calibration and OOD detection",
+        usage="[NAME=]MODEL... --data SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
+        about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
+        examples=(
+            (
+                "a single model against a fused one",
+                "hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz",
+            ),
+            ("members one after another (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
+            (
+                "a gate for scripts: exit code 4 when it fails",
+                "hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'",
+            ),
+        ),
+        prints_table=True,
+    ),
+    "bench": Verb(
+        module="hydractl.bench",
+        summary="Measure latency, memory and mult-adds",
+        usage="[NAME=]MODEL... [-o bench.json] [options]",
+        about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",
+        examples=(
+            ("the fused model against the single one", "hydractl bench vit.st hydra.st --batch-size 1,8"),
+            ("a gate for scripts", "hydractl bench vit.st hydra.st --require 'ratio<=2.7'"),
+        ),
+        prints_table=True,
+    ),
+}
+
+APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure what came out."
+
+APP_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("MODEL and data from ./hydra.yaml", "hydractl prune --method taylor --keep 8"),
+    ("join members", "hydractl fuse a.st b.st c.st -o hydra.st"),
+    ("what is in a file", "hydractl --info hydra.st"),
+)
+
+INFO_ABOUT = "Describe files that hydractl writes, from their headers, with a map of the heads."
+
+INFO_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("a fused model", "hydractl --info hydra.st"),
+    ("for a script", "hydractl --info hydra.st --json"),
+)

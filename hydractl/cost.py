@@ -1,0 +1,91 @@
+"""What a model costs, exactly and without its weights: stored parameters, bytes, and multiply-adds of one sample.
+
+Multiply-adds are counted, not estimated: the model that would run is built on torch's meta device, which has shapes
+and no numbers, and torch's own counter adds up its matrix products. Counted are linear layers, convolutions and the
+two products of attention; not counted are norms, activations, softmax, additions and biases. Paper Appendix B.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import TensorInfo, TensorSource, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.description import Description
+
+COUNTED = "matrix products of one sample: linear layers, convolutions, and both products of attention"
+
+
+class ShapesOnly:
+    """The tensors of a source as meta tensors: their names, dtypes and shapes. No weight is ever read."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.source = source
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return self.source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return self.source.info(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor without numbers."""
+        import torch
+
+        info = self.source.info(name)
+        return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
+
+
+def parameters(tensors: TensorSource) -> int:
+    """Elements of all stored tensors, position embedding and class token included."""
+    return sum(tensors.info(name).numel for name in tensors.names())
+
+
+def weight_bytes(tensors: TensorSource) -> int:
+    """Bytes of all stored tensors in their stored dtypes, without the header of a file."""
+    return sum(tensors.info(name).nbytes for name in tensors.names())
+
+
+def macs(description: Description, tensors: TensorSource, batch: int = 1) -> int:
+    """Multiply-adds of one call on ``batch`` samples.
+
+    Args:
+        description: of the model; a fused model counts all its members.
+        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
+        batch: samples of the call.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from hydractl.fusion.runtime import HydraModel
+
+    # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
+    # device attention is taken apart into its two matrix products.
+    model = HydraModel(description, ShapesOnly(tensors), torch.device("meta"))
+    # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
+    # attention) has none here and would end in an error.
+    model.requires_grad_(False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(model.example_inputs(batch))
+    return int(counter.get_total_flops()) // 2
+
+
+def cost_of(description: Description, tensors: TensorSource) -> dict[str, int]:
+    """The cost of one model.
+
+    Returns:
+        ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights.
+    """
+    return {"params": parameters(tensors), "macs": macs(description, tensors), "bytes": weight_bytes(tensors)}
+
+
+def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The cost of models that run one after another: the sums."""
+    found = list(costs)
+    return {key: sum(cost[key] for cost in found) for key in ("params", "macs", "bytes")}

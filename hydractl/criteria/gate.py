@@ -1,0 +1,54 @@
+"""Head importance by the gradient of a gate on each head's output (Michel et al. 2019, arXiv 1905.10650, equation 2).
+
+``I_h = mean over samples of |dL(x) / d gate_h|`` at gate 1, then divided by the l2 norm of the scores of its site, as
+the authors do so that sites can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hydractl.criteria.base import Calibration
+from hydractl.fusion.runtime import HydraModel
+
+
+class Gate:
+    """Mean absolute per-sample gradient of a head's gate."""
+
+    name = "gate"
+    needs_data = True
+
+    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+        """One pass forward and backward over the sample."""
+        before = [attention.head_gate for attention in model.attentions]
+        sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
+        live = [i for i in sites if len(sums[i])]
+        try:
+            with calibration.log.progress("gate", calibration.size, "samples") as progress:
+                for inputs, labels in calibration.batches():
+                    gates = []
+                    for i in live:
+                        start = before[i]
+                        ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
+                        # One gate per sample, because the absolute value is taken per sample.
+                        gates.append(ones.detach().repeat(len(labels), 1).requires_grad_(True))
+                        model.attentions[i].head_gate = gates[-1]
+                    logits = model.member_logits(inputs)[0].float()
+                    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+                    for i, g in zip(live, torch.autograd.grad(loss, gates) if gates else (), strict=True):
+                        sums[i] += g.abs().double().sum(0).cpu()
+                    progress.advance(len(labels))
+        finally:
+            for attention, gate in zip(model.attentions, before, strict=True):
+                attention.head_gate = gate
+        scores = {}
+        for i, total in sums.items():
+            mean = total / calibration.size
+            norm = float(mean.norm())
+            scores[i] = (mean / norm if norm else mean).tolist()
+        return scores
+
+
+CRITERION = Gate()

@@ -1,0 +1,30 @@
+"""Weight magnitude: the mean absolute value of a head's four projections (Han et al. 2015, arXiv 1506.02626).
+
+``score = (mean |W_Q| + mean |W_K| + mean |W_V| + mean |W_O|) / 4`` over the head's rows (columns for W_O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydractl.criteria.base import Calibration
+from hydractl.fusion.runtime import HydraModel
+
+
+class Magnitude:
+    """Mean absolute weight; needs no data."""
+
+    name = "magnitude"
+    needs_data = False
+
+    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+        """From the weights alone."""
+        scores = {}
+        for i in sites:
+            weights = model.head_weights(i)
+            parts = [t.double().abs().flatten(1).mean(1) for t in (weights.q, weights.k, weights.v, weights.o)]
+            scores[i] = (sum(parts[1:], parts[0]) / 4).tolist()
+        return scores
+
+
+CRITERION = Magnitude()

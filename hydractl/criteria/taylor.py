@@ -1,0 +1,51 @@
+"""First-order Taylor importance of heads (paper D.1.1, after Molchanov et al. 2019, arXiv 1906.10771).
+
+For head h with rows R_h of the query, key and value projections and G the gradient of the mean cross-entropy over the
+whole calibration sample: ``q = mean over R_h of |W_Q * G_Q|``, k and v alike, and the score is ``(q + k + v) / 3``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hydractl.criteria.base import Calibration
+from hydractl.fusion.runtime import HydraModel
+
+
+class Taylor:
+    """|weight x gradient| of the query, key and value projections, averaged."""
+
+    name = "taylor"
+    needs_data = True
+
+    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+        """One pass forward and backward over the sample."""
+        weights = {i: model.attentions[i].projections[0].qkv for i in sites if model.attentions[i].head_counts[0]}
+        gradients = {i: torch.zeros_like(w, dtype=torch.float64) for i, w in weights.items()}
+        wanted = [p.requires_grad for p in model.parameters()]
+        model.requires_grad_(False)
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        try:
+            with calibration.log.progress("taylor", calibration.size, "samples") as progress:
+                for loss, count in calibration.losses(model):
+                    if weights:
+                        for i, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+                            # Batches are summed in float64, so the result does not depend on how many there are.
+                            gradients[i] += g.double()
+                    progress.advance(count)
+        finally:
+            for parameter, flag in zip(model.parameters(), wanted, strict=True):
+                parameter.requires_grad_(flag)
+        scores: dict[int, list[float]] = {i: [] for i in sites}
+        for i, weight in weights.items():
+            heads, dk = model.attentions[i].head_counts[0], model.sites[i].head_dim
+            product = (weight.detach().double() * gradients[i] / calibration.size).abs()
+            # [3 h dk, d] -> [3, h]: mean over a head's rows, then over q, k and v
+            scores[i] = product.reshape(3, heads, -1).mean(2).mean(0).tolist()
+        return scores
+
+
+CRITERION = Taylor()

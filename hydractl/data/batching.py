@@ -1,0 +1,196 @@
+"""Batches in a fixed order, the same for any number of workers."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydractl.data.base import Dataset
+from hydractl.errors import HydraError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Collate = Callable[[list[Any]], Any]
+
+_DONE = object()
+
+
+@dataclass
+class Batch:
+    """Some samples, ready for the model.
+
+    Attributes:
+        inputs: what ``collate`` made of them: a tensor ``[B, C, H, W]``, or a mapping of tensors.
+        labels: int64 ``[B]``, or None for an unlabelled set.
+        indices: their positions in the data set.
+    """
+
+    inputs: Any
+    labels: torch.Tensor | None
+    indices: list[int]
+
+
+def batches(
+    dataset: Dataset,
+    collate: Collate,
+    batch_size: int,
+    *,
+    workers: int = 0,
+    indices: Sequence[int] | None = None,
+) -> Iterator[Batch]:
+    """Go through a data set once, in its own order or that of ``indices``; the last batch may be smaller.
+
+    Args:
+        dataset: the samples.
+        collate: from a list of samples to the model's inputs. It runs in the workers, so it must not draw from a
+            random generator there: the batches would depend on the number of workers.
+        batch_size: samples per batch.
+        workers: processes that read and collate; 0 reads in this one. The random state of this process is left alone.
+        indices: which samples, in which order; None: all.
+
+    Raises:
+        UsageError: a batch size below 1 or negative workers.
+        IndexError: an index outside the data set.
+        HydraError: a worker process was killed. Errors of reading are raised as they are, from whatever process.
+    """
+    if batch_size < 1:
+        raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
+    if workers < 0:
+        raise UsageError(f"--workers {workers}: 0 or more is needed")
+    order = list(range(len(dataset))) if indices is None else [int(i) for i in indices]
+    for i in order:
+        if not 0 <= i < len(dataset):
+            raise IndexError(f"sample {i} of {len(dataset)}")
+    parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    # A function of its own, so that wrong arguments are refused at the call and not at the first batch.
+    return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)))
+
+
+def _run(dataset: Dataset, reader: _BatchReader, workers: int) -> Iterator[Batch]:
+    import torch
+
+    inputs = _from_workers(reader, workers) if workers else (reader.read(i) for i in range(len(reader)))
+    for part, values in zip(reader.parts, inputs, strict=True):
+        labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[part])
+        yield Batch(values, labels, part)
+
+
+@dataclass
+class _Failure:
+    """What a worker sends in place of a batch it could not make."""
+
+    error: HydraError | None
+    text: str
+
+
+class _BatchReader:
+    """Item i is batch i: torch's loader then needs no sampler and no collating of its own."""
+
+    def __init__(self, dataset: Dataset, collate: Collate, parts: list[list[int]]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def read(self, i: int) -> Any:
+        return self.collate([self.dataset[index] for index in self.parts[i]])
+
+    def __getitem__(self, i: int) -> Any:
+        # torch would raise the error anew with its traceback for a message; as a value it arrives as it is.
+        try:
+            return self.read(i)
+        except HydraError as error:
+            return _Failure(error, "")
+        except Exception:
+            return _Failure(None, traceback.format_exc())
+
+
+def _from_workers(reader: _BatchReader, workers: int) -> Iterator[Any]:
+    """Collated inputs, batch by batch, from worker processes."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    outside = _child_handler()
+    with warnings.catch_warnings():
+        # torch warns of more workers than processors; the number was the user's choice.
+        warnings.simplefilter("ignore", UserWarning)
+        loader: DataLoader[Any] = DataLoader(
+            reader,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            # Its own generator: the loader would otherwise advance the global one, and results depend on the workers.
+            generator=torch.Generator(),
+            # Where forking is safe it is used by every Python version: a collate need not be picklable.
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+        results = iter(loader)
+    try:
+        while True:
+            with _child_signals(_torch_handler(outside), outside), _worker_errors():
+                result = next(results, _DONE)
+            if result is _DONE:
+                return
+            if isinstance(result, _Failure):
+                raise result.error or RuntimeError(f"a data worker failed:\n{result.text}")
+            yield result
+    finally:
+        del results
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    """A loader that lost a worker, as an error with a way out."""
+    try:
+        yield
+    # A worker that dies while it hands over a tensor shows as an error of the connection.
+    except (RuntimeError, OSError, EOFError) as error:
+        raise HydraError(
+            f"a data worker process ended before its work was done: {(str(error) or repr(error)).splitlines()[0]}",
+            hint="it was probably killed for want of memory: try a smaller --batch-size or fewer --workers",
+        ) from error
+
+
+# torch watches its workers with a handler of SIGCHLD that raises wherever the main thread happens to be. It is wanted
+# while waiting for a batch, where nothing else ends every kind of wait, and unwanted in the caller's code between two.
+# torch installs it once per process, so it is kept here.
+_kept_handler: list[Any] = []
+
+
+def _child_handler() -> Any:
+    return signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+
+
+def _torch_handler(outside: Any) -> Any:
+    """torch's handler, once a loader has been started; ``outside`` was in force before."""
+    current = _child_handler()
+    if current is not outside:
+        _kept_handler[:] = [current]
+    return _kept_handler[0] if _kept_handler else outside
+
+
+@contextmanager
+def _child_signals(inside: Any, outside: Any) -> Iterator[None]:
+    """One handler of ended child processes inside, another outside; only the main thread may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, inside)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, outside)

@@ -1,0 +1,186 @@
+"""Labels as found in a data set -> indices in the order of the checkpoint's names. By name, never by position."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hydractl.errors import InputError, UsageError
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass
+class RawLabels:
+    """Labels before any mapping.
+
+    Attributes:
+        values: int64 ``[samples]``, or one name per sample, or None when there are none.
+        names: the data's own class names (of the whole set, whatever ``limit``): integers point into them, strings are
+            among them.
+        problems: why the labels cannot be used, one line each; kept apart because a set that needs no labels may have
+            bad ones.
+    """
+
+    values: Labels | list[str] | None = None
+    names: list[str] | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def resolve_labels(
+    raw: RawLabels,
+    ids: Sequence[str],
+    where: str,
+    *,
+    labels: Sequence[str] | None,
+    label_map: Mapping[str, str] | None = None,
+    need: bool = False,
+    ignore: bool = False,
+) -> tuple[Labels | None, list[str] | None]:
+    """Labels and label names of a data set.
+
+    Args:
+        raw: what the reader found.
+        ids: sample ids, for messages.
+        where: what messages call the data set.
+        labels: the checkpoint's names; empty: a checkpoint without names; None: the data's own order counts.
+        label_map: name in the data -> name in the checkpoint.
+        need: refuse a set without labels.
+        ignore: a set whose labels cannot be mapped is simply unlabelled.
+
+    Returns:
+        Indices int64 ``[samples]`` or None, and the names they point into or None.
+
+    Raises:
+        InputError: labels missing while needed, out of range, negative, or names that cannot be mapped.
+        UsageError: a ``label_map`` without names to map to.
+    """
+    if label_map and labels is None:
+        raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
+    names = raw.names if labels is None else (list(labels) or None)
+    try:
+        found = _indices(raw, ids, where, labels, label_map or {})
+    except InputError:
+        if not ignore:
+            raise
+        found = None
+    if found is None and need:
+        raise InputError(
+            f"{where}: no label for sample {ids[0]}, nor for any other", hint="a labelled set is needed here"
+        )
+    return found, names
+
+
+def _indices(
+    raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str]
+) -> Labels | None:
+    if raw.problems:
+        raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
+    if raw.values is None:
+        return None
+    own = raw.names
+    if isinstance(raw.values, list):
+        if own is None:
+            own = sorted(set(raw.values))
+        values = _index_names(raw.values, own, ids, where)
+    else:
+        values = raw.values
+    if own is None:
+        _check_range(values, len(labels) if labels else None, ids, where)
+        return values
+    _check_range(values, len(own), ids, where)
+    if labels is None:
+        return values
+    return _name_table(own, labels, label_map, where)[values]
+
+
+def _index_names(values: list[str], own: list[str], ids: Sequence[str], where: str) -> Labels:
+    """Position of each sample's name in the data's own names."""
+    twice = [name for name, count in Counter(own).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"{where}: class names given more than once", problems=[f"{name!r} is in classes twice" for name in twice]
+        )
+    position = {name: i for i, name in enumerate(own)}
+    unknown = {value: ids[i] for i, value in reversed(list(enumerate(values))) if value not in position}
+    if unknown:
+        raise InputError(
+            f"{where}: {_count(len(unknown), 'label', 'labels')} not among the data's own classes",
+            problems=[f"{name!r}, first at sample {unknown[name]}" for name in sorted(unknown)],
+        )
+    return np.array([position[value] for value in values], dtype=np.int64)
+
+
+def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:
+    """Refuse negative labels, and those beyond the classes where their number is known."""
+    bad = values < 0
+    if classes is not None:
+        bad |= values >= classes
+    if bad.any():
+        first = int(bad.argmax())
+        allowed = "negative" if classes is None else f"outside 0..{classes - 1}"
+        more = int(bad.sum()) - 1
+        raise InputError(
+            f"{where}: label {int(values[first])} of sample {ids[first]} is {allowed}"
+            + (f", and so are {more} more" if more else ""),
+            hint="give a set without labels where none are known" if values[first] < 0 else None,
+        )
+
+
+def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, str], where: str) -> Labels:
+    """For each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
+    if not labels:
+        raise InputError(
+            f"{where}: the labels are names, and the model has no class names to map them to",
+            hint="give the model's class names with --labels",
+        )
+    known = set(labels)
+    strangers = sorted(set(label_map.values()) - known)
+    if strangers:
+        count = _count(len(strangers), "target of --label-map", "targets of --label-map")
+        raise InputError(
+            f"{where}: {count} not among the model's {len(labels)} class names",
+            hint=f"the model's class names: {_some(labels)}",
+            problems=[_near(name, labels) for name in strangers],
+        )
+    mapped = [label_map.get(name, name) for name in own]
+    if mapped == list(labels):
+        return np.arange(len(own), dtype=np.int64)
+    unknown = [name for name, target in zip(own, mapped, strict=True) if target not in known]
+    if unknown:
+        raise InputError(
+            f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
+            hint=f"map them with --label-map FILE (name in the data: name in the model) to: {_some(labels)}",
+            problems=[_near(name, labels) for name in unknown],
+        )
+    counts = Counter(labels)
+    twice = sorted({name for name in mapped if counts[name] > 1})
+    if twice:
+        raise InputError(
+            f"{where}: the model has several classes of one name, so names do not tell them apart",
+            hint="name the model's classes differently with --labels",
+            problems=[repr(name) for name in twice],
+        )
+    position = {name: i for i, name in enumerate(labels)}
+    return np.array([position[name] for name in mapped], dtype=np.int64)
+
+
+def _near(name: str, labels: Sequence[str]) -> str:
+    """The name, and the checkpoint's name that is most like it."""
+    folded = {label.casefold(): label for label in reversed(list(labels))}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1)
+    return f"{name!r} (near: {folded[near[0]]!r})" if near else repr(name)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one} is" if number == 1 else f"{number} {many} are"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown

@@ -1,0 +1,120 @@
+"""``open_data``: the one way from a SPEC to a data set."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hydractl.data.base import Dataset
+from hydractl.data.labels import RawLabels, resolve_labels
+from hydractl.data.spec import SUPPORTED, Spec, parse_spec
+from hydractl.errors import InputError, UsageError
+
+Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
+
+# kind -> module and function; a module is imported when its kind is first met
+_READERS = {
+    "npz": ("hydractl.data.arrays", "read_npz"),
+    "folder": ("hydractl.data.folders", "read_folder"),
+    "list": ("hydractl.data.imagelist", "read_image_list"),
+    "builtin": ("hydractl.data.builtin", "read_builtin"),
+    "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision"),
+}
+
+_LIST_SUFFIXES = ("", ".txt", ".lst", ".list")
+
+
+def open_data(
+    spec: str,
+    *,
+    option: str = "--data",
+    limit: int | None = None,
+    labels: Sequence[str] | None = None,
+    label_map: Mapping[str, str] | None = None,
+    need_labels: bool = False,
+    ignore_labels: bool = False,
+) -> Dataset:
+    """Open a data set.
+
+    Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
+    ``classes``. Names are mapped to ``labels`` by name, never by position.
+
+    Args:
+        spec: what to open, see :mod:`hydractl.data.spec`.
+        option: the option it was given to, for messages.
+        limit: only the first so many samples; class names are still those of the whole set.
+        labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
+            refused); None where the data's own names define the order (training from scratch).
+        label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
+        need_labels: refuse a set without labels.
+        ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
+
+    Returns:
+        The data set; ``labels`` in the order of ``label_names``.
+
+    Raises:
+        UsageError: a SPEC, setting or option that makes no sense, or a kind of data this version does not read.
+        InputError: no such file, a damaged or empty set, labels that are missing or cannot be mapped.
+    """
+    if need_labels and ignore_labels:
+        raise ValueError("need_labels and ignore_labels exclude each other")
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: at least 1 is needed")
+    parsed = parse_spec(spec, option)
+    module, function = _READERS[_kind(parsed)]
+    reader: Reader = getattr(importlib.import_module(module), function)
+    dataset, raw = reader(parsed, limit)
+    dataset.labels, dataset.label_names = resolve_labels(
+        raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
+    )
+    return dataset
+
+
+def _kind(spec: Spec) -> str:
+    """Which reader opens it; looks at the disk for paths."""
+    if spec.kind in _READERS and spec.kind != "npz":
+        return spec.kind
+    if spec.kind in ("hf", "wds"):
+        raise UsageError(f"{spec.where}: {spec.kind}: data sets are not supported", hint=SUPPORTED)
+    path = Path(spec.path).expanduser()
+    try:
+        if path.is_dir():
+            return "folder"
+        if not path.exists():
+            raise _not_found(spec, path)
+        if not path.is_file():
+            raise InputError(f"{spec.where}: neither a file nor a folder")
+    except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{spec.where}: cannot look at the path: {reason}") from error
+    if spec.kind == "npz":
+        return "npz"
+    if spec.kind == "text":
+        raise UsageError(f"{spec.where}: text data sets are not supported", hint=SUPPORTED)
+    if path.suffix.lower() in _LIST_SUFFIXES:
+        return "list"
+    raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=SUPPORTED)
+
+
+def _not_found(spec: Spec, path: Path) -> InputError:
+    """The error for a path that does not exist, with what may have been meant."""
+    from hydractl.data.builtin import SPLITS
+
+    message = f"{spec.where}: no such file or folder"
+    if spec.path.split("/")[0] in SPLITS:
+        return InputError(message, hint=f"did you mean builtin:{spec.path}?")
+    folder = path.parent
+    if not folder.is_dir():
+        while not folder.is_dir():
+            folder = folder.parent
+        return InputError(message, hint=f"the path exists up to {folder}/")
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        names = []
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if near:
+        return InputError(message, hint=f"in {folder}/ there is: {', '.join(near)}")
+    return InputError(message, hint=f"nothing in {folder}/ has a name like it; {SUPPORTED}")

@@ -1,0 +1,109 @@
+"""``torchvision:NAME[/split]?root=FOLDER``: sets in torchvision's own layout, from local files only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from hydractl.data.base import Dataset
+from hydractl.data.labels import RawLabels
+from hydractl.data.spec import Spec
+from hydractl.errors import HydraError, InputError, UsageError
+
+QUERY = ("root",)
+
+NAMES: tuple[str, ...] = (
+    *("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10", "DTD", "Food101", "Flowers102"),
+    *("OxfordIIITPet", "EuroSAT", "SUN397", "Places365"),
+)
+"""The sets that can be named: image classification, with labels at hand without reading the images."""
+
+
+class TorchvisionImages(Dataset):
+    """A torchvision data set.
+
+    Args:
+        spec: the SPEC.
+        where: what messages call it.
+        ids: one per image.
+        source: torchvision's own data set, giving ``(PIL image, label)``.
+    """
+
+    def __init__(self, spec: str, where: str, ids: list[str], source: Any) -> None:
+        super().__init__(spec, where, ids)
+        self.source = source
+
+    def _sample(self, i: int) -> Any:
+        try:
+            image = self.source[i][0]
+            image.load()
+        # A damaged file makes the decoders raise nearly anything.
+        except Exception as error:
+            raise InputError(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error
+        return image
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        image = self._sample(i)
+        return [f"{image.mode} {image.size}\n".encode(), image.tobytes()]
+
+
+def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open one of torchvision's data sets; nothing is ever downloaded.
+
+    Raises:
+        UsageError: an unknown name or split, or no ``?root=``.
+        InputError: the files are not there, or not whole.
+    """
+    spec.check_query(QUERY)
+    name, _, split = spec.path.partition("/")
+    if name not in NAMES:
+        raise UsageError(f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {', '.join(NAMES)}")
+    if "root" not in spec.query:
+        raise UsageError(
+            f"{spec.where}: the folder of the files is not given",
+            hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
+        )
+    source = _open(spec, name, split)
+    count = len(source) if limit is None else min(limit, len(source))
+    if count == 0:
+        raise InputError(f"{spec.where}: the set is empty")
+    dataset = TorchvisionImages(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in range(count)], source)
+    found = next(getattr(source, key) for key in ("targets", "labels", "_labels") if hasattr(source, key))
+    names = getattr(source, "classes", None)
+    return dataset, RawLabels(np.asarray(found, dtype=np.int64)[:count], [str(n) for n in names] if names else None)
+
+
+def _open(spec: Spec, name: str, split: str) -> Any:
+    """torchvision's data set object."""
+    from hydractl._torchvision import declare_operators
+
+    declare_operators()
+    from torchvision import datasets
+
+    make = getattr(datasets, name)
+    parameters = inspect.signature(make.__init__).parameters
+    settings: dict[str, Any] = {}
+    if "train" in parameters:
+        if split not in ("train", "test"):
+            raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
+        settings["train"] = split == "train"
+    elif "split" in parameters:
+        if not split:
+            raise UsageError(f"{spec.where}: {name} needs a split", hint=f"for example torchvision:{name}/test")
+        settings["split"] = split
+    elif split:
+        raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
+    try:
+        return make(spec.query["root"], download=False, **settings)
+    except HydraError:
+        raise
+    # torchvision says "not found" and "wrong split" with errors of many kinds.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{spec.where}: torchvision cannot open the set: {reason}",
+            hint=f"put the files of {name} under {spec.query['root']} in torchvision's layout; nothing is downloaded",
+        ) from error

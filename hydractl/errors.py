@@ -1,0 +1,62 @@
+"""The errors that a person can cause or mend, each with the exit code the command line gives it.
+
+Anything else that escapes a verb is a defect of hydractl itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HydraError(Exception):
+    """A failure with one line that says what and where, and optionally what to do next.
+
+    Args:
+        message: what is wrong and where, one line, no trailing full stop.
+        hint: the next command or change to try, one line.
+        problems: every single problem found in one input, when there are several.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.problems = list(problems)
+
+
+class UsageError(HydraError):
+    """Wrong options, configuration or environment (exit code 2)."""
+
+    exit_code = 2
+
+
+class InputError(HydraError):
+    """A bad input file, data set, mask or model (exit code 3)."""
+
+    exit_code = 3
+
+
+class RequirementError(HydraError):
+    """A ``--require`` did not hold (exit code 4)."""
+
+    exit_code = 4
+
+
+class OutputError(HydraError):
+    """An output exists, is in use or cannot be written (exit code 5)."""
+
+    exit_code = 5
+
+
+class NonFiniteError(HydraError):
+    """NaN or infinity where a number is needed (exit code 6)."""
+
+    exit_code = 6
+
+
+class StorageError(HydraError):
+    """No space left, or an input/output error of the machine (exit code 7)."""
+
+    exit_code = 7

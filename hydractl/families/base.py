@@ -1,0 +1,138 @@
+"""What hydractl asks of a library's models. Everything that is particular to a library stays behind this interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from hydractl.attention import HeadWeights
+from hydractl.checkpoint import TensorSource
+from hydractl.heads import Site
+
+MERGEABLE = ("mlp", "norm", "embed")
+"""The parts of a model that fusing may average."""
+
+
+@dataclass
+class State:
+    """What flows from block to block.
+
+    Attributes:
+        hidden: ``[B, T, d_model]``, or ``[M * B, T, d_model]`` member-major.
+        context: what every block reads beside it (attention masks); never changed by a block.
+    """
+
+    hidden: Tensor
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A model cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))`` are its logits.
+
+    Attributes:
+        stem: inputs of the stock model to the state before the first block.
+        blocks: one callable per site, in model order, from state to state.
+        block_paths: the module path of each block.
+        stem_prefixes: how the names of the parameters start that act before the first block.
+        readout: the state after the last block to logits ``[B, classes]``.
+    """
+
+    stem: Callable[[Any], State]
+    blocks: Sequence[Callable[[State], State]]
+    block_paths: Sequence[str]
+    stem_prefixes: tuple[str, ...]
+    readout: Callable[[State], Tensor]
+
+
+@dataclass
+class LoadedModel:
+    """A model of a library as it was found, before hydractl touches it."""
+
+    arch: str
+    config: dict[str, Any]
+    tensors: TensorSource
+    preprocess: dict[str, Any]
+    labels: list[str] | None
+
+
+class ModelFamily(Protocol):
+    """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
+
+    name: str
+
+    @property
+    def version(self) -> str:
+        """The version of the library."""
+        ...
+
+    def load_folder(self, folder: Path) -> LoadedModel | None:
+        """A published folder of this library, or None when it is none of its own."""
+        ...
+
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``)."""
+        ...
+
+    def export_folder(self, folder: Path, config: Mapping[str, Any], labels: Sequence[str] | None) -> str:
+        """Write what a published folder needs beside its weights; returns the name of the weights file."""
+        ...
+
+    def build(self, config: Mapping[str, Any]) -> nn.Module:
+        """The library's own model in eval mode, its parameters on the meta device, its buffers real.
+
+        Raises:
+            InputError: for an architecture whose heads cannot be separated, naming its attention class.
+        """
+        ...
+
+    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+        """The attention blocks in model order, from the configuration alone."""
+        ...
+
+    def classes(self, config: Mapping[str, Any]) -> int:
+        """Number of classes."""
+        ...
+
+    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
+        """The weights of one site, which may hold any number of heads. Works on meta tensors too."""
+        ...
+
+    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
+        """The inverse of :meth:`read`, bit for bit."""
+        ...
+
+    def part(self, name: str, sites: Sequence[Site]) -> str:
+        """Which part of the model a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
+
+        ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
+        """
+        ...
+
+    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
+        """The query and key norms of a site (identities where there are none)."""
+        ...
+
+    def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
+        """Dropout rates of the attention weights and of the attention output, used in training only."""
+        ...
+
+    def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
+        """Put ``attention`` in the place of the library's attention module."""
+        ...
+
+    def stages(self, model: nn.Module) -> Stages:
+        """Cut a model (with any attention installed) into stages."""
+        ...
+
+    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
+        """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
+        ...
+
+    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
+        """Random inputs of the right shape, for measuring cost."""
+        ...

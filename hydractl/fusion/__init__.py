@@ -1,0 +1,86 @@
+"""``hydractl fuse``: several checkpoints of one architecture become one model (paper section 4.2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.log import Log
+from hydractl.outcome import Outcome
+
+if TYPE_CHECKING:
+    from hydractl.fusion.plan import FusionPlan
+    from hydractl.models import Source
+    from hydractl.settings import FuseSettings
+
+
+def run(settings: FuseSettings, log: Log) -> Outcome:
+    """Plan, write and check a fused model."""
+    from hydractl.atomic import Output
+    from hydractl.cost import cost_of
+    from hydractl.fusion.plan import plan_fusion
+    from hydractl.models import open_sources, resolve_device
+
+    resolve_device(settings.device)
+    sources = open_sources(settings.model, arch=settings.arch, seed=settings.seed)
+    plan = plan_fusion(sources, settings.merge)
+    for warning in plan.warnings:
+        log.warn(warning)
+    path = Path(settings.output) if settings.output else default_name(settings.merge)
+    document = _document(plan, sources, path)
+    document["cost"] = {
+        "single": cost_of(sources[0].description, sources[0].tensors),
+        "fused": cost_of(plan.description, plan.tensors),
+    }
+    if settings.dry_run:
+        return Outcome({**document, "dry_run": True})
+    with Output(path, force=settings.force) as output:
+        return _write(plan, sources, output, document, settings, log)
+
+
+def default_name(merge: list[str]) -> Path:
+    """``hydra.st``, or ``hydra.unmerged.st`` where every member stays whole."""
+    return Path("hydra.st" if merge else "hydra.unmerged.st")
+
+
+def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, Any]:
+    counts = {"averaged": plan.elements(plan.averaged), "per_member": plan.elements(plan.own)}
+    return {
+        "schema": "hydractl.fuse/1",
+        "output": str(path),
+        "arch": plan.description.arch,
+        "merge": list(plan.description.merge or []),
+        "members": [
+            {"name": s.name, "sha256": s.sha256, "heads": s.description.mask.counts(), "kind": s.description.kind}
+            for s in sources
+        ],
+        "parameters": counts,
+    }
+
+
+def _write(
+    plan: FusionPlan,
+    sources: list[Source],
+    output: Any,
+    document: dict[str, Any],
+    settings: FuseSettings,
+    log: Log,
+) -> Outcome:
+    from dataclasses import replace
+
+    from hydractl.atomic import write_with
+    from hydractl.checkpoint import write_tensors
+    from hydractl.fusion.selfcheck import self_check
+    from hydractl.provenance import provenance
+
+    check = self_check(plan, sources, settings, log)
+    description = replace(
+        plan.description,
+        extra={"self_check": check},
+        provenance=provenance("fuse", settings, [s.sha256 for s in sources], {"merge": plan.description.merge}),
+    )
+    digests: list[str] = []
+    files = [
+        write_with(output, lambda handle: digests.append(write_tensors(handle, plan.tensors, description.to_json())))
+    ]
+    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=files)

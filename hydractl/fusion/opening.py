@@ -1,0 +1,84 @@
+"""MODEL arguments of the verbs that take several: found and checked by their headers first, built afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydractl.errors import UsageError
+from hydractl.fusion.runtime import HydraModel
+from hydractl.fusion.sequential import SequentialEnsemble, check_agreement
+from hydractl.models import Source, build_model, open_sources, split_model
+
+Runnable = HydraModel | SequentialEnsemble
+"""What a MODEL argument becomes: both are called alike."""
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """One MODEL argument, found and checked, its weights not yet read.
+
+    Attributes:
+        name: the name given, else that of the file, else those of the members joined by ``+``.
+        sources: one model, or the members of an ensemble that run one after another.
+    """
+
+    name: str
+    sources: Sequence[Source]
+
+    def build(self, device: str = "cpu", dtype: str = "float32") -> Runnable:
+        """Read the weights and build the module that runs."""
+        models = [build_model(source, device, dtype) for source in self.sources]
+        return models[0] if len(models) == 1 else SequentialEnsemble(models)
+
+    @property
+    def file_bytes(self) -> int | None:
+        """Bytes of all checkpoint files together; None where a model is no file."""
+        sizes = [source.file_bytes for source in self.sources]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def sha256(self) -> str | list[str]:
+        """SHA-256 of the model, or one for each member of an ensemble."""
+        digests = [source.sha256 for source in self.sources]
+        return digests[0] if len(digests) == 1 else digests
+
+
+def find_models(texts: Sequence[str], *, arch: str | None = None, seed: int = 0) -> list[ModelArgument]:
+    """Find every MODEL and check all that headers can tell.
+
+    Args:
+        texts: ``[NAME=]REF[+REF...]`` each.
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of models that have none (``pretrained=0``).
+
+    Raises:
+        UsageError: for a text that cannot be read, and for two models of one name.
+        InputError: listing what is wrong with every reference, and members that cannot be averaged.
+    """
+    split = [split_model(text) for text in texts]
+    wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
+    opened = dict(zip(wanted, open_sources(wanted, arch=arch, seed=seed), strict=True))
+    found = []
+    for name, refs in split:
+        sources = [opened[ref] for ref in refs]
+        if len(sources) > 1:
+            check_agreement([(source.name, source.description) for source in sources])
+        found.append(ModelArgument(name or "+".join(source.name for source in sources), sources))
+    names = [model.name for model in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return found
+
+
+def open_model(
+    text: str, *, arch: str | None = None, seed: int = 0, device: str = "cpu", dtype: str = "float32"
+) -> tuple[str, list[Source], Runnable]:
+    """Find and build one MODEL.
+
+    Returns:
+        Its name, its sources, and the module: a :class:`HydraModel`, or a :class:`SequentialEnsemble` of several.
+    """
+    (model,) = find_models([text], arch=arch, seed=seed)
+    return model.name, list(model.sources), model.build(device, dtype)

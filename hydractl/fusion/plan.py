@@ -1,0 +1,180 @@
+"""What fusing will do with every tensor, decided from headers alone: averaged, or kept per member.
+
+Paper section 4.2. Averaged by default are MLPs, block and final norms, and embeddings, the only reading that gives the
+paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.checkpoint import TensorInfo, TensorSource, torch_dtype
+from hydractl.description import Description
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import MERGEABLE
+from hydractl.models import Source, member_name
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """A fusion that has not happened yet.
+
+    Attributes:
+        description: of the fused model.
+        tensors: its weights, computed when they are read.
+        averaged: stock names of the averaged tensors.
+        own: stock names of the tensors that every member keeps for itself.
+        warnings: what is odd about the members but allowed.
+    """
+
+    description: Description
+    tensors: FusedTensors
+    averaged: Sequence[str]
+    own: Sequence[str]
+    warnings: Sequence[str]
+
+    def elements(self, names: Sequence[str]) -> int:
+        """Number of stored elements of these stock names in the fused file."""
+        wanted = set(names)
+        stored = {n: n for n in self.tensors.names()}
+        return sum(self.tensors.info(n).numel for n in stored if self.tensors.stock_name(n) in wanted)
+
+
+class FusedTensors:
+    """The tensors of a fused model: means over members under stock names, the rest under ``members.M.``."""
+
+    def __init__(self, sources: Sequence[TensorSource], averaged: Sequence[str]) -> None:
+        self.sources = sources
+        self._averaged = set(averaged)
+        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in averaged}
+        for member, source in enumerate(sources):
+            for name in source.names():
+                if name not in self._averaged:
+                    self._where[member_name(name, member)] = (member, name)
+
+    def stock_name(self, name: str) -> str:
+        """The name of a stored tensor in the library's own model."""
+        return self._where[name][1]
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self._where)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape."""
+        member, stock = self._where[name]
+        return self.sources[member or 0].info(stock)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
+        member, stock = self._where[name]
+        if member is not None:
+            return self.sources[member].read(stock)
+        total = torch.zeros(self.info(name).shape, dtype=torch.float64)
+        for source in self.sources:
+            total += source.read(stock).to(torch.float64)
+        return (total / len(self.sources)).to(torch_dtype(self.info(name)))
+
+
+def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> FusionPlan:
+    """Decide how the members become one model.
+
+    Args:
+        sources: dense or pruned models of one architecture; each may keep other heads.
+        merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
+
+    Raises:
+        UsageError: for another part.
+        InputError: listing everything in which the members differ and must not.
+    """
+    unknown = [part for part in merge if part not in MERGEABLE]
+    if unknown:
+        raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
+    merged = [part for part in MERGEABLE if part in merge]
+    _check_members(sources)
+    first = sources[0]
+    family, sites = first.family, first.sites
+    names = first.tensors.names()
+    averaged = [n for n in names if family.part(n, sites) in merged]
+    own = [n for n in names if n not in set(averaged)]
+    description = Description(
+        kind="fused",
+        family=first.description.family,
+        family_version=family.version,
+        arch=first.description.arch,
+        config=first.description.config,
+        preprocess=first.description.preprocess,
+        labels=first.description.labels,
+        masks=[s.description.mask for s in sources],
+        merge=merged,
+        members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
+    )
+    tensors = FusedTensors([s.tensors for s in sources], averaged)
+    return FusionPlan(description, tensors, averaged, own, _warnings(sources))
+
+
+def _warnings(sources: Sequence[Source]) -> list[str]:
+    warnings = []
+    if len(sources) == 1:
+        warnings.append("one member: the fused model is that member, with no diversity to measure")
+    seen: dict[str, str] = {}
+    for source in sources:
+        if source.sha256 in seen:
+            warnings.append(f"{source.name} and {seen[source.sha256]} are the same checkpoint: they add no diversity")
+        seen.setdefault(source.sha256, source.name)
+    return warnings
+
+
+def _check_members(sources: Sequence[Source]) -> None:
+    if not sources:
+        raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
+    problems = [f"{s.name} is itself a fused model" for s in sources if s.description.kind == "fused"]
+    first = sources[0]
+    for other in sources[1:]:
+        problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
+    if problems:
+        raise InputError("these models cannot be members of one fused model", problems=problems)
+
+
+def _differences(a: Source, b: Source) -> list[str]:
+    one, two = a.description, b.description
+    pairs: list[tuple[str, Any, Any]] = [
+        ("family", one.family, two.family),
+        ("architecture", one.arch, two.arch),
+        ("number of classes", a.family.classes(one.config), b.family.classes(two.config)),
+        ("input size", one.preprocess.get("input_size"), two.preprocess.get("input_size")),
+    ]
+    found = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
+    if found:
+        return found
+    found += label_differences(one.labels, two.labels)
+    found += [
+        f"preprocessing {key} {two.preprocess.get(key)!r}, not {one.preprocess.get(key)!r}"
+        for key in sorted({*one.preprocess, *two.preprocess})
+        if one.preprocess.get(key) != two.preprocess.get(key)
+    ]
+    if one.config != two.config:
+        found.append("another configuration of the architecture (compare with: hydractl --info)")
+    found += [
+        f"tensor {n!r} is {b.tensors.info(n).dtype}, not {a.tensors.info(n).dtype}"
+        for n in a.tensors.names()
+        if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
+    ][:3]
+    return found
+
+
+def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
+    """In what two lists of class names differ, in words; empty when they agree or one is unknown."""
+    if a is None or b is None or list(a) == list(b):
+        return []
+    if len(a) != len(b):
+        return [f"{len(b)} classes, not {len(a)}"]
+    if sorted(a) == sorted(b):
+        return ["the same classes in another order"]
+    index = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+    return [f"class {index} is {b[index]!r}, not {a[index]!r}"]

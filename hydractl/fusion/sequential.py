@@ -1,0 +1,102 @@
+"""Models that run one after another as one ensemble: the deep ensemble that a fused model is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.description import Description
+from hydractl.errors import InputError
+from hydractl.families import get_family
+from hydractl.fusion.plan import label_differences
+from hydractl.fusion.runtime import HydraModel, pooled_log_probs
+
+
+class SequentialEnsemble(nn.Module):
+    """Several models on the same inputs; called like a :class:`HydraModel`.
+
+    Every member weighs the same in the averaged prediction, also those inside a fused model.
+
+    Attributes:
+        models: the models, in the order they run; they share nothing.
+        labels: class names, or None where no model knows them.
+        preprocess: a function from a list of raw samples to inputs.
+
+    Raises:
+        InputError: listing everything in which the models differ and must not.
+    """
+
+    def __init__(self, models: Sequence[HydraModel]) -> None:
+        super().__init__()
+        check_agreement([(f"model {index}", model.description) for index, model in enumerate(models)])
+        self.models = nn.ModuleList(models)
+        self.labels = next((model.labels for model in models if model.labels is not None), None)
+        self.preprocess = models[0].preprocess
+        self.eval()
+
+    @property
+    def _first(self) -> HydraModel:
+        return self.models[0]  # type: ignore[return-value]
+
+    @property
+    def members(self) -> int:
+        """Number of members of all models together."""
+        return sum(model.members for model in self.models)  # type: ignore[misc]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self._first.classes
+
+    def member_logits(self, inputs: Any) -> Tensor:
+        """Logits of every member, ``[M, B, classes]``, M counted over all models."""
+        return torch.cat([model.member_logits(inputs) for model in self.models])  # type: ignore[operator]
+
+    def forward(self, inputs: Any) -> Tensor:
+        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
+        return pooled_log_probs(self.member_logits(inputs))
+
+    def example_inputs(self, batch: int, seed: int = 0) -> Any:
+        """Random inputs of the right shape on the models' device and dtype."""
+        return self._first.example_inputs(batch, seed)
+
+
+def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
+    """Check from descriptions alone that models can be averaged.
+
+    Args:
+        models: what to call each model, and what it says of itself.
+
+    Raises:
+        InputError: listing every difference in labels (names and order), number of classes and preprocessing. A
+            model whose labels are unknown agrees with any other of as many classes.
+    """
+    first_name, first = models[0]
+    # Labels are compared with the first model that knows its own: an unknown list would hide a difference.
+    known_name, known = next((model for model in models if model[1].labels is not None), models[0])
+    problems: list[str] = []
+    for name, other in models[1:]:
+        found = _differences(first, other)
+        problems += [f"{name} against {first_name}: {what}" for what in found]
+        if not found and name != known_name:
+            problems += [
+                f"{name} against {known_name}: {what}" for what in label_differences(known.labels, other.labels)
+            ]
+    if problems:
+        raise InputError("these models cannot be averaged", problems=problems)
+
+
+def _differences(a: Description, b: Description) -> list[str]:
+    """In what number of classes and preprocessing differ."""
+    counts = [get_family(d.family).classes(d.config) for d in (a, b)]
+    found = [f"{counts[1]} classes, not {counts[0]}"] if counts[0] != counts[1] else []
+    keys = list(dict.fromkeys([*a.preprocess, *b.preprocess]))
+    found += [
+        f"preprocessing {key} {b.preprocess.get(key)!r}, not {a.preprocess.get(key)!r}"
+        for key in keys
+        if a.preprocess.get(key) != b.preprocess.get(key)
+    ]
+    return found

@@ -1,0 +1,31 @@
+"""What a verb may say while it works. The command line writes it to standard error; a library user hears nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """One running task; this base class shows nothing."""
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        """Move on by ``amount`` units; ``note`` is shown beside the bar."""
+
+
+class Log:
+    """The silent log. ``hydractl.cli.console`` has the one that writes."""
+
+    def info(self, message: str) -> None:
+        """Something a person wants to know."""
+
+    def detail(self, message: str) -> None:
+        """Something only ``-v`` asks for."""
+
+    def warn(self, message: str) -> None:
+        """Something that may make the result other than expected."""
+
+    @contextmanager
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+        """A task of ``total`` units (None: unknown), counted in ``unit`` (for example ``"samples"``)."""
+        yield Progress()

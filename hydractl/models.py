@@ -1,0 +1,409 @@
+"""From what a person writes as MODEL to a model that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.checkpoint import (
+    FileTensors,
+    Header,
+    TensorSource,
+    canonical_json,
+    read_header,
+    same_names,
+    sha256_file,
+    torch_dtype,
+)
+from hydractl.description import Description
+from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.families import MODULES, get_family
+from hydractl.families.base import LoadedModel, ModelFamily
+from hydractl.heads import HeadMask, Site
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.fusion.runtime import HydraModel
+
+_HUB = {"timm": "timm"}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found and checked by its header, its weights not yet read.
+
+    Attributes:
+        name: what to call it in tables and file names.
+        sha256: of the file, or of the description and weights of a model that is no single file.
+        description: what the model says of itself.
+        tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
+        file_bytes: size of the checkpoint file, or None.
+    """
+
+    name: str
+    sha256: str
+    description: Description
+    tensors: TensorSource
+    file_bytes: int | None = None
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family of the model."""
+        return get_family(self.description.family)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention blocks of the model."""
+        return self.family.sites(self.description.config)
+
+
+def split_model(text: str) -> tuple[str | None, list[str]]:
+    """Split ``[NAME=]REF[+REF...]`` into its name and its references.
+
+    What exists as a file is that file, so names with ``=`` or ``+`` in them work.
+
+    Raises:
+        UsageError: for a member without a name.
+    """
+    name: str | None = None
+    refs = _references(text)
+    head, equals, rest = text.partition("=")
+    if equals and head and not os.path.exists(refs[0]) and not any(c in head for c in "/:?"):
+        name, refs = head, _references(rest)
+    if not all(refs):
+        raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
+    return name, refs
+
+
+def _references(text: str) -> list[str]:
+    """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
+    pieces, refs = text.split("+"), []
+    while pieces:
+        # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
+        count = next((n for n in range(len(pieces), 1, -1) if os.path.exists("+".join(pieces[:n]))), 1)
+        refs.append("+".join(pieces[:count]))
+        pieces = pieces[count:]
+    return refs
+
+
+def open_source(ref: str, *, arch: str | None = None, seed: int = 0, name: str | None = None) -> Source:
+    """Find one model by its reference and check everything that its header can tell.
+
+    Raises:
+        InputError: for a file, folder or name that is no model of a supported family.
+        UsageError: for a reference that cannot be understood.
+    """
+    kind, _, rest = ref.partition(":")
+    if kind in _HUB and rest:
+        return _open_name(_HUB[kind], rest, seed, name)
+    path = Path(ref)
+    if os.path.isdir(path):
+        return _open_folder(path, name)
+    if path.suffix.lower() in _PICKLES:
+        raise InputError(
+            f"{path} may hold a pickle, which hydractl never opens",
+            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+        )
+    if not os.path.exists(path):
+        if kind in ("hf", "open_clip"):
+            raise UsageError(f"models of {kind!r} are not supported by this version: {ref}", hint="use timm:NAME")
+        raise InputError(f"no such model: {ref}", hint=_model_hint(path))
+    header = read_header(path)
+    document = header.description
+    if document is None:
+        return _open_bare(path, header, arch, seed, name)
+    return _open_file(path, header, Description.from_json(document, str(path)), name)
+
+
+def open_sources(refs: Sequence[str], *, arch: str | None = None, seed: int = 0) -> list[Source]:
+    """Open several references, reporting the problems of all of them at once."""
+    sources: list[Source] = []
+    failures: list[InputError] = []
+    for ref in refs:
+        try:
+            sources.append(open_source(ref, arch=arch, seed=seed))
+        except InputError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        problems = [p for f in failures for p in (f.message, *f.problems)]
+        raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
+    return sources
+
+
+def _model_hint(path: Path) -> str:
+    near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
+    return f"checkpoints there: {', '.join(near)}" if near else "give a .st file, a published folder or timm:NAME"
+
+
+def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
+    bare, _, query = rest.partition("?")
+    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
+    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"), None)
+
+
+def _parse_query(query: str) -> dict[str, Any]:
+    """``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
+    import yaml
+
+    options: dict[str, Any] = {}
+    for part in query.split("&") if query else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            hint = "write timm:NAME?key=value&key=value"
+            raise UsageError(f"cannot read {part!r} in the options of a model", hint=hint)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"cannot read the value of {part!r} in the options of a model") from None
+    if "pretrained" in options:
+        options["pretrained"] = bool(options["pretrained"])
+    return options
+
+
+def _open_folder(path: Path, name: str | None) -> Source:
+    for family_name in MODULES:
+        loaded = get_family(family_name).load_folder(path)
+        if loaded is not None:
+            weights = loaded.tensors.path if isinstance(loaded.tensors, FileTensors) else None
+            return _from_loaded(family_name, loaded, name or path.resolve().name, weights)
+    raise InputError(
+        f"{path} is not a published model folder of a supported family",
+        hint="a timm folder holds config.json with an architecture, and model.safetensors",
+    )
+
+
+def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: str | None) -> Source:
+    """A safetensors file that does not describe itself, with ``--arch`` to say what it is."""
+    if arch is None:
+        raise InputError(
+            f"{path} does not describe itself", hint="say what it is, for example: --arch timm:vit_base_patch16_224"
+        )
+    kind, _, rest = arch.partition(":")
+    if kind not in _HUB or not rest:
+        raise UsageError(f"cannot read --arch {arch!r}", hint="write --arch timm:NAME")
+    bare, _, query = rest.partition("?")
+    options = {**_parse_query(query), "pretrained": False}
+    loaded = get_family(_HUB[kind]).load_name(bare, options, seed)
+    return _from_loaded(_HUB[kind], replace(loaded, tensors=FileTensors(path, header)), name or path.stem, path)
+
+
+def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | None) -> Source:
+    family = get_family(family_name)
+    description = Description(
+        kind="dense",
+        family=family_name,
+        family_version=family.version,
+        arch=loaded.arch,
+        config=loaded.config,
+        preprocess=loaded.preprocess,
+        labels=loaded.labels,
+        masks=[HeadMask.full(family.sites(loaded.config))],
+    )
+    _check_tensors(name, loaded.tensors, family, description)
+    if path is not None:
+        digest, size = sha256_file(path), path.stat().st_size
+    else:
+        digest, size = _digest(description, loaded.tensors), None
+    return Source(name, digest, description, loaded.tensors, size)
+
+
+def _digest(description: Description, tensors: TensorSource) -> str:
+    import torch
+
+    digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
+    for tensor_name in tensors.names():
+        digest.update(tensor_name.encode())
+        digest.update(tensors.read(tensor_name).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _open_file(path: Path, header: Header, description: Description, name: str | None) -> Source:
+    from hydractl.slicing import sliced
+
+    family = get_family(description.family)
+    sites = family.sites(description.config)
+    tensors: TensorSource = FileTensors(path, header)
+    if description.layout == "zeroed":
+        _check_tensors(str(path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
+        tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
+    else:
+        _check_tensors(str(path), tensors, family, description)
+    return Source(name or path.stem, sha256_file(path), description, tensors, path.stat().st_size)
+
+
+def member_name(name: str, member: int) -> str:
+    """Where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
+    return f"members.{member}.{name}"
+
+
+class MemberTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors of one member of a fused source under their stock names."""
+
+    def __init__(self, tensors: TensorSource, member: int) -> None:
+        self.tensors = tensors
+        prefix = member_name("", member)
+        names = tensors.names()
+        self.stored = {n: n for n in names if not n.startswith("members.")}
+        self.stored.update({n.removeprefix(prefix): n for n in names if n.startswith(prefix)})
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors.read(self.stored[name])
+
+    def __iter__(self) -> Any:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def info(self, name: str) -> Any:
+        """Dtype and shape of one tensor."""
+        return self.tensors.info(self.stored[name])
+
+
+def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:
+    """Names and shapes of every member against the library's own model and the kept heads."""
+    sites = family.sites(description.config)
+    if [(s.path, s.heads) for s in sites] != list(description.masks[0].heads.items()):
+        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+    family.collate(description.preprocess)  # refuses what it does not understand
+    problems: list[str] = []
+    classes = family.classes(description.config)
+    if description.labels is not None and len(description.labels) != classes:
+        problems.append(f"{len(description.labels)} labels for {classes} classes")
+    stock = family.build(description.config).state_dict()
+    for index, mask in enumerate(description.masks):
+        member = MemberTensors(tensors, index)
+        problems += same_names(member, stock, origin)
+        shapes = _expected_shapes(stock, family, sites, mask)
+        for tensor_name in sorted(set(member) & set(shapes)):
+            found = member.info(tensor_name)
+            if found.shape != shapes[tensor_name]:
+                problems.append(f"tensor {tensor_name!r} is {list(found.shape)}, expected {list(shapes[tensor_name])}")
+            if not torch_dtype(found).is_floating_point:
+                problems.append(f"tensor {tensor_name!r} is {found.dtype}, expected a floating point number")
+    problems += _misplaced(tensors, description)
+    if problems:
+        raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
+
+
+def _misplaced(tensors: TensorSource, description: Description) -> list[str]:
+    """Names that no member would read, and tensors that some members own and others share."""
+    if description.kind != "fused":
+        return [f"unexpected tensor {n!r}" for n in tensors.names() if n.startswith("members.")][:10]
+    views = [MemberTensors(tensors, m) for m in range(len(description.masks))]
+    read = {stored for view in views for stored in view.stored.values()}
+    unread = [f"unexpected tensor {n!r}" for n in tensors.names() if n not in read]
+    owned = {n for view in views for n, stored in view.stored.items() if n != stored}
+    shared = {n for view in views for n, stored in view.stored.items() if n == stored}
+    return unread[:10] + [f"tensor {n!r} belongs to all members and to one" for n in sorted(owned & shared)[:10]]
+
+
+def _expected_shapes(
+    stock: Mapping[str, torch.Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
+) -> dict[str, tuple[int, ...]]:
+    tensors = dict(stock)
+    for site in sites:
+        family.write(tensors, site, family.read(stock, site).select(mask.kept[site.path]))
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_finite(name: str, tensors: TensorSource) -> None:
+    """Refuse weights with NaN or infinity.
+
+    Raises:
+        NonFiniteError: naming the first such tensor.
+    """
+    import torch
+
+    for tensor_name in tensors.names():
+        tensor = tensors.read(tensor_name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(f"{name}: tensor {tensor_name!r} holds NaN or infinity")
+
+
+def read_json_file(path: str | Path) -> Any:
+    """Read and strictly parse a JSON artefact; ``-`` is standard input."""
+    import sys
+
+    from hydractl.heads import parse_json
+
+    if str(path) == "-":
+        return parse_json(sys.stdin.buffer.read(), "standard input")
+    try:
+        return parse_json(Path(path).read_bytes(), str(path))
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` | ``cpu`` | ``cuda[:i]`` | ``mps`` as a device that is really there.
+
+    Raises:
+        UsageError: for a device this machine does not have.
+    """
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}", hint="one of auto, cpu, cuda, cuda:0, mps") from None
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < max(torch.cuda.device_count(), 1),
+        "mps": torch.backends.mps.is_available(),
+    }.get(device.type, False)
+    if not available:
+        raise UsageError(f"device {name!r} is not available on this machine", hint="use --device auto or --device cpu")
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
+    import torch
+
+    known = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
+    if name not in known:
+        raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(known)}")
+    return known[name]
+
+
+def build_model(source: Source, device: str = "cpu", dtype: str = "float32") -> HydraModel:
+    """Read the weights of a source and build the model that runs."""
+    from hydractl.fusion.runtime import HydraModel
+
+    check_finite(source.name, source.tensors)
+    return HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
+
+
+def load(ref: str | Path, device: str = "auto", dtype: str = "float32", arch: str | None = None) -> HydraModel:
+    """Load any MODEL reference as an ``nn.Module`` in eval mode.
+
+    Args:
+        ref: a ``.st`` file, a published folder, or ``timm:NAME``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        dtype: the dtype to compute in.
+        arch: what a bare safetensors file holds.
+
+    Returns:
+        A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
+    """
+    return build_model(open_source(str(ref), arch=arch), device, dtype)

@@ -1,0 +1,230 @@
+"""``hydractl prune``: remove heads for good, chosen by scores, a circuit or a mask."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import InputError, UsageError
+from hydractl.heads import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.log import Log
+from hydractl.outcome import Outcome
+
+if TYPE_CHECKING:
+    from hydractl.models import Source
+    from hydractl.settings import PruneSettings
+
+
+def run(settings: PruneSettings, log: Log) -> Outcome:
+    """Choose the heads, slice the weights, write the checkpoint and its mask."""
+    from hydractl.atomic import Output
+    from hydractl.models import open_sources
+    from hydractl.score import only_one
+
+    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "prune")
+    output = settings.output or default_name(source, settings)
+    as_folder = output.endswith("/")
+    layout = settings.layout or ("zeroed" if as_folder else "sliced")
+    if as_folder and layout == "sliced":
+        raise UsageError(
+            "a folder is for the stock library, which cannot hold sliced heads",
+            hint="use --layout zeroed, or write a .st file",
+        )
+    path = Path(output.rstrip("/") if as_folder else output)
+    mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
+    if settings.dry_run:
+        return _dry_run(source, settings, layout, path, mask_path)
+    with Output(path, force=settings.force, folder=as_folder) as target:
+        if as_folder:
+            return _write(source, settings, layout, target, None, log)
+        with Output(mask_path, force=settings.force) as mask_output:
+            return _write(source, settings, layout, target, mask_output, log)
+
+
+def default_name(source: Source, settings: PruneSettings) -> str:
+    """``vit.taylor-8.st``: the input and what was done."""
+    if settings.method:
+        how = settings.method
+    elif settings.scores:
+        how = "scores" if settings.scores == "-" else Path(settings.scores).name.removesuffix(".json")
+    else:
+        chosen = settings.circuit or settings.mask or ""
+        how = "mask" if chosen == "-" else Path(chosen).name.removesuffix(".json").removesuffix(".mask")
+    amount = f"-{settings.keep}" if settings.keep is not None else ""
+    amount += f"-minus{settings.remove}" if settings.remove is not None else ""
+    return f"{source.name}.{how}{amount}.st"
+
+
+def mask_name(path: Path) -> Path:
+    """``a.st`` has its mask in ``a.mask.json``."""
+    return path.with_name(re.sub(r"\.(st|safetensors)$", "", path.name) + ".mask.json")
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any]]:
+    """The mask of the pruned model and what decided it."""
+    from hydractl.models import read_json_file
+    from hydractl.select import apply_fixed, check_scored, lowest, select_global, select_per_site, shared_sites
+    from hydractl.select import site_budget, total_budget
+
+    present, sites = source.description.mask, source.sites
+    fixed = {}
+    if settings.share_sites and settings.with_mask:
+        other = mask_from_json(read_json_file(settings.with_mask), sites, settings.with_mask, source.description.arch)
+        fixed = shared_sites(sites, other, settings.share_sites)
+    details: dict[str, Any] = {"keep": settings.keep, "remove": settings.remove, "share_sites": settings.share_sites}
+    if fixed:
+        details["shared"] = {path: list(kept) for path, kept in fixed.items()}
+    if settings.mask:
+        given = mask_from_json(read_json_file(settings.mask), sites, settings.mask, source.description.arch)
+        return apply_fixed(present.intersect(given), fixed), details
+    if settings.circuit:
+        return _from_circuit(settings.circuit, source, settings, fixed, details)
+    if settings.scores:
+        scores = scores_from_json(read_json_file(settings.scores), sites, settings.scores)
+        details["scores"] = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+    else:
+        scores = _score(source, settings, log)
+        details["scores"] = scores.info["source"]["settings"]
+    check_scored(scores, present)
+    details["scope"] = settings.scope
+    if settings.scope == "global":
+        count = total_budget(present, settings.keep, settings.remove)
+        return select_global(lowest(scores, present.kept_heads), present, count, fixed), details
+    mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
+    # At shared sites the other mask decides; what this model already lost stays lost.
+    kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
+    return HeadMask(mask.heads, kept), details
+
+
+def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+    from hydractl.score import score_source
+
+    # One-shot is the only order that makes sense across sites (method: global scope).
+    order = "one-shot" if settings.scope == "global" else settings.order
+    return score_source(source, replace(settings, order=order), log)
+
+
+def _from_circuit(
+    path: str, source: Source, settings: PruneSettings, fixed: dict[str, tuple[int, ...]], details: dict[str, Any]
+) -> tuple[HeadMask, dict[str, Any]]:
+    from hydractl.models import read_json_file
+    from hydractl.select import sample_ranking, select_global, total_budget
+
+    document = read_json_file(path)
+    ranking = ranking_from_json(document, source.sites, path)
+    present = source.description.mask.without(ranking.start)
+    details["circuit"] = {k: document[k] for k in ("objective", "algorithm") if k in document}
+    if settings.keep is None and settings.remove is None:
+        count = sum(1 for head in ranking.removed if head in set(present.kept_heads))
+    else:
+        # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
+        before = len(source.description.mask.kept_heads) - len(present.kept_heads)
+        count = total_budget(source.description.mask, settings.keep, settings.remove) - before
+    order = list(ranking.removed)
+    if settings.sample_from is not None:
+        order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
+        details["sample_from"] = settings.sample_from
+    return select_global(order, present, max(count, 0), fixed), details
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log
+) -> Outcome:
+    from hydractl.atomic import json_bytes, write_json, write_with
+    from hydractl.checkpoint import write_tensors
+    from hydractl.models import check_finite
+    from hydractl.provenance import provenance
+
+    check_finite(source.name, source.tensors)
+    mask, details = choose(source, settings, log)
+    _warn_empty(mask, log)
+    made = provenance("prune", settings, [source.sha256], {**details, "layout": layout})
+    description, tensors = pruned(source, mask, layout)
+    description = replace(description, provenance=made)
+    mask_document = mask.to_json(source.description.arch, made)
+    document = {
+        "schema": "hydractl.prune/1",
+        "output": str(output.path),
+        "model": source.name,
+        "arch": source.description.arch,
+        "layout": layout,
+        "heads": mask.counts(),
+        "mask": mask_document,
+        "cost": _costs(source, mask),
+    }
+    if output.is_folder:
+        weights = source.family.export_folder(output.temporary, description.config, description.labels)
+        with open(output.temporary / weights, "wb") as handle:
+            document["sha256"] = write_tensors(handle, tensors, description.to_json())
+        (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
+        return Outcome(document, files=[output.commit()])
+    digests: list[str] = []
+    file = write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
+    document["sha256"] = digests[0]
+    return Outcome(document, files=[file, write_json(mask_output, mask_document)])
+
+
+def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:
+    """Description and tensors of the source with only the heads of ``mask``, before anything is written."""
+    from hydractl.slicing import sliced, zeroed
+
+    present = source.description.mask
+    if any(not set(mask.kept[p]) <= set(present.kept[p]) for p in present.kept):
+        raise InputError("the mask keeps heads that the model no longer has")
+    cut = sliced if layout == "sliced" else zeroed
+    description = replace(
+        source.description,
+        kind="dense" if mask.is_full else "pruned",
+        family_version=source.family.version,
+        masks=[mask],
+        layout=layout,
+        extra={},
+    )
+    return description, cut(source.tensors, source.family, source.sites, present, mask)
+
+
+def _warn_empty(mask: HeadMask, log: Log) -> None:
+    empty = [path for path, kept in mask.kept.items() if not kept]
+    if empty:
+        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+
+
+def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
+    from hydractl.cost import cost_of
+
+    description, tensors = pruned(source, mask, "sliced")
+    return {"before": cost_of(source.description, source.tensors), "after": cost_of(description, tensors)}
+
+
+def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
+    """What would happen. The mask itself is known beforehand only when no data has to be read."""
+    from hydractl.select import site_budget, total_budget
+
+    present = source.description.mask
+    document: dict[str, Any] = {
+        "schema": "hydractl.prune/1",
+        "dry_run": True,
+        "model": source.name,
+        "arch": source.description.arch,
+        "layout": layout,
+        "files": [str(path), str(mask_path)],
+    }
+    if settings.method and settings.scope == "site":
+        budget = site_budget(present, settings.keep, settings.remove)
+        any_heads = [(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]]
+        mask = present.without(any_heads)
+    elif settings.method:
+        total_budget(present, settings.keep, settings.remove)
+        document["note"] = "heads per site of a global selection are known only after scoring"
+        return Outcome(document)
+    else:
+        mask, _ = choose(source, settings, Log())
+    return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})

@@ -1,0 +1,1 @@
+"""Showing results to people, from their JSON documents alone."""

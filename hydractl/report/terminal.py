@@ -1,0 +1,224 @@
+"""Tables for a terminal, one renderer per kind of document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hydractl.report.figures import bytes_text, count_text, number, signed_change
+
+
+def render(document: dict[str, Any], width: int) -> RenderableType | None:
+    """What a person sees of a document, or None when there is no special form for it."""
+    renderer = _RENDERERS.get(str(document.get("schema")))
+    if renderer is None or document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN:
+        return None
+    return renderer(document, width)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])
+    return table
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> Table:
+    return _table("", ("", ""), rows, left=2)
+
+
+# --- eval and bench ---------------------------------------------------------------------------------------------------
+
+
+def _eval(document: dict[str, Any], width: int) -> RenderableType:
+    rows = document["models"]
+    body = []
+    for row in rows:
+        inside, ood = row["id"], row.get("ood_avg") or {}
+        spread = row["diversity"]["id"]
+        cells = [row["name"]]
+        cells += [number(inside.get(key)) for key in ("accuracy", "nll", "brier", "ece", "aece", "aurc")]
+        cells += [number(ood.get(key)) for key in ("auroc", "fpr95", "aupr")]
+        cells += [number(spread.get("mi")), number(spread.get("disagreement"))]
+        body.append(cells)
+    columns = ("model", "acc", "nll", "brier", "ece", "aece", "aurc", "auroc", "fpr95", "aupr", "mi", "disagr")
+    n = rows[0]["id"]["n"] if rows else 0
+    parts: list[RenderableType] = [_table(f"in distribution (n = {n}), OOD averages", columns, body)]
+    if rows and rows[0]["ood"]:
+        parts += [Text(""), _ood(rows)]
+    return Group(*parts)
+
+
+def _ood(rows: list[dict[str, Any]]) -> Table:
+    names = list(rows[0]["ood"])
+    body = []
+    for row in rows:
+        for name in names:
+            entry = row["ood"][name]
+            figures = [number(entry[key]) for key in ("auroc", "fpr95", "aupr")]
+            mi = row["diversity"][name].get("mi")
+            body.append([row["name"], name, entry["group"] or "-", count_text(entry["n"]), *figures, number(mi)])
+    columns = ("model", "OOD set", "group", "n", "auroc", "fpr95", "aupr", "mi")
+    return _table("OOD sets", columns, body, left=3)
+
+
+def _bench(document: dict[str, Any], width: int) -> RenderableType:
+    body = []
+    for row in document["results"]:
+        latency, ci = row.get("latency_ms"), row.get("ratio_ci")
+        body.append(
+            [
+                row["model"],
+                str(row.get("batch_size", "")),
+                str(row.get("dtype", "")),
+                "-" if not latency else f"{latency['median']:.2f}",
+                "-" if row.get("throughput_per_s") is None else f"{row['throughput_per_s']:.0f}",
+                number(row.get("ratio")),
+                "-" if not ci else f"{ci[0]:.3f}..{ci[1]:.3f}",
+                number(row.get("mac_ratio")),
+                count_text(row["params"]),
+                count_text(row["macs"]),
+                bytes_text(row.get("checkpoint_bytes")),
+            ]
+        )
+    columns = ("model", "batch", "dtype", "ms", "samples/s", "ratio", "95 % interval", "mac ratio", "params", "mult-adds", "file")
+    return _table("cost (ratio to the first model, paired medians)", columns, body)
+
+
+# --- file verbs -------------------------------------------------------------------------------------------------------
+
+
+def head_map(entries: Sequence[dict[str, Any]]) -> Text:
+    """One line per site: a filled square for each kept head, an empty one for each removed head."""
+    text = Text()
+    longest = max((len(e["site"]) for e in entries), default=0)
+    for entry in entries:
+        kept = set(entry["kept"] or [])
+        marks = "".join("■" if h in kept else "·" for h in range(entry["heads"] or 0))
+        text.append(f"{entry['site']:<{longest}}  {marks}  {len(kept)}/{entry['heads']}\n")
+    text.rstrip()
+    return text
+
+
+def _costs(before: dict[str, Any], after: dict[str, Any], names: tuple[str, str]) -> Table:
+    rows = []
+    for key, form in (("params", count_text), ("macs", count_text), ("bytes", bytes_text)):
+        title = {"params": "parameters", "macs": "mult-adds", "bytes": "bytes of weights"}[key]
+        rows.append((title, form(before[key]), form(after[key]), signed_change(before[key], after[key])))
+    return _table("", ("", *names, "change"), rows)
+
+
+def _prune(document: dict[str, Any], width: int) -> RenderableType:
+    parts: list[RenderableType] = []
+    if "mask" in document:
+        entries = [{"site": p, **e} for p, e in document["mask"]["sites"].items()]
+        parts += [head_map(entries), Text("")]
+    elif "heads" in document:
+        parts.append(Text(f"heads kept per site: {', '.join(map(str, document['heads']))}"))
+    if "note" in document:
+        parts.append(Text(document["note"]))
+    if "cost" in document:
+        parts.append(_costs(document["cost"]["before"], document["cost"]["after"], ("before", "after")))
+    parts.append(Text(f"would write {', '.join(document['files'])}" if "files" in document else document["output"]))
+    return Group(*parts)
+
+
+def _fuse(document: dict[str, Any], width: int) -> RenderableType:
+    merged = ", ".join(document["merge"]) or "nothing"
+    rows = [(m["name"], ", ".join(map(str, m["heads"]))) for m in document["members"]]
+    counts = document["parameters"]
+    facts = [
+        ("averaged", f"{merged} ({count_text(counts['averaged'])} parameters)"),
+        ("per member", f"{count_text(counts['per_member'])} parameters"),
+    ]
+    check = document.get("self_check")
+    if check:
+        worst = max(check["member_max_abs"])
+        facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {max(check['merge_max_abs']):.2g}"))
+    facts.append(("file" if check else "would write", document["output"]))
+    parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
+    parts.append(Text(""))
+    return Group(*parts, _costs(document["cost"]["single"], document["cost"]["fused"], ("first member", "fused")))
+
+
+def _scores(document: dict[str, Any], width: int) -> RenderableType:
+    sites = document["sites"]
+    widest = max((len(v) for v in sites.values()), default=0)
+    rows = [
+        [site, *[number(v, 3) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()
+    ]
+    columns = ("site", *[f"head {h}" for h in range(widest)])
+    return _table(f"importance ({document.get('method', 'given')}), higher = keep", columns, rows)
+
+
+def _circuit(document: dict[str, Any], width: int) -> RenderableType:
+    rows = []
+    for step in [{"step": 0, "site": "-", "head": "-", **document["base"]}, *document["removed"]]:
+        auroc = None if step["two_u"] is None else step["two_u"] / (2 * step["n_id"] * step["n_ood"])
+        accuracy = step["correct"] / step["n_id"]
+        rows.append(
+            [str(step["step"]), str(step["site"]), str(step["head"]), *map(number, (step["score"], accuracy, auroc))]
+        )
+    columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
+    return _table(f"circuit for {document['objective']}", columns, rows, left=2)
+
+
+def _circuits(document: dict[str, Any], width: int) -> RenderableType:
+    return Group(*[_circuit(circuit, width) for circuit in document["circuits"]])
+
+
+def _finetune(document: dict[str, Any], width: int) -> RenderableType:
+    columns = ("epoch", "steps", "loss", "val accuracy", "val nll", "")
+    rows = [
+        [
+            str(e["epoch"]),
+            str(e["steps"]),
+            *[number(e.get(key)) for key in ("loss", "val_accuracy", "val_nll")],
+            "kept" if e["epoch"] == document["kept_epoch"] else "",
+        ]
+        for e in document["epochs"]
+    ]
+    return Group(_table("", columns, rows, left=0), Text(document["output"]))
+
+
+def _info(document: dict[str, Any], width: int) -> RenderableType:
+    parts: list[RenderableType] = []
+    plain = {k: v for k, v in document.items() if k not in ("schema", "head_map", "head_maps", "source")}
+    parts.append(_facts([(k, _short(v)) for k, v in plain.items()]))
+    for index, entries in enumerate(document.get("head_maps", [])):
+        parts += [Text(f"\nmember {index}"), head_map(entries)]
+    if "head_map" in document:
+        parts += [Text(""), head_map(document["head_map"])]
+    if document.get("source"):
+        parts += [Text("\nmade by"), _facts([(k, _short(v)) for k, v in document["source"].items()])]
+    return Group(*parts)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 12:
+        return f"{len(value)}: {', '.join(map(str, value[:6]))}, ..."
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_short(v) if isinstance(v, (dict, list)) else v}" for k, v in value.items())
+    return str(value)
+
+
+_RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
+    "hydractl.eval/1": _eval,
+    "hydractl.bench/1": _bench,
+    "hydractl.prune/1": _prune,
+    "hydractl.fuse/1": _fuse,
+    "hydractl.scores/1": _scores,
+    "hydractl.circuit/1": _circuit,
+    "hydractl.circuits/1": _circuits,
+    "hydractl.finetune/1": _finetune,
+    "hydractl.info/1": _info,
+}
+_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.bench/1"}

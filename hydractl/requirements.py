@@ -1,0 +1,130 @@
+"""Holding ``--require`` against the rows of an answer; ``settings/require`` says how an expression is written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.settings.require import Requirement
+
+Row = tuple[str, Mapping[str, Any]]
+"""The name of a row and its values."""
+
+
+def check(
+    requirement: Requirement,
+    rows: Sequence[Row],
+    *,
+    skip_first: bool,
+    label: Callable[[str, Mapping[str, Any]], str] = lambda name, _: name,
+) -> list[str]:
+    """Hold one requirement against the rows it is about.
+
+    Args:
+        requirement: the expression; with a row name it is about the rows of that name, else about all.
+        rows: name and values of each row, in order.
+        skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
+        label: what to call a row in a failure, where several rows have the same name.
+
+    Returns:
+        One line for each row in which it does not hold; a value that is null, missing or no number does not hold,
+        nor does a requirement that no row is left for.
+    """
+    chosen = _rows_of(requirement, rows, skip_first)
+    if not chosen:
+        return [f"{requirement.text}: {_no_row(requirement, rows)}"]
+    failures = []
+    for name, row in chosen:
+        found = lookup(row, requirement.key)
+        if found is _MISSING:
+            known = [key for key, _ in _numbers(row)]
+            failures.append(
+                f"{requirement.text}: {label(name, row)} has no {requirement.key}{_near(requirement.key, known)}"
+            )
+        elif not _is_number(found):
+            text = "null" if found is None else f"{found!r}, not a number"
+            failures.append(f"{requirement.text}: {requirement.key} of {label(name, row)} is {text}")
+        elif not requirement.holds(found):
+            failures.append(f"{requirement.text}: {requirement.key} of {label(name, row)} is {found:.6g}")
+    return failures
+
+
+def check_known(
+    requirements: Sequence[Requirement], names: Sequence[str], keys: Sequence[str], *, skip_first: bool
+) -> None:
+    """Refuse, before any work, requirements that can never hold because of what they name.
+
+    Args:
+        requirements: the expressions.
+        names: the names of the rows to come.
+        keys: the dotted keys of the numbers that every row will have.
+        skip_first: as in :func:`check`.
+
+    Raises:
+        UsageError: listing every unknown key or row, and every requirement without a row to hold it against.
+    """
+    problems = []
+    rows: list[Row] = [(name, {}) for name in names]
+    for requirement in requirements:
+        if not _rows_of(requirement, rows, skip_first):
+            problems.append(f"--require {requirement.text}: {_no_row(requirement, rows)}")
+        if requirement.key not in keys:
+            problems.append(
+                f"--require {requirement.text}: unknown key {requirement.key!r}{_near(requirement.key, keys)}"
+            )
+    if problems:
+        message = problems[0] if len(problems) == 1 else f"{len(problems)} problems with --require"
+        hint = f"keys: {', '.join(keys)}"
+        raise UsageError(message, hint=hint, problems=problems if len(problems) > 1 else ())
+
+
+_MISSING = object()
+
+
+def lookup(row: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; names with dots of their own are found too. A marker object where there is none."""
+    if key in row:
+        return row[key]
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        inner = row.get(".".join(parts[:length]), _MISSING)
+        if isinstance(inner, Mapping):
+            found = lookup(inner, ".".join(parts[length:]))
+            if found is not _MISSING:
+                return found
+        elif inner is None:  # a whole group without meaning, for example an average over no data set
+            return None
+    return _MISSING
+
+
+def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All dotted keys that hold a number, or null where a number may stand."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif value is None or _is_number(value):
+            yield f"{prefix}{key}", value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool) -> list[Row]:
+    if requirement.row is not None:
+        return [row for row in rows if row[0] == requirement.row]
+    return [row for row in rows if not (skip_first and row[0] == rows[0][0])]
+
+
+def _no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(name for name, _ in rows))
+    if requirement.row is not None:
+        return f"no row is named {requirement.row!r}{_near(requirement.row, names)}"
+    return f"it is not about the first model, and there is no other; write {', '.join(names)}:{requirement.text}"
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

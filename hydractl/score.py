@@ -1,0 +1,181 @@
+"""``hydractl score``: one importance per head, as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.heads import HeadScores
+from hydractl.log import Log
+from hydractl.outcome import Outcome
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydractl.fusion.runtime import HydraModel
+    from hydractl.models import Source
+    from hydractl.settings import ScoreSettings
+
+
+def run(settings: ScoreSettings, log: Log) -> Outcome:
+    """Score every head of one model."""
+    from hydractl.atomic import Output, write_json
+    from hydractl.models import open_sources
+
+    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "score")
+    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
+    path = Path(settings.output or f"{source.name}.{settings.method}.scores.json")
+    if settings.dry_run:
+        plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
+        return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
+    if to_stdout:
+        return Outcome(score_source(source, settings, log).to_json(), print_document=True)
+    with Output(path, force=settings.force) as output:
+        document = score_source(source, settings, log).to_json()
+        return Outcome(document, files=[write_json(output, document)])
+
+
+def only_one(sources: list[Source], verb: str) -> Source:
+    """The one dense or pruned model of a verb that takes no ensemble."""
+    if len(sources) != 1:
+        raise UsageError(f"{verb} takes one model, got {len(sources)}")
+    if sources[0].description.kind == "fused":
+        raise InputError(f"{sources[0].name} is a fused model", hint=f"{verb} its members before fusing them")
+    return sources[0]
+
+
+def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
+    """Score the heads of a source.
+
+    Args:
+        settings: anything with the options of ``score``: method, order, keep, remove, samples, data, seed, ...
+
+    Raises:
+        NonFiniteError: when a score is not finite.
+    """
+    from hydractl.criteria import get_criterion
+    from hydractl.models import build_model
+    from hydractl.provenance import provenance
+
+    criterion = get_criterion(settings.method)
+    model = build_model(source, settings.device, settings.dtype)
+    calibration, drawn = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
+    if settings.order == "sequential" and criterion.needs_data:
+        found = _sequential(source, model, criterion, calibration, settings)
+    else:
+        found = criterion.score(model, calibration, range(len(model.sites)))
+    scores = {}
+    for i, site in enumerate(model.sites):
+        values = dict(zip(source.description.mask.kept[site.path], found[i], strict=True))
+        for head, value in values.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the {settings.method} score of {site.path} head {head} is {value}")
+        scores[site.path] = tuple(values.get(h, -math.inf) for h in range(site.heads))
+    sequential = settings.order == "sequential" and criterion.needs_data
+    details = {
+        "method": settings.method,
+        "order": settings.order if criterion.needs_data else None,
+        "keep": settings.keep if sequential else None,
+        "remove": settings.remove if sequential else None,
+        "samples": len(drawn) or None,
+        "data": calibration_fingerprint(source, settings) if criterion.needs_data else None,
+        "dtype": settings.dtype if criterion.needs_data else None,
+        "batch_size": settings.batch_size if criterion.needs_data else None,
+    }
+    info = {
+        "arch": source.description.arch,
+        "method": settings.method,
+        "source": provenance("score", settings, [source.sha256], details),
+    }
+    return HeadScores(scores, info)
+
+
+def calibration_fingerprint(source: Source, settings: Any) -> str:
+    """The fingerprint of the data the sample was drawn from."""
+    return _open(source, settings).fingerprint()
+
+
+def _open(source: Source, settings: Any) -> Any:
+    from hydractl.data import open_data
+
+    # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
+    labels = source.description.labels or []
+    return open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True)
+
+
+def calibration_sample(
+    source: Source, model: HydraModel, settings: Any, log: Log, *, needed: bool
+) -> tuple[Any, list[int]]:
+    """Draw ``--samples`` labelled samples by ``--seed`` without replacement.
+
+    Returns:
+        The calibration and the indices drawn, ascending (empty when the criterion needs no data).
+    """
+    import numpy as np
+
+    from hydractl.criteria import Calibration
+    from hydractl.data import batches
+    from hydractl.fusion.runtime import move
+
+    if not needed:
+        return Calibration(lambda: iter(()), 0, settings.seed, log), []
+    dataset = _open(source, settings)
+    check_labels(dataset, source)
+    count = min(settings.samples, len(dataset))
+    if count < settings.samples:
+        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
+    drawn = sorted(np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist())
+    parameter = next(model.parameters())
+
+    def iterate() -> Iterator[tuple[Any, Any]]:
+        for batch in batches(
+            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn
+        ):
+            yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
+
+    return Calibration(iterate, count, settings.seed, log), drawn
+
+
+def known(labels: Tensor | None) -> Tensor:
+    """The labels of a batch of a set that was opened with ``need_labels``."""
+    assert labels is not None
+    return labels
+
+
+def check_labels(dataset: Any, source: Source) -> None:
+    """Labels must be classes of the model, also where neither side has names."""
+    classes = source.family.classes(source.description.config)
+    top = int(dataset.labels.max())
+    if top >= classes:
+        first = int((dataset.labels >= classes).argmax())
+        raise InputError(
+            f"label {int(dataset.labels[first])} of sample {dataset.ids[first]} is outside 0..{classes - 1}, "
+            f"the classes of {source.name}"
+        )
+
+
+def _sequential(source: Source, model: HydraModel, criterion: Any, calibration: Any, settings: Any) -> dict[int, list]:
+    """Score site after site on the model as pruned so far (paper D.1.1)."""
+    import torch
+
+    from hydractl.select import site_budget
+
+    present = source.description.mask
+    budget = site_budget(present, settings.keep, settings.remove)
+    parameter = next(model.parameters())
+    scores: dict[int, list[float]] = {}
+    try:
+        for i, site in enumerate(model.sites):
+            scores[i] = criterion.score(model, calibration, [i])[i]
+            # A zero gate is a removed head, for the outputs and for every gradient behind it.
+            order = sorted(range(len(scores[i])), key=lambda h: (scores[i][h], h))
+            gate = torch.ones(1, len(order), device=parameter.device, dtype=parameter.dtype)
+            gate[0, order[: budget[site.path]]] = 0
+            model.attentions[i].head_gate = gate
+    finally:
+        for attention in model.attentions:
+            attention.head_gate = None
+    return scores

@@ -1,0 +1,237 @@
+"""The options that every verb has, and how the options of one verb are checked together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hydractl.errors import UsageError
+from hydractl.settings.option import Option, option, options_of
+
+FILES = "Input and output"
+RUNNING = "Running"
+GENERAL = "General"
+
+# What wins over what, and 0 for a built-in default.
+SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(kw_only=True)
+class Common:
+    """What every verb accepts. ``check()`` is to be called before use; merging flags and files does so.
+
+    Attributes:
+        verb: the name on the command line.
+        alternatives: groups of options of which one replaces the others: a flag sets aside what a file says.
+        many_models: whether several MODELs are taken.
+        needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
+        sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep``
+            or ``default``. Empty when built in Python.
+        ranks: how much each source weighs, by option name, without the defaults. None when built in Python.
+        unread: options whose given value could not be read, so that nothing more is said about them.
+    """
+
+    verb: ClassVar[str]
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    many_models: ClassVar[bool] = False
+    needs_output_file: ClassVar[bool] = False
+
+    model: list[str] = option([], help="The model to work on, or several where a verb takes several", group=FILES)
+    output: str | None = option(
+        None,
+        help="What to write; - is standard output for JSON",
+        metavar="PATH",
+        short="-o",
+        group=FILES,
+        default_text="named after the input and what was done",
+    )
+    data: str | None = option(
+        None,
+        help="The data set: a folder of class folders, an .npz, an image list, or NAME/SPLIT after a scheme",
+        metavar="SPEC",
+        group=FILES,
+    )
+    limit: int | None = option(
+        None,
+        help="Use only the first N samples, before anything else",
+        unit="samples",
+        at_least=1,
+        group=FILES,
+        default_text="all",
+    )
+    arch: str | None = option(
+        None,
+        help="The architecture of a bare safetensors file, such as timm:vit_base_patch16_224",
+        metavar="NAME",
+        group=FILES,
+        default_text="what the file says",
+    )
+    force: bool = option(False, help="Replace an output that exists", group=FILES)
+    json: bool = option(False, help="Print the answer as one JSON document", group=FILES)
+    device: str = option(
+        "auto",
+        help="Where to compute",
+        metavar="auto|cpu|cuda[:i]|mps",
+        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        group=RUNNING,
+    )
+    workers: int = option(
+        0, help="Processes that read data; 0 is the main one", unit="processes", at_least=0, group=RUNNING
+    )
+    seed: int = option(0, help="The seed of everything that is drawn", at_least=0, group=RUNNING)
+    dry_run: bool = option(False, help="Print the plan and stop", group=RUNNING)
+    config: str | None = option(
+        None,
+        help="The file of defaults",
+        metavar="FILE",
+        group=GENERAL,
+        default_text="hydra.yaml, if there is one",
+    )
+    quiet: bool = option(False, help="Say nothing but warnings and errors", short="-q", group=GENERAL)
+    verbose: bool = option(
+        False, help="Say more: every value with where it came from, and details", short="-v", group=GENERAL
+    )
+
+    sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    ranks: dict[str, int] | None = field(default=None, repr=False, compare=False)
+    unread: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    def check(self) -> None:
+        """Fill in the defaults that depend on other options and check what needs no file. Calling it again is safe.
+
+        Raises:
+            UsageError: listing every problem.
+        """
+        raise_problems(self.verb, self.problems())
+
+    def problems(self) -> list[str]:
+        """Every problem of these settings, after setting aside what does not apply and settling the defaults."""
+        found = self._set_aside()
+        self.settle()
+        for one in options_of(type(self)):
+            if one.name not in self.unread:
+                value = getattr(self, one.name)
+                found += [f"{one.label} {text}{self.where(one.name)}" for text in one.complaints(value)]
+        return found + self._model_problems() + self._output_problems() + self.conflicts()
+
+    def settle(self) -> None:
+        """Fill in the defaults that depend on other options."""
+
+    def conflicts(self) -> list[str]:
+        """Problems between the options of this verb."""
+        return []
+
+    def inapplicable(self) -> dict[str, str]:
+        """Options that mean nothing beside the others, each with the option that makes it so."""
+        return {}
+
+    def given(self, name: str) -> bool:
+        """Whether the option has a value, or was given one that could not be read."""
+        return getattr(self, name) not in (None, []) or name in self.unread
+
+    def where(self, name: str) -> str:
+        """`` (source)`` of an option, empty when it was not given or the settings were built in Python."""
+        source = self.sources.get(name, "default")
+        return "" if source.startswith("default") else f" ({source})"
+
+    def called(self, name: str) -> str:
+        """What a person calls the option."""
+        return _declared(type(self), name).label
+
+    def exactly_one(self, *names: str) -> list[str]:
+        """A problem unless exactly one of these options was given."""
+        if any(self.given(name) for name in names):
+            return self.at_most_one(*names)
+        return [f"{self.verb} needs one of {', '.join(self.called(name) for name in names)}"]
+
+    def at_most_one(self, *names: str) -> list[str]:
+        """A problem if several of these options were given."""
+        found = [name for name in names if self.given(name)]
+        if len(found) < 2:
+            return []
+        return ["give only one of " + ", ".join(self.called(name) + self.where(name) for name in found)]
+
+    def needs(self, name: str, why: str = "") -> list[str]:
+        """A problem unless this option was given; ``why`` follows the name of the verb."""
+        who = f"{self.verb} {why}".strip()
+        return [] if self.given(name) else [f"{who} needs {self.called(name)}"]
+
+    def _set_aside(self) -> list[str]:
+        """Put options back to their defaults that a weightier option replaces or makes meaningless.
+
+        Returns:
+            A problem for each meaningless option that weighs as much as what makes it so. What a file says for
+            every verb is no problem: it is meant for those verbs and modes that have a use for it.
+        """
+        for group in self.alternatives:
+            first = max(group, key=self._rank)
+            for name in group:
+                if 0 < self._rank(name) < self._rank(first):
+                    self._put_back(name, first)
+        found = []
+        for name, cause in self.inapplicable().items():
+            if name in self.unread or _declared(type(self), cause).complaints(getattr(self, cause)):
+                continue  # a misspelt cause is complained about once, as what it is
+            if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
+                beside = f"{self.called(cause)} {getattr(self, cause)}"
+                found.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
+            elif self._rank(name):
+                self._put_back(name, cause)
+        return found
+
+    def _rank(self, name: str) -> int:
+        """How much the source of an option weighs; 0 for a default, a flag's weight in settings built in Python."""
+        if self.ranks is not None:
+            return self.ranks.get(name, 0)
+        return FLAG if getattr(self, name) != _declared(type(self), name).default else 0
+
+    def _put_back(self, name: str, because: str) -> None:
+        setattr(self, name, _declared(type(self), name).fresh_default())
+        if self.ranks is not None:
+            self.sources[name] = f"default, as {self.called(because)} sets aside {self.sources[name]}"
+            del self.ranks[name]
+
+    def _model_problems(self) -> list[str]:
+        if "model" in self.unread:
+            return []
+        if not self.model:
+            return [f"{self.verb} needs a MODEL"]
+        if len(self.model) > 1 and not self.many_models:
+            return [f"{self.verb} takes one MODEL, not {len(self.model)}{self.where('model')}"]
+        return []
+
+    def _output_problems(self) -> list[str]:
+        found = []
+        if self.output == "-" and self.needs_output_file:
+            found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
+        if self.quiet and self.verbose:
+            found.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
+        return found
+
+
+@dataclass(kw_only=True)
+class Batched(Common):
+    """What every verb but ``bench`` accepts: one batch size and one number format."""
+
+    dtype: str = option("float32", help="Number format of the computation", choices=DTYPES, group=RUNNING)
+    batch_size: int = option(64, help="Samples that are computed together", unit="samples", at_least=1, group=RUNNING)
+
+
+def _declared(settings_type: type, name: str) -> Option:
+    return next(one for one in options_of(settings_type) if one.name == name)
+
+
+def raise_problems(verb: str, problems: list[str]) -> None:
+    """Raise all problems of one command at once; a single one becomes the message itself.
+
+    Raises:
+        UsageError: if there is a problem.
+    """
+    if not problems:
+        return
+    hint = f"hydractl {verb} --help"
+    if len(problems) == 1:
+        raise UsageError(problems[0], hint=hint)
+    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)

@@ -1,0 +1,189 @@
+"""The options of the verbs that decide which heads go: ``score``, ``extract-circuit`` and ``prune``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hydractl.settings.common import Batched
+from hydractl.settings.option import option
+
+CRITERIA = ("taylor", "magnitude", "gate", "random")
+NEED_DATA = ("taylor", "gate")
+
+_CRITERION = "The importance criterion; higher scores are kept"
+_SAMPLES = "Calibration samples, drawn by --seed without replacement"
+_KEEP = "Heads to keep"
+_REMOVE = "Heads to remove"
+
+
+@dataclass(kw_only=True)
+class ScoreSettings(Batched):
+    """Options of ``score``."""
+
+    verb: ClassVar[str] = "score"
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
+
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="Scoring")
+    samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
+    order: str = option(
+        "one-shot",
+        help="All scores from the full model, or site after site on the model as pruned so far",
+        choices=("one-shot", "sequential"),
+        group="Scoring",
+    )
+    keep: int | None = option(
+        None, help=f"{_KEEP} per site, with --order sequential", unit="heads", at_least=0, group="Scoring"
+    )
+    remove: int | None = option(
+        None, help=f"{_REMOVE} per site, with --order sequential", unit="heads", at_least=0, group="Scoring"
+    )
+
+    def inapplicable(self) -> dict[str, str]:
+        """A head count belongs to the sequential order."""
+        return {} if self.order == "sequential" else {"keep": "order", "remove": "order"}
+
+    def conflicts(self) -> list[str]:
+        """A criterion, its data, and a head count in the sequential order."""
+        found = self.needs("method")
+        if self.method in NEED_DATA:
+            found += self.needs("data", f"--method {self.method}")
+        if self.order == "sequential":
+            found += self.exactly_one("keep", "remove")
+        return found
+
+
+@dataclass(kw_only=True)
+class CircuitSettings(Batched):
+    """Options of ``extract-circuit``."""
+
+    verb: ClassVar[str] = "extract-circuit"
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"),)
+
+    ood: str | None = option(None, help="The out-of-distribution data, as a SPEC", metavar="SPEC", group="Search")
+    objective: list[str] = option(
+        ["avg"],
+        help="What to maximise: accuracy, AUROC against --ood, or their mean; several make one file each",
+        choices=("acc", "ood", "avg"),
+        metavar="acc|ood|avg,...",
+        split=True,
+        group="Search",
+    )
+    budget: int | None = option(None, help=f"{_REMOVE} in all", unit="heads", at_least=1, group="Search")
+    keep: int | None = option(None, help=f"{_KEEP}, mean per site", unit="heads", at_least=0, group="Search")
+
+    def conflicts(self) -> list[str]:
+        """Data of both kinds, and how far to go."""
+        found = self.needs("data") + self.exactly_one("budget", "keep")
+        wanting = [o for o in self.objective if o in ("ood", "avg")]
+        if wanting:
+            found += self.needs("ood", f"--objective {wanting[0]}")
+        if self.output == "-" and len(self.objective) > 1:
+            found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
+        return found
+
+
+@dataclass(kw_only=True)
+class PruneSettings(Batched):
+    """Options of ``prune``. ``check()`` settles ``order``."""
+
+    verb: ClassVar[str] = "prune"
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
+    needs_output_file: ClassVar[bool] = True
+
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="What decides (give one)")
+    scores: str | None = option(
+        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="What decides (give one)"
+    )
+    circuit: str | None = option(
+        None,
+        help="A removal order from extract-circuit; - is standard input",
+        metavar="FILE",
+        group="What decides (give one)",
+    )
+    mask: str | None = option(
+        None, help="The heads to keep; - is standard input", metavar="FILE", group="What decides (give one)"
+    )
+    keep: int | None = option(
+        None, help=f"{_KEEP} per site; mean per site with --scope global", unit="heads", at_least=0, group="How much"
+    )
+    remove: int | None = option(
+        None, help=f"{_REMOVE} per site; in all with --scope global", unit="heads", at_least=0, group="How much"
+    )
+    scope: str = option(
+        "site",
+        help="Compare heads within each site, or over the whole model; a circuit is always global",
+        choices=("site", "global"),
+        group="How much",
+    )
+    order: str | None = option(
+        None,
+        help="Score site after site on the model as pruned so far, or all at once on the full model",
+        choices=("sequential", "one-shot"),
+        default_text="sequential; one-shot with --scope global",
+        group="How much",
+    )
+    samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="How much")
+    sample_from: int | None = option(
+        None,
+        help="Draw the heads to remove by --seed from the first N of the circuit",
+        unit="heads",
+        at_least=1,
+        default_text="take them in order",
+        group="How much",
+    )
+    share_sites: int | None = option(
+        None,
+        help="Keep the same heads as --with in the first N sites of each tower",
+        unit="sites",
+        at_least=1,
+        default_text="none",
+        group="Sharing and form",
+    )
+    with_mask: str | None = option(
+        None, help="The mask for --share-sites", metavar="MASK", flag="--with", group="Sharing and form"
+    )
+    layout: str | None = option(
+        None,
+        help="Cut the heads out of the weights, or set their output columns to zero",
+        choices=("sliced", "zeroed"),
+        default_text="sliced for a .st file, zeroed for a folder",
+        group="Sharing and form",
+    )
+
+    def settle(self) -> None:
+        """A global comparison is one-shot, everything else sequential unless said otherwise."""
+        if self.order is None and "order" not in self.unread:
+            self.order = "one-shot" if self.scope == "global" else "sequential"
+
+    def inapplicable(self) -> dict[str, str]:
+        """A mask says everything; scores and circuits have been ordered already."""
+        if self.given("mask"):
+            return dict.fromkeys(("keep", "remove", "scope", "order", "samples", "sample_from"), "mask")
+        if self.given("circuit"):
+            return dict.fromkeys(("scope", "order", "samples"), "circuit")
+        if self.given("scores"):
+            return dict.fromkeys(("order", "samples", "sample_from"), "scores")
+        found = {"sample_from": "method"}
+        if self.scope == "global" and self.order == "sequential":
+            found["order"] = "scope"
+        return found
+
+    def conflicts(self) -> list[str]:
+        """One source of the decision, and what it needs."""
+        found = self.exactly_one("method", "scores", "circuit", "mask")
+        if self.given("method") or self.given("scores"):
+            found += self.exactly_one("keep", "remove")
+        elif self.given("circuit"):
+            found += self.at_most_one("keep", "remove")
+            if self.given("sample_from") and not (self.given("keep") or self.given("remove")):
+                found.append(f"--sample-from{self.where('sample_from')} needs one of --keep, --remove")
+        if self.method in NEED_DATA:
+            found += self.needs("data", f"--method {self.method}")
+        for name, other in (("share_sites", "with_mask"), ("with_mask", "share_sites")):
+            if self.given(name) and not self.given(other):
+                found.append(f"{self.called(name)}{self.where(name)} needs {self.called(other)}")
+        read = [n for n in ("scores", "circuit", "mask", "with_mask") if getattr(self, n) == "-"]
+        if len(read) > 1:
+            found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
+        return found

@@ -1,0 +1,22 @@
+"""Which settings belong to which verb."""
+
+from __future__ import annotations
+
+from hydractl.settings.common import Common
+from hydractl.settings.measuring import BenchSettings, EvalSettings
+from hydractl.settings.members import FinetuneSettings, FuseSettings
+from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
+
+SETTINGS: dict[str, type[Common]] = {
+    one.verb: one
+    for one in (
+        ScoreSettings,
+        CircuitSettings,
+        PruneSettings,
+        FinetuneSettings,
+        FuseSettings,
+        EvalSettings,
+        BenchSettings,
+    )
+}
+"""The settings dataclass of each verb, in the order of the help."""

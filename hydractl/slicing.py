@@ -1,0 +1,86 @@
+"""Removing heads from stored weights, tensor by tensor: nothing is read before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hydractl.attention import HeadWeights
+from hydractl.checkpoint import TensorInfo, TensorSource, tensor_info, torch_dtype
+from hydractl.families.base import ModelFamily
+from hydractl.heads import HeadMask, Site
+
+Edit = Callable[[Site, HeadWeights], HeadWeights]
+
+
+class EditedHeads:
+    """A tensor source whose attention weights pass through ``edit``, one site at a time.
+
+    Shapes and dtypes are found by running the edit on meta tensors, so a plan costs no weights.
+    """
+
+    def __init__(self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], edit: Edit) -> None:
+        self.source, self.family, self.edit = source, family, edit
+        names = source.names()
+        self._site_of: dict[str, Site] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        for site in sites:
+            members = [n for n in names if n.startswith(site.path + ".")]
+            for name, tensor in self._edited(site, {n: _meta(source.info(n)) for n in members}).items():
+                self._site_of[name] = site
+                self._infos[name] = tensor_info(tensor)
+        self._cached: tuple[str, Mapping[str, Tensor]] | None = None
+
+    def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        result = dict(tensors)
+        self.family.write(result, site, self.edit(site, self.family.read(tensors, site)))
+        return result
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return self.source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape after the edit."""
+        return self._infos[name] if name in self._infos else self.source.info(name)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor after the edit."""
+        site = self._site_of.get(name)
+        if site is None:
+            return self.source.read(name)
+        # The tensors of one site are asked for in a row, so one site in memory is enough.
+        if self._cached is None or self._cached[0] != site.path:
+            members = [n for n, s in self._site_of.items() if s.path == site.path]
+            self._cached = (site.path, self._edited(site, {n: self.source.read(n) for n in members}))
+        return self._cached[1][name]
+
+
+def sliced(
+    source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
+) -> EditedHeads:
+    """Only the heads of ``kept``, from weights that hold the heads of ``present``."""
+
+    def edit(site: Site, weights: HeadWeights) -> HeadWeights:
+        here = present.kept[site.path]
+        return weights.select([here.index(h) for h in kept.kept[site.path]])
+
+    return EditedHeads(source, family, sites, edit)
+
+
+def zeroed(
+    source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
+) -> EditedHeads:
+    """Stock shapes: heads of ``present`` in their places, output columns zero for all that ``kept`` lacks."""
+
+    def edit(site: Site, weights: HeadWeights) -> HeadWeights:
+        full = weights.expanded(present.kept[site.path], site.heads)
+        return full.zeroed([h for h in range(site.heads) if h not in kept.kept[site.path]])
+
+    return EditedHeads(source, family, sites, edit)
+
+
+def _meta(info: TensorInfo) -> Tensor:
+    return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")

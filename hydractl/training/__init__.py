@@ -1,0 +1,1 @@
+"""The training loop behind ``hydractl finetune``."""

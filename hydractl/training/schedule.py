@@ -1,0 +1,28 @@
+"""Learning rate over steps: linear warm-up, then cosine, linear or constant."""
+
+from __future__ import annotations
+
+import math
+
+COSINE_FLOOR = 1e-5
+"""The cosine ends at this share of the peak (paper D.2)."""
+
+
+def warmup_steps(warmup: float, total: int) -> int:
+    """``warmup`` as a number of steps: below 1 it is a share of all steps, else the steps themselves."""
+    return min(total, math.ceil(warmup * total) if warmup < 1 else int(warmup))
+
+
+def factor(step: int, total: int, warmup: int, schedule: str) -> float:
+    """The learning rate of step ``step`` (0-based) of ``total``, as a share of the peak.
+
+    The first step of a warm-up of w steps runs at 1/w of the peak, the last at the peak.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = (step - warmup) / max(1, total - warmup)
+    if schedule == "linear":
+        return 1.0 - progress
+    return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))

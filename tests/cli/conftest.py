@@ -1,0 +1,98 @@
+"""The command line in this process, with a clean environment, a working directory of its own and fake verbs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.cli.verbs import VERBS
+from hydractl.errors import InputError
+from hydractl.outcome import Outcome
+
+
+@dataclass
+class Result:
+    """Exit code, standard output and standard error of one command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def clean_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of the developer's shell, no hydra.yaml of the repository."""
+    for name in list(os.environ):
+        if name.startswith("HYDRACTL_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def hydractl(capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Result]:
+    """``hydractl("prune", "a.st", ...)``."""
+
+    def call(*arguments: str) -> Result:
+        capfdbinary.readouterr()
+        code = main(arguments)
+        out, err = capfdbinary.readouterr()
+        return Result(code, out.decode("utf-8"), err.decode("utf-8"))
+
+    return call
+
+
+@pytest.fixture
+def fake_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """``fake_verb("prune", run)`` puts ``run(settings, log)`` in the place of a verb; without it, one that answers.
+
+    Returns the list that will hold the settings of each call.
+    """
+
+    def install(verb: str, run: Callable[..., Any] | None = None) -> list[Any]:
+        seen: list[Any] = []
+
+        def record(settings: Any, log: Any) -> Outcome:
+            seen.append(settings)
+            return run(settings, log) if run is not None else Outcome({"schema": "test/1", "answer": 42})
+
+        module = types.ModuleType(VERBS[verb].module)
+        module.run = record  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, VERBS[verb].module, module)
+        return seen
+
+    return install
+
+
+@pytest.fixture
+def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--info`` describes a file by its name; a name that starts with ``bad`` is refused."""
+
+    def describe(path: Path) -> dict[str, Any]:
+        if str(path).startswith("bad"):
+            raise InputError(f"{path} is bad")
+        return {"file": str(path)}
+
+    module = types.ModuleType("hydractl.report.info")
+    module.describe = describe  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hydractl.report.info", module)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``terminal("stdout", "stderr")``: these streams are terminals."""
+
+    def make(*names: str) -> None:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        for name in names:
+            monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+
+    return make

@@ -1,0 +1,167 @@
+"""Each kind of error: its exit code and its exact lines."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hydractl.errors import HydraError, InputError, NonFiniteError, OutputError, StorageError, UsageError
+from hydractl.outcome import Outcome
+
+Run = Callable[..., Any]
+PRUNE = ("prune", "vit.st", "--method", "random", "--keep", "8")
+
+
+DEFECT = "hint: this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened\n"
+SPACE = "hint: free some space or choose another folder with -o\n"
+SMALLER = "hint: use a smaller --batch-size\n"
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ([], "error: no verb\nhint: hydractl --help\n"),
+        (["prnue"], "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"),
+        (["a.st"], "error: no such verb: a.st\nhint: hydractl --help\n"),
+        (["--"], "error: no verb\nhint: hydractl --help\n"),
+        (["--inf"], "error: no such option: --inf\nhint: hydractl --help\n"),
+        (["--info"], "error: --info needs a FILE\nhint: hydractl --info --help\n"),
+        (["prune", "--kep", "8"], "error: no such option: --kep; did you mean --keep?\nhint: hydractl prune --help\n"),
+        (["prune", "-x"], "error: no such option: -x\nhint: hydractl prune --help\n"),
+        (["prune", "--keep"], "error: option '--keep' requires an argument\nhint: hydractl prune --help\n"),
+        (["prune", "--force=1"], "error: option '--force' does not take a value\nhint: hydractl prune --help\n"),
+        (["fuse"], "error: fuse needs a MODEL\nhint: hydractl fuse --help\n"),
+        (
+            ["prune", "--samples", "0"],
+            "error: 3 problems with the options of prune\n"
+            "  - --samples must be at least 1, not 0 (flag)\n"
+            "  - prune needs a MODEL\n"
+            "  - prune needs one of --method, --scores, --circuit, --mask\n"
+            "hint: hydractl prune --help\n",
+        ),
+    ],
+)
+def test_usage(arguments: list[str], lines: str, hydractl: Run) -> None:
+    result = hydractl(*arguments)
+    assert (result.code, result.out, result.err) == (2, "", lines)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "lines"),
+    [
+        (HydraError("it failed"), 1, "error: it failed\n"),
+        (UsageError("no GPU", hint="--device cpu"), 2, "error: no GPU\nhint: --device cpu\n"),
+        (InputError("bad mask", problems=["one", "two"]), 3, "error: bad mask\n  - one\n  - two\n"),
+        (OutputError("the output exists: a.st", hint="--force"), 5, "error: the output exists: a.st\nhint: --force\n"),
+        (NonFiniteError("NaN in x"), 6, "error: NaN in x\n"),
+        (StorageError("no space"), 7, "error: no space\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.st"),
+            7,
+            "error: cannot write a.st: No space left on device\n" + SPACE,
+        ),
+        (OSError(errno.EIO, "Input/output error"), 7, "error: cannot write: Input/output error\n" + SPACE),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (MemoryError(), 1, "error: out of memory\n" + SMALLER),
+        (OutOfMemoryError("CUDA"), 1, "error: out of memory\n" + SMALLER),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "error: out of memory\n" + SMALLER),
+        (
+            ModuleNotFoundError("x", name="timm.layers"),
+            1,
+            "error: the package timm is not installed\nhint: pip install timm\n",
+        ),
+        (
+            ValueError("one\ntwo"),
+            1,
+            "error: internal: ValueError: one\n" + DEFECT,
+        ),
+        (
+            BrokenPipeError(errno.EPIPE, "Broken pipe"),
+            1,
+            "error: internal: BrokenPipeError: [Errno 32] Broken pipe\n" + DEFECT,
+        ),
+        (KeyError(), 1, "error: internal: KeyError\n" + DEFECT),
+    ],
+)
+def test_errors_of_verbs(
+    error: BaseException, code: int, lines: str, hydractl: Run, fake_verb: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(settings: Any, log: Any) -> Outcome:
+        raise error
+
+    fake_verb("prune", run)
+    result = hydractl(*PRUNE, "--json")
+    assert (result.code, result.out, result.err) == (code, "", lines)
+    monkeypatch.setenv("HYDRACTL_DEBUG", "1")
+    result = hydractl(*PRUNE)
+    assert result.err.startswith("Traceback (most recent call last):\n")
+    assert result.err.endswith(lines)
+    monkeypatch.setenv("HYDRACTL_DEBUG", "0")
+    assert hydractl(*PRUNE).err == lines
+
+
+def test_unmet_requirements_after_the_answer(hydractl: Run, fake_verb: Run) -> None:
+    fake_verb("bench", lambda settings, log: Outcome({"a": 1}, unmet=["b: ratio<=1.5 (1.7)"]))
+    result = hydractl("bench", "vit.st")
+    assert (result.code, result.out) == (4, "a: 1\n")
+    assert result.err == "error: requirement not met: b: ratio<=1.5 (1.7)\n"
+    fake_verb("bench", lambda settings, log: Outcome({"a": 1}, unmet=["x<1 (2)", "y<1 (3)"]))
+    result = hydractl("bench", "vit.st", "--json")
+    assert (result.code, result.out) == (4, '{\n  "a": 1\n}\n')
+    assert result.err == "error: 2 requirements not met\n  - x<1 (2)\n  - y<1 (3)\n"
+
+
+def test_nan_in_the_answer(hydractl: Run, fake_verb: Run) -> None:
+    fake_verb("prune", lambda settings, log: Outcome({"x": float("nan")}))
+    result = hydractl(*PRUNE, "--json")
+    assert (result.code, result.out) == (6, "")
+    assert result.err == "error: the answer holds a number that is not finite, which JSON cannot say\n"
+
+
+def test_many_problems_are_cut(hydractl: Run, fake_verb: Run) -> None:
+    def run(settings: Any, log: Any) -> Outcome:
+        raise InputError("bad", problems=[str(n) for n in range(1000)])
+
+    fake_verb("prune", run)
+    lines = hydractl(*PRUNE).err.splitlines()
+    assert len(lines) == 52
+    assert lines[-1] == "  - and 950 more"
+
+
+def test_flags_reach_the_verb(hydractl: Run, fake_verb: Run) -> None:
+    seen = fake_verb("prune")
+    hydractl("prune", "--keep=8", "a.st", "--with", "m.json", "--share-sites", "2", "-o", "x.st", "--mask", "--no-x")
+    assert not seen  # --no-x was the value of --mask, and --keep has no effect with it
+    hydractl("prune", "--keep=8", "a.st", "--scores", "-", "--force", "-qo", "x.st", "--no-dry-run")
+    [settings] = seen
+    assert (settings.model, settings.keep, settings.scores, settings.output) == (["a.st"], 8, "-", "x.st")
+    assert (settings.force, settings.quiet, settings.dry_run) == (True, True, False)
+    assert settings.sources["dry_run"] == "flag"
+    seen = fake_verb("eval")
+    hydractl("eval", "a.st", "--data", "d", "b.st", "--ood", "x=1", "--ood", "y=2", "--require", "a>=1")
+    assert (seen[0].model, seen[0].ood, seen[0].require) == (["a.st", "b.st"], ["x=1", "y=2"], ["a>=1"])
+
+
+def test_info(hydractl: Run, fake_info: None) -> None:
+    assert hydractl("--info", "a.st").out == "file: a.st\n"
+    assert hydractl("--info", "a.st", "b.st").out == "file: a.st\n\nfile: b.st\n"
+    assert hydractl("--info", "--json", "a.st").out == '{\n  "file": "a.st"\n}\n'
+    assert hydractl("--info", "a.st", "b.st", "--json").out.count('"file"') == 2
+    result = hydractl("--info", "bad.st")
+    assert (result.code, result.out, result.err) == (3, "", "error: bad.st is bad\n")
+    result = hydractl("--info", "a.st", "bad1", "bad2")
+    assert (result.code, result.out) == (3, "")
+    assert result.err == "error: 2 of 3 files cannot be described\n  - bad1 is bad\n  - bad2 is bad\n"
+
+
+def test_version(hydractl: Run) -> None:
+    from hydractl import __version__
+
+    assert hydractl("--version").out == f"hydractl {__version__}\n"

@@ -1,0 +1,94 @@
+"""Help, word for word: ``HYDRACTL_UPDATE_GOLDEN=1 pytest tests/cli`` rewrites the stored texts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.cli.help import default_text, verb_help
+from hydractl.cli.options import request_function
+from hydractl.cli.verbs import APP_EXAMPLES, INFO_EXAMPLES, VERBS
+from hydractl.errors import UsageError
+from hydractl.settings import SETTINGS, merge, options_of
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}
+UPDATE = bool(os.environ.get("HYDRACTL_UPDATE_GOLDEN"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_golden(name: str, hydractl: Callable[..., Any]) -> None:
+    result = hydractl(*COMMANDS[name], "--help")
+    file = GOLDEN / f"{name}.txt"
+    if UPDATE:
+        file.write_text(result.out, encoding="utf-8")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == file.read_text(encoding="utf-8")
+    assert hydractl(*COMMANDS[name], "-h").out == result.out
+
+
+def test_no_stored_text_is_left_over() -> None:
+    assert sorted(f.stem for f in GOLDEN.iterdir()) == sorted(COMMANDS)
+
+
+def test_help_wins_over_mistakes(hydractl: Callable[..., Any]) -> None:
+    assert hydractl("prune", "--keep", "x", "--help").code == 0
+
+
+@pytest.mark.parametrize("columns", [20, 60, 100, 500])
+def test_lines_fit(columns: int) -> None:
+    for name in VERBS:
+        text = verb_help(name, columns).split("Examples:")[0]
+        assert max(map(len, text.splitlines())) <= max(60, min(columns, 100))
+
+
+def test_every_option_is_shown_with_its_default() -> None:
+    for name, settings in SETTINGS.items():
+        rows = re.split(r"\n  (?=    --|-\w, --|MODEL)", verb_help(name, 100))
+        shown = {re.search(r"MODEL|--[\w-]+", row)[0]: " ".join(row.split()) for row in rows[1:]}  # type: ignore[index]
+        for one in options_of(settings):
+            assert one.help[:20] in shown[one.label] or one.label == "MODEL"
+            if one.label != "MODEL" and default_text(one):
+                assert f"default: {default_text(one)}]" in shown[one.label]
+            if one.unit:
+                assert f"[{one.unit}" in shown[one.label]
+
+
+def test_every_declared_verb_has_a_command() -> None:
+    assert list(VERBS) == list(SETTINGS)
+    for name in VERBS:
+        assert callable(request_function(name, None))
+
+
+def examples() -> list[str]:
+    found = [*APP_EXAMPLES, *INFO_EXAMPLES]
+    for verb in VERBS.values():
+        found += verb.examples
+    return [part for _, command in found for part in command.split(" | ")]
+
+
+@pytest.mark.parametrize("command", examples())
+def test_examples_are_valid(
+    command: str, hydractl: Callable[..., Any], fake_verb: Callable[..., Any], fake_info: None
+) -> None:
+    """Each example parses and passes every check that needs no file."""
+    program, verb, *rest = shlex.split(command)
+    assert program == "hydractl"
+    if verb == "--info":
+        assert rest[0] in hydractl(verb, *rest).out
+        return
+    Path("hydra.yaml").write_text("model: vit.st\ndata: d.npz")
+    seen = fake_verb(verb)
+    result = hydractl(verb, *rest)
+    assert (result.code, len(seen)) == (0, 1), result.err
+
+
+def test_an_example_can_fail(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        merge(SETTINGS["prune"], {"model": ["vit.st"]}, {}, tmp_path)

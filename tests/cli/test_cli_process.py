@@ -1,0 +1,203 @@
+"""The command as a process: what it imports, its signals, its closed and full outputs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    "torch", "torchvision", "numpy", "scipy", "pandas", "timm", "transformers", "open_clip", "safetensors", "PIL",
+    "sklearn", "rich", "pydantic", "yaml", "click",
+)  # fmt: skip
+
+# A fake verb in a real process: PROGRAM is the body of its run().
+SCRIPT = """
+import sys, types, time, os
+from pathlib import Path
+from hydractl.cli.app import main
+from hydractl.outcome import Outcome
+
+def run(settings, log):
+{body}
+
+module = types.ModuleType("hydractl.prune")
+module.run = run
+sys.modules["hydractl.prune"] = module
+sys.exit(main(["prune", "a.st", "--method", "random", "--keep", "1", *sys.argv[1:]]))
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HYDRACTL_")}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, **more}
+
+
+def command(body: str, *arguments: str) -> list[str]:
+    indented = "\n".join("    " + line for line in body.splitlines())
+    return [sys.executable, "-c", SCRIPT.format(body=indented), *arguments]
+
+
+def heavy_after(code: str, tmp_path: Path) -> list[str]:
+    """Which heavy packages are imported after running ``code`` in a fresh interpreter."""
+    report = f"\nimport sys\nsys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
+    process = subprocess.run(
+        [sys.executable, "-c", code + report],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return process.stderr.split()
+
+
+MAIN = "from hydractl.cli.app import main\nassert main({arguments!r}) == 0"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--info", "--help"], ["prune", "--help"], ["eval", "-h"]])
+def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    found = heavy_after(MAIN.format(arguments=arguments), tmp_path)
+    assert [name for name in found if name != "pydantic"] == []
+
+
+def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
+    assert heavy_after("import hydractl.settings, hydractl.outcome, hydractl.cli.running", tmp_path) == []
+
+
+def test_the_import_test_can_fail(tmp_path: Path) -> None:
+    assert heavy_after("import yaml", tmp_path) == ["yaml"]
+    assert "rich" in heavy_after(MAIN.format(arguments=["--help"]) + "\nimport rich.console", tmp_path)
+
+
+def test_the_app_help_builds_no_options(tmp_path: Path) -> None:
+    """It is a fifth of the time of the most used command."""
+    code = (
+        "from hydractl.cli.app import main\nmain(['--help'])\nimport sys\nassert 'hydractl.settings' not in sys.modules"
+    )
+    heavy_after(code, tmp_path)
+
+
+def test_python_m(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "hydractl", "prnue"], env=environment(), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_cleans_up_and_exits_with_130(number: signal.Signals, tmp_path: Path) -> None:
+    body = """
+try:
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(60)
+finally:
+    Path("cleaned").touch()
+"""
+    process = subprocess.Popen(
+        command(body), env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    body = """
+try:
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(60)
+finally:
+    print("cleaning", file=sys.stderr, flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen(command(body), env=environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in ("ready\n", "cleaning\n"):
+        assert process.stderr.readline() == line
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+
+
+LONG = "return Outcome({'x': ['y' * 100] * 20000}, unmet=%r)"
+
+
+@pytest.mark.parametrize(("unmet", "code"), [([], 0), (["x>1"], 4)])
+def test_a_reader_that_leaves(unmet: list[str], code: int, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(LONG % unmet, "--json"),
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(10) == b'{\n  "x": ['
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(timeout=30) == code
+    assert err == "".join(f"error: requirement not met: {text}\n" for text in unmet)
+
+
+def test_help_to_a_reader_that_left(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "hydractl", "--help"],
+        env=environment(),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    os.close(write)
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
+def run_with(arguments: list[str], redirect: str, tmp_path: Path) -> Any:
+    """Run with a redirection only a shell can make."""
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {redirect}', "sh", *arguments],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk(tmp_path: Path) -> None:
+    process = run_with(command("return Outcome({'x': 1})", "--json"), "> /dev/full", tmp_path)
+    assert process.returncode == 7
+    assert process.stderr == "error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-", "> /dev/null 2> /dev/full"])
+def test_closed_streams(redirect: str, tmp_path: Path) -> None:
+    body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome({'x': 1})"
+    process = run_with(command(body), redirect, tmp_path)
+    assert process.returncode == 0
+    assert (tmp_path / "ran").exists()
+    assert "Traceback" not in process.stderr + process.stdout
+
+
+def test_a_plain_c_locale(tmp_path: Path) -> None:
+    process = subprocess.run(
+        command(r"log.warn('\xe9')" + "\n" + r"return Outcome({'\xe9': '\xfc'}, files=[Path('\xe9.st')])", "--json"),
+        env={**environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="ascii:strict")},
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert (process.returncode, process.stdout.decode("utf-8")) == (0, '{\n  "é": "ü"\n}\n')
+    assert process.stderr == b"warning: \\xe9\nwrote \\xe9.st\n"

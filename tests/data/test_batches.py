@@ -1,0 +1,120 @@
+"""Batches: order, workers, and what happens when a worker fails or dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydractl.data import Batch, batches, open_data
+from hydractl.errors import HydraError, InputError, UsageError
+
+
+def stack(images: list[Any]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(np.array(image)) for image in images])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+def test_the_same_for_any_number_of_workers(workers: int) -> None:
+    data = open_data("builtin:digits/test", limit=21)
+    found = list(batches(data, stack, 8, workers=workers))
+    assert [batch.indices for batch in found] == [list(range(8)), list(range(8, 16)), list(range(16, 21))]
+    assert torch.equal(torch.cat([batch.inputs for batch in found]), stack([data[i] for i in range(21)]))
+    labels = torch.cat([batch.labels for batch in found if batch.labels is not None])
+    assert data.labels is not None and labels.dtype == torch.int64 and labels.tolist() == data.labels.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_indices_and_unlabelled(workers: int) -> None:
+    data = open_data("builtin:photos")
+    found = list(batches(data, lambda images: {"n": len(images)}, 2, workers=workers, indices=[7, 7, 3]))
+    assert [(b.inputs, b.labels, b.indices) for b in found] == [({"n": 2}, None, [7, 7]), ({"n": 1}, None, [3])]
+    assert list(batches(data, stack, 2, workers=workers, indices=[])) == []
+
+
+def test_arguments_are_checked_at_the_call() -> None:
+    data = open_data("builtin:photos", limit=3)
+    with pytest.raises(UsageError, match="--batch-size 0"):
+        batches(data, stack, 0)
+    with pytest.raises(UsageError, match="--workers -1"):
+        batches(data, stack, 1, workers=-1)
+    with pytest.raises(IndexError, match="sample 3 of 3"):
+        batches(data, stack, 1, indices=[0, 3])
+
+
+def test_no_process_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data.DataLoader", None)
+    pids = [b.inputs for b in batches(open_data("builtin:photos", limit=3), lambda _: os.getpid(), 2)]
+    assert pids == [os.getpid()] * 2
+
+
+def test_workers_are_other_processes_that_end() -> None:
+    found = batches(open_data("builtin:photos"), lambda _: os.getpid(), 4, workers=2)
+    pids = {next(found).inputs, next(found).inputs}
+    assert os.getpid() not in pids and len(pids) == 2
+    assert len(multiprocessing.active_children()) == 2
+    found.close()  # type: ignore[attr-defined]
+    assert not multiprocessing.active_children()
+
+
+def test_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    list(batches(open_data("builtin:photos", limit=9), stack, 4, workers=2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_bad_image_is_the_same_error_from_a_worker(tmp_path: Path, workers: int) -> None:
+    for i in range(12):
+        Image.new("L", (8, 8), i).save(tmp_path / f"{i:02}.png")
+    (tmp_path / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[:40])
+    found = batches(open_data(str(tmp_path)), stack, 2, workers=workers)
+    assert [next(found).indices, next(found).indices] == [[0, 1], [2, 3]]
+    with pytest.raises(InputError) as error:
+        next(found)
+    assert error.value.message.startswith(f"cannot read image {tmp_path}/05.png: ")
+    assert error.value.hint and "Traceback" not in str(error.value)
+    assert not multiprocessing.active_children()
+
+
+def test_a_defect_in_a_worker_shows_its_traceback() -> None:
+    def broken(images: list[Any]) -> None:
+        raise ZeroDivisionError("here")
+
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: here") as error:
+        list(batches(open_data("builtin:photos"), broken, 4, workers=1))
+    assert not isinstance(error.value, HydraError)
+
+
+def kill_oneself(images: list[Any]) -> int:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_is_an_error(workers: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(HydraError, match="a data worker process ended") as error:
+        list(batches(open_data("builtin:photos"), kill_oneself, 4, workers=workers))
+    assert error.value.hint and "--workers" in error.value.hint and "\n" not in error.value.message
+    assert time.monotonic() - started < 20
+
+
+def test_a_worker_killed_between_batches_is_no_error_of_the_caller() -> None:
+    found = batches(open_data("builtin:photos"), lambda _: os.getpid(), 4, workers=1)
+    first: Batch = next(found)
+    before = signal.getsignal(signal.SIGCHLD)
+    os.kill(first.inputs, signal.SIGKILL)
+    time.sleep(0.5)  # the signal of the dead child arrives here, and must not raise here
+    with pytest.raises(HydraError, match="a data worker process ended"):
+        list(found)
+    assert signal.getsignal(signal.SIGCHLD) == before

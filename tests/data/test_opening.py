@@ -1,0 +1,60 @@
+"""What a SPEC may not be, and what the message then says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hydractl.data import open_data
+from hydractl.errors import HydraError, InputError, UsageError
+
+
+def error_of(spec: str) -> HydraError:
+    with pytest.raises(HydraError) as error:
+        open_data(spec, option="--ood")
+    return error.value
+
+
+@pytest.mark.parametrize("spec", ["hf:glue/sst2", "wds:shards", "a.csv"])
+def test_kinds_not_supported(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").touch()
+    error = error_of(spec)
+    assert isinstance(error, UsageError) and "not supported" in error.message
+    assert error.hint and "at present" in error.hint and ".npz" in error.hint
+
+
+def test_near_names(tmp_path: Path) -> None:
+    for name in ("calibration.npz", "calibrations.npz", "other.npz"):
+        (tmp_path / name).touch()
+    error = error_of(f"{tmp_path}/calibraton.npz")
+    assert isinstance(error, InputError)
+    assert error.message == f"--ood {tmp_path}/calibraton.npz: no such file or folder"
+    assert error.hint == f"in {tmp_path}/ there is: calibration.npz, calibrations.npz"
+
+
+def test_missing_folder_and_forgotten_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_of(f"{tmp_path}/no/such/x.npz").hint == f"the path exists up to {tmp_path}/"
+    monkeypatch.chdir(tmp_path)
+    assert error_of("digits/test").hint == "did you mean builtin:digits/test?"
+
+
+@pytest.mark.parametrize("name", ["model.pt", "weights.st", "x.npy"])
+def test_other_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"1")
+    error = error_of(str(tmp_path / name))
+    assert isinstance(error, InputError) and "not a kind of data set" in error.message
+
+
+def test_strange_paths(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a file nor a folder" in error_of(str(tmp_path / "pipe")).message
+    assert isinstance(error_of("a" * 5000), InputError)
+    assert isinstance(error_of("a\0b"), InputError)
+
+
+def test_contrary_wishes() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        open_data("builtin:photos", need_labels=True, ignore_labels=True)

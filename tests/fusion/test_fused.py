@@ -1,0 +1,115 @@
+"""The fused model against its members run alone, and against timm itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from hydractl.fusion.plan import plan_fusion
+from hydractl.fusion.runtime import HydraModel
+from hydractl.models import Source
+from tests.pico import VARIANTS, close, images, mask_of, prune_source, source_of, stock, zero_columns
+
+KEPT = [
+    [[0, 2], [1], [0, 1, 2]],
+    [[1], [0, 1, 2], []],
+    [[0, 1, 2], [0], [2]],
+    [[], [1, 2], [0, 1]],
+    [[2], [0], [1]],
+]
+EMPTY_EVERYWHERE = [[[0], [], [1]], [[1, 2], [], [0]], [[0, 1, 2], [], [2]]]
+
+
+def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
+    """Members with weights of their own, and the logits of the stock models with zeroed columns."""
+    sources, expected = [], []
+    for index, heads in enumerate(kept):
+        reference = stock(variant, seed=index)
+        source = source_of(reference, variant, name=f"member{index}")
+        mask = mask_of(source, heads)
+        sources.append(prune_source(source, mask))
+        with torch.no_grad():
+            expected.append(zero_columns(reference, mask.removed_heads)(images()))
+    return sources, expected
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@torch.no_grad()
+def test_unmerged_members_equal_timm(variant: str, count: int) -> None:
+    sources, expected = members(variant, KEPT[:count])
+    plan = plan_fusion(sources, [])
+    fused = HydraModel(plan.description, plan.tensors)
+    together = fused.member_logits(images())
+    assert together.shape == (count, 3, 5)
+    for member, reference in zip(together, expected, strict=True):
+        close(member, reference)
+    pooled = torch.stack(expected).softmax(-1).mean(0)
+    assert torch.allclose(fused(images()).exp(), pooled, atol=1e-6)
+    assert torch.allclose(fused(images()).exp().sum(-1), torch.ones(3), atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+@torch.no_grad()
+def test_a_site_empty_in_all_members(variant: str) -> None:
+    sources, expected = members(variant, EMPTY_EVERYWHERE)
+    plan = plan_fusion(sources, [])
+    together = HydraModel(plan.description, plan.tensors).member_logits(images())
+    for member, reference in zip(together, expected, strict=True):
+        close(member, reference)
+
+
+def averaged_references(
+    variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str]
+) -> list[torch.Tensor]:
+    """timm models in which the parts named by ``merge`` hold the mean over members: written from the definition."""
+    models = [stock(variant, seed=i) for i in range(len(kept))]
+    prefixes = {
+        "mlp": ("mlp.",),
+        "norm": ("norm1.", "norm2.", "norm.", "norm_pre.", "fc_norm."),
+        "embed": ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token"),
+    }
+    wanted = tuple(p for part in merge for p in prefixes[part])
+    for name, _ in models[0].named_parameters():
+        parts = name.split(".")
+        local = ".".join(parts[2:]) if parts[0] == "blocks" else name
+        if local.startswith(wanted):
+            mean = torch.stack([m.get_parameter(name).detach() for m in models]).double().mean(0).float()
+            for model in models:
+                model.get_parameter(name).data.copy_(mean)
+    removed = [mask_of(source_of(models[0], variant), heads).removed_heads for heads in kept]
+    with torch.no_grad():
+        return [zero_columns(m, r)(images()) for m, r in zip(models, removed, strict=True)]
+
+
+@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]])
+@pytest.mark.parametrize("variant", list(VARIANTS))
+@torch.no_grad()
+def test_merged_members_equal_timm_with_averaged_weights(variant: str, merge: list[str]) -> None:
+    sources, _ = members(variant, KEPT[:3])
+    plan = plan_fusion(sources, merge)
+    together = HydraModel(plan.description, plan.tensors).member_logits(images())
+    for member, reference in zip(together, averaged_references(variant, KEPT[:3], merge), strict=True):
+        close(member, reference)
+
+
+@torch.no_grad()
+def test_equal_parts_survive_averaging_bit_for_bit() -> None:
+    reference = stock("class-token")
+    source = source_of(reference, "class-token")
+    pruned = [prune_source(source, mask_of(source, heads)) for heads in KEPT[:3]]
+    plan = plan_fusion(pruned)
+    for name in plan.averaged:
+        assert torch.equal(plan.tensors.read(name), source.tensors.read(name))
+
+
+@torch.no_grad()
+def test_merged_parts_are_stored_once_and_the_rest_per_member() -> None:
+    sources, _ = members("layer-scale", KEPT[:3])
+    names = set(plan_fusion(sources).tensors.names())
+    assert "blocks.0.mlp.fc1.weight" in names and "members.0.blocks.0.mlp.fc1.weight" not in names
+    for own in ("blocks.0.attn.qkv.weight", "blocks.0.ls1.gamma", "head.weight"):
+        assert own not in names
+        assert {f"members.{m}.{own}" for m in range(3)} <= names

@@ -1,0 +1,141 @@
+"""The metrics put together as the evaluation's JSON holds them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError, NonFiniteError
+from hydractl.metrics import calibration, classification, ood, probabilities, selective, summary
+
+ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc"]
+OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"]
+
+
+def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(3, 101, 6)) * 3).astype(np.float32), rng.integers(0, 6, 101)
+
+
+def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = random_case()
+    whole = summary.id_metrics(logits, labels)
+    p, log_p = probabilities.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
+    conf, correct = p.max(axis=1), p.argmax(axis=1) == labels
+    expected = {
+        "n": 101,
+        "accuracy": classification.accuracy(p, labels),
+        "brier": classification.brier(p, labels),
+        "nll": classification.nll(log_p, labels),
+        "ece": calibration.ece(conf, correct),
+        "aece": calibration.aece(conf, correct),
+        "aurc": selective.aurc(conf, correct),
+    }
+    assert list(whole) == ID_KEYS
+    assert whole == expected
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 3 * 6 * 10)
+    assert summary.id_metrics(logits, labels) == whole
+
+
+def test_id_metrics_by_hand() -> None:
+    # Members (3/4, 1/4) and (1/2, 1/2): p = (5/8, 3/8), once right and once wrong.
+    logits = np.log(np.array([[[3.0, 1.0]] * 2, [[1.0, 1.0]] * 2]))
+    got = summary.id_metrics(logits, np.array([0, 1]))
+    assert got == pytest.approx(
+        {
+            "n": 2,
+            "accuracy": 0.5,
+            "brier": (2 * 0.375**2 + 2 * 0.625**2) / 2,
+            "nll": -(np.log(0.625) + np.log(0.375)) / 2,
+            "ece": 0.125,
+            "aece": (0.375 + 0.625) / 2,
+            "aurc": 0.25,
+        },
+        abs=1e-15,
+    )
+
+
+def test_id_metrics_of_huge_logits() -> None:
+    got = summary.id_metrics(np.array([[[1e4, 0.0], [1e4, 0.0]]]), np.array([0, 1]))
+    assert got == {"n": 2, "accuracy": 0.5, "brier": 1.0, "nll": 5e3, "ece": 0.5, "aece": 0.5, "aurc": 0.25}
+
+
+def test_calibrated_log_p_goes_in_as_one_member() -> None:
+    logits, labels = random_case(1)
+    log_p = probabilities.pooled_log_probs(logits)
+    assert summary.id_metrics(log_p[None], labels) == pytest.approx(summary.id_metrics(logits, labels), rel=1e-12)
+
+
+def test_one_class_only_has_values() -> None:
+    got = summary.id_metrics(np.zeros((2, 3, 1)), np.zeros(3, dtype=int))
+    assert got == {"n": 3, "accuracy": 1.0, "brier": 0.0, "nll": 0.0, "ece": 0.0, "aece": 0.0, "aurc": 0.0}
+
+
+def test_empty_inputs_are_none_and_never_nan() -> None:
+    empty = summary.id_metrics(np.zeros((3, 0, 4)), np.zeros(0, dtype=int))
+    assert empty == {"n": 0, **dict.fromkeys(ID_KEYS[1:])}
+    no_ood = summary.ood_metrics(np.zeros(5), np.zeros(0))
+    assert no_ood == {"n": 0, **dict.fromkeys(OOD_KEYS[1:])}
+    assert summary.ood_metrics(np.zeros(0), np.zeros(5)) == {"n": 5, **dict.fromkeys(OOD_KEYS[1:])}
+    assert summary.diversity(np.zeros((3, 0, 4))) == {"mi": None, "disagreement": None}
+    assert summary.diversity(np.zeros((1, 2, 4))) == {"mi": 0.0, "disagreement": None}
+
+
+def test_bad_inputs_are_errors() -> None:
+    logits, labels = random_case(2)
+    with pytest.raises(InputError, match="outside the model's classes"):
+        summary.id_metrics(logits, labels + 1)
+    with pytest.raises(ValueError, match="labels must be 101 integers"):
+        summary.id_metrics(logits, labels[:-1])
+    logits[2, 100, 5] = np.nan
+    with pytest.raises(NonFiniteError, match="member 2 are not finite at sample 100"):
+        summary.id_metrics(logits, labels)
+
+
+def test_ood_metrics_are_those_of_the_single_functions() -> None:
+    rng = np.random.default_rng(4)
+    id_scores, ood_scores = rng.normal(size=50), rng.normal(size=33) + 1
+    got = summary.ood_metrics(id_scores, ood_scores)
+    assert list(got) == OOD_KEYS
+    assert got == {"n": 33, **{name: getattr(ood, name)(id_scores, ood_scores) for name in OOD_KEYS[1:]}}
+
+
+def row(group: str | None, value: float | None) -> dict[str, object]:
+    return {"group": group, "n": 10, **dict.fromkeys(OOD_KEYS[1:], value)}
+
+
+def test_group_averages_are_unweighted_and_ood_avg_is_over_all_sets() -> None:
+    sets = {"a": row("near", 0.5), "b": row("far", 0.25), "c": row("far", 0.75), "d": row(None, 0.9)}
+    sets["b"]["n"] = 1000
+    got = summary.group_averages(sets)
+    assert {name: list(means) for name, means in got.items()} == dict.fromkeys(
+        ["near_avg", "far_avg", "ood_avg"], OOD_KEYS[1:]
+    )
+    assert set(got["near_avg"].values()) == {0.5}
+    assert set(got["far_avg"].values()) == {0.5}
+    # Over all four sets, not over the means of the two groups.
+    assert list(got["ood_avg"].values()) == pytest.approx([0.6] * 5)
+
+
+def test_group_averages_without_a_value() -> None:
+    sets = {"a": row("near", 0.5), "b": {**row("near", 0.7), "auroc": None}}
+    got = summary.group_averages(sets)
+    assert got["near_avg"]["auroc"] is None and got["ood_avg"]["auroc"] is None
+    assert got["near_avg"]["fpr95"] == pytest.approx(0.6)
+    assert set(got["far_avg"].values()) == {None}
+    assert set(summary.group_averages({})["ood_avg"].values()) == {None}
+
+
+def test_every_name_has_a_convention_and_all_is_json() -> None:
+    logits, labels = random_case(3)
+    document = {
+        **summary.id_metrics(logits, labels),
+        **summary.ood_metrics(ood.OOD_SCORES["msp"](logits), ood.OOD_SCORES["msp"](logits)),
+        **summary.group_averages({"a": row("near", 0.5)}),
+        **summary.diversity(logits),
+    }
+    assert set(document) <= set(summary.CONVENTIONS)
+    assert all(text.endswith(".") and len(text) > 20 for text in summary.CONVENTIONS.values())
+    assert json.loads(json.dumps([document, summary.CONVENTIONS], allow_nan=False)) == [document, summary.CONVENTIONS]

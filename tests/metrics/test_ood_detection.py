@@ -1,0 +1,144 @@
+"""AUROC, AUPR and FPR95 against hand-computed values, naive code and scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from hydractl.errors import NonFiniteError
+from hydractl.metrics.ood import aupr, aupr_trapezoid, auroc, fpr95, fpr95_nearest, two_u
+
+ALL = [auroc, aupr, aupr_trapezoid, fpr95, fpr95_nearest]
+
+
+def case(seed: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    id_scores, ood_scores = rng.normal(size=rng.integers(1, 90)), rng.normal(size=rng.integers(1, 90)) + 0.7
+    if kind == "tied":
+        id_scores, ood_scores = id_scores.round(), ood_scores.round()
+    if kind == "one value":
+        id_scores, ood_scores = id_scores * 0, ood_scores * 0
+    if kind == "swapped":
+        id_scores, ood_scores = ood_scores + 5, id_scores
+    return id_scores, ood_scores
+
+
+def naive_nearest(id_scores: np.ndarray, ood_scores: np.ndarray) -> float:
+    """Walk from the lowest threshold with recall 1 upwards, the first one nearest to 19/20 wins."""
+    thresholds = [t for t in sorted({*id_scores, *ood_scores}) if t >= min(ood_scores)]
+    distances = [abs(20 * sum(o >= t for o in ood_scores) - 19 * len(ood_scores)) for t in thresholds]
+    best = thresholds[distances.index(min(distances))]
+    return sum(i >= best for i in id_scores) / len(id_scores)
+
+
+def naive_fpr95(id_scores: np.ndarray, ood_scores: np.ndarray) -> float:
+    for threshold in sorted({*id_scores, *ood_scores}, reverse=True):
+        if np.mean(ood_scores >= threshold) >= 0.95:
+            return float(np.mean(id_scores >= threshold))
+    raise AssertionError("the lowest threshold has recall 1")
+
+
+KINDS = pytest.mark.parametrize("kind", ["random", "tied", "one value", "swapped"])
+
+
+@KINDS
+@pytest.mark.parametrize("seed", range(8))
+def test_against_scikit_learn_and_naive_code(seed: int, kind: str) -> None:
+    id_scores, ood_scores = case(seed, kind)
+    positive = np.r_[np.zeros(len(id_scores)), np.ones(len(ood_scores))]
+    scores = np.r_[id_scores, ood_scores]
+    pairs = sum(2 * (o > i) + (o == i) for o in ood_scores for i in id_scores)
+    assert two_u(id_scores, ood_scores) == pairs
+    assert auroc(id_scores, ood_scores) == pytest.approx(sk.roc_auc_score(positive, scores), abs=1e-13)
+    assert aupr(id_scores, ood_scores) == pytest.approx(sk.average_precision_score(positive, scores), abs=1e-13)
+    precision, recall, _ = sk.precision_recall_curve(positive, scores)
+    assert aupr_trapezoid(id_scores, ood_scores) == pytest.approx(sk.auc(recall, precision), abs=1e-13)
+    false_rate, true_rate, _ = sk.roc_curve(positive, scores, drop_intermediate=False)
+    assert fpr95(id_scores, ood_scores) == pytest.approx(false_rate[np.argmax(true_rate >= 0.95)], abs=1e-15)
+    assert fpr95(id_scores, ood_scores) == naive_fpr95(id_scores, ood_scores)
+    assert fpr95_nearest(id_scores, ood_scores) == naive_nearest(id_scores, ood_scores)
+
+
+def test_by_hand() -> None:
+    id_scores, ood_scores = np.array([0.1, 0.2, 0.5]), np.array([0.2, 0.6])
+    # Pairs: 0.2 beats 0.1, ties with 0.2, loses to 0.5; 0.6 beats all three: U = 4.5.
+    value = two_u(id_scores, ood_scores)
+    assert value == 9 and type(value) is int
+    assert auroc(id_scores, ood_scores) == 0.75
+    # Thresholds 0.6: recall 1/2, precision 1; 0.5: 1/2, 1/2; 0.2: 1, 2/4.
+    assert aupr(id_scores, ood_scores) == 0.5 * 1 + 0.5 * 0.5
+    assert aupr_trapezoid(id_scores, ood_scores) == 0.5 * 1 + 0.5 * (0.5 + 0.5) / 2
+    assert fpr95(id_scores, ood_scores) == 2 / 3
+
+
+def test_all_scores_equal() -> None:
+    id_scores, ood_scores = np.full(30, -1.0), np.full(10, -1.0)
+    assert two_u(id_scores, ood_scores) == 300
+    assert auroc(id_scores, ood_scores) == 0.5
+    assert aupr(id_scores, ood_scores) == 0.25
+    assert aupr_trapezoid(id_scores, ood_scores) == 0.625
+    assert (fpr95(id_scores, ood_scores), fpr95_nearest(id_scores, ood_scores)) == (1.0, 1.0)
+
+
+def test_separated_scores() -> None:
+    low, high = np.array([0.1, 0.2]), np.array([0.7, 0.8, 0.9])
+    assert [metric(low, high) for metric in ALL] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert (auroc(high, low), fpr95(high, low)) == (0.0, 1.0)
+
+
+def test_fpr95_takes_the_first_threshold_that_reaches_19_of_20() -> None:
+    # 19 OOD samples on top, two ID samples, the last OOD sample, one ID sample.
+    ood_scores = np.r_[np.arange(100, 119), 10.0]
+    id_scores = np.array([20.0, 15.0, 5.0])
+    assert fpr95(id_scores, ood_scores) == 0.0
+    # The same recall of exactly 0.95 lasts down to the lower of the two ID samples, which the library's rule takes.
+    assert fpr95_nearest(id_scores, ood_scores) == 2 / 3
+
+
+def test_nearest_can_be_below_the_first_threshold_over_095() -> None:
+    # 18 OOD samples: the recall 17/18 = 0.944 is nearer to 0.95 than 1, which is the first one of at least 0.95.
+    ood_scores = np.r_[np.arange(100, 117), 60.0]
+    # The ID sample tied with the last OOD sample is flagged by the full recall alone.
+    id_scores = np.array([105.5, 60.0, 5.0])
+    assert (fpr95(id_scores, ood_scores), fpr95_nearest(id_scores, ood_scores)) == (2 / 3, 1 / 3)
+    # An ID sample above the last OOD sample is flagged by both: the recall 17/18 lasts down to it.
+    id_scores[1] = 61.0
+    assert (fpr95(id_scores, ood_scores), fpr95_nearest(id_scores, ood_scores)) == (2 / 3, 2 / 3)
+
+
+def test_nearest_tie_goes_to_the_higher_recall() -> None:
+    # Ten OOD samples: recalls 0.9 and 1.0 are equally near to 0.95.
+    ood_scores, id_scores = np.r_[np.arange(100, 109), 10.0], np.array([10.0, 0.0])
+    assert fpr95_nearest(id_scores, ood_scores) == 0.5
+
+
+def test_one_sample_a_side() -> None:
+    one, two = np.array([1.0]), np.array([2.0])
+    assert (auroc(one, two), auroc(two, one), auroc(one, one)) == (1.0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_an_empty_side_is_none(metric) -> None:
+    none, some = np.zeros(0), np.array([0.1, 0.2])
+    assert metric(none, some) is None and metric(some, none) is None and metric(none, none) is None
+    assert two_u(none, some) == 0
+
+
+@pytest.mark.parametrize("metric", [*ALL, two_u])
+def test_a_score_that_is_not_finite_is_an_error(metric) -> None:
+    with pytest.raises(NonFiniteError, match="OOD scores: not finite at sample 1"):
+        metric(np.zeros(2), np.array([0.0, np.nan, np.inf]))
+    with pytest.raises(NonFiniteError, match="ID scores: not finite at sample 0"):
+        metric(np.array([-np.inf]), np.zeros(2))
+
+
+def test_order_of_the_samples_does_not_matter() -> None:
+    id_scores, ood_scores = case(3, "tied")
+    before = [metric(id_scores, ood_scores) for metric in ALL]
+    assert [metric(id_scores[::-1], np.roll(ood_scores, 7)) for metric in ALL] == before
+
+
+def test_two_u_is_exact_beyond_32_bits() -> None:
+    id_scores, ood_scores = np.zeros(100_000), np.r_[np.zeros(1), np.ones(99_999)]
+    assert two_u(id_scores, ood_scores) == 2 * 100_000 * 99_999 + 100_000

@@ -1,0 +1,77 @@
+"""The OOD scores of single samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hydractl.errors import NonFiniteError
+from hydractl.metrics.ood_scores import CONVENTIONS, OOD_SCORES
+
+
+def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
+    powers = np.exp(member_logits)
+    members = powers / powers.sum(axis=2, keepdims=True)
+    p = members.mean(axis=0)
+    entropy = -(p * np.log(p)).sum(axis=1)
+    chosen = np.array([members[:, i, k] for i, k in enumerate(p.argmax(axis=1))])
+    return {
+        "msp": -p.max(axis=1),
+        "entropy": entropy,
+        "energy": -np.log(powers.sum(axis=2)).mean(axis=0),
+        "maxlogit": -member_logits.max(axis=2).mean(axis=0),
+        "mi": entropy + (members * np.log(members)).sum(axis=2).mean(axis=0),
+        "variance": ((chosen - chosen.mean(axis=1, keepdims=True)) ** 2).mean(axis=1),
+    }
+
+
+def test_registry_is_complete_and_described() -> None:
+    assert list(OOD_SCORES) == ["msp", "entropy", "energy", "maxlogit", "mi", "variance"] == list(CONVENTIONS)
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+@pytest.mark.parametrize("members", [1, 3])
+def test_against_naive_formulas(name: str, members: int) -> None:
+    logits = np.random.default_rng(members).normal(size=(members, 60, 5)) * 3
+    scores = OOD_SCORES[name](logits)
+    assert scores.shape == (60,) and scores.dtype == np.float64
+    assert scores == pytest.approx(naive_scores(logits)[name], abs=1e-13)
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_an_unsure_contradicted_sample_scores_higher_than_a_sure_one(name: str) -> None:
+    sure, unsure = [[8.0, 0, 0], [8.0, 0, 0]], [[2.0, 0, 0], [0, 1.0, 0]]
+    scores = OOD_SCORES[name](np.stack([sure, unsure], axis=1))
+    assert scores[1] > scores[0]
+
+
+def test_hand_computed_values() -> None:
+    # Members (3/4, 1/4) and (1/2, 1/2): p = (5/8, 3/8).
+    logits = np.log(np.array([[[3.0, 1.0]], [[1.0, 1.0]]]))
+    assert OOD_SCORES["msp"](logits) == pytest.approx([-0.625], abs=1e-15)
+    assert OOD_SCORES["energy"](logits) == pytest.approx([-(np.log(4) + np.log(2)) / 2], abs=1e-15)
+    assert OOD_SCORES["maxlogit"](logits) == pytest.approx([-np.log(3) / 2], abs=1e-15)
+    assert OOD_SCORES["variance"](logits) == pytest.approx([0.125**2], abs=1e-15)
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_large_logits_give_finite_scores(name: str) -> None:
+    logits = np.array([[[1e4, -1e4]], [[-1e4, 1e4]]], dtype=np.float32)
+    expected = {"msp": -0.5, "entropy": np.log(2), "energy": -1e4, "maxlogit": -1e4, "mi": np.log(2), "variance": 0.25}
+    assert OOD_SCORES[name](logits) == pytest.approx([expected[name]], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mi", "variance"])
+@pytest.mark.parametrize("members", [1, 3])
+def test_scores_of_diversity_are_exactly_tied_when_members_are_equal(name: str, members: int) -> None:
+    one = np.random.default_rng(3).normal(size=(1, 200, 10)) * 4
+    assert not OOD_SCORES[name](np.repeat(one, members, axis=0)).any()
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_no_sample_and_non_finite_logits(name: str) -> None:
+    assert OOD_SCORES[name](np.zeros((2, 0, 3))).shape == (0,)
+    logits = np.zeros((2, 3, 4))
+    logits[0, 1, 2] = np.inf
+    with pytest.raises(NonFiniteError, match="member 0 are not finite at sample 1"):
+        OOD_SCORES[name](logits)

@@ -1,0 +1,105 @@
+"""hydra.yaml: what is refused, with its line, and what YAML tricks do not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.settings import merge, unknown_variables
+from hydractl.settings.pruning import PruneSettings
+
+Refused = Callable[..., list[str]]
+FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        (
+            "seed: 1\nprune: {keep: 3\nx: 2",
+            "hydra.yaml line 3: while parsing a flow mapping, expected ',' or '}', but got ':'",
+        ),
+        ("seed: 1\nlimit: 2\nseed: 3", "hydra.yaml line 3: the key 'seed' is there already, on line 1"),
+        ("batch-size: 1\nbatch_size: 2", "hydra.yaml line 2: the key 'batch_size' is there already, on line 1"),
+        ("prune:\n  keep: 1\n  keep: 2", "hydra.yaml line 3: the key 'keep' is there already, on line 2"),
+        ("- seed", "hydra.yaml line 1: the file must be a mapping of options to values"),
+        ("seed", "hydra.yaml line 1: the file must be a mapping of options to values"),
+        ("seed: 1\nprune: 3", "hydra.yaml line 2: prune must be a mapping of options to values"),
+        ("{[a]: 1}", "hydra.yaml line 1: a key of the file is not a text"),
+        ("seed: *nowhere", "hydra.yaml line 1: found undefined alias 'nowhere'"),
+        ("a: 1\n---\nb: 2", "hydra.yaml line 2: expected a single document in the stream, but found another document"),
+        ("seed: \x07", "hydra.yaml: a character that YAML does not allow at position 6"),
+        ("sead: 1", "hydra.yaml line 1: unknown key 'sead'; did you mean 'seed'?"),
+        ("seed: 1\nsead:\n  1", "hydra.yaml line 2: unknown key 'sead'; did you mean 'seed'?"),
+        ("prun: {}", "hydra.yaml line 1: unknown key 'prun'; did you mean 'prune'?"),
+        ("config: other.yaml", "hydra.yaml line 1: unknown key 'config'"),
+        (
+            "eval:\n  keep: 1",
+            "hydra.yaml line 2: unknown key 'keep' of eval; it is one of score, extract-circuit, prune",
+        ),
+        ("prune: {data: {a: {b: c}}}", "hydra.yaml line 1: data is nested too deeply"),
+        ("model: &x [*x]", "hydra.yaml line 1: model is nested too deeply"),
+        ("data: {a: b}", "--data takes one value, not a mapping (hydra.yaml:data)"),
+        ("fuse: []", "hydra.yaml line 1: fuse must be a mapping of options to values"),
+    ],
+)
+def test_exact_words(yaml: str, message: str, refused: Refused) -> None:
+    assert refused("prune", FLAGS, yaml=yaml) == [message]
+
+
+def test_absurd_nesting(refused: Refused) -> None:
+    assert refused("prune", FLAGS, yaml="[" * 20_000) == ["hydra.yaml is nested too deeply"]
+
+
+def test_not_utf8(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "hydra.yaml").write_bytes(b"data: \xff\n")
+    assert refused("prune", FLAGS) == ["hydra.yaml is not UTF-8 text (byte 6)"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("none.yaml", "No such file or directory"), (".", "Is a directory")])
+def test_a_named_file_that_cannot_be_read(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        merge(PruneSettings, {**FLAGS, "config": name}, {}, tmp_path)
+    assert caught.value.message == f"cannot read {name}: {why}"
+
+
+def test_several_unknown_keys_at_once(refused: Refused) -> None:
+    assert len(refused("prune", FLAGS, yaml="sead: 1\nlimt: 2\nbench: {round: 2}")) == 3
+
+
+@pytest.mark.parametrize("yaml", ["", "# nothing\n", "prune:\n", "seed: null\nprune: {limit: ~}", "\ufeffseed: 0"])
+def test_empty_files_mappings_and_values_are_not_given(yaml: str, merged: Callable[..., Any]) -> None:
+    settings = merged("prune", FLAGS, yaml=yaml)
+    assert (settings.seed, settings.limit) == (0, None)
+
+
+def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
+    """YAML 1.1 would read these as a number in base 60, a boolean and a date."""
+    settings = merged("eval", {"model": ["a.st"]}, yaml="data: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
+    assert (settings.data, settings.label_map, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
+
+
+def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:
+    yaml = "ood: {svhn: b.npz, 'cifar-10:near': 'list.txt?root=/d'}"
+    sets = merged("eval", {"model": ["a.st"], "data": "d"}, yaml=yaml).ood_sets()
+    assert [tuple(s) for s in sets] == [("svhn", None, "b.npz"), ("cifar-10", "near", "list.txt?root=/d")]
+
+
+def test_with_is_the_key_of_with(merged: Callable[..., Any]) -> None:
+    settings = merged("prune", FLAGS, yaml="prune: {with: m.json, share-sites: 2}")
+    assert (settings.with_mask, settings.share_sites) == ("m.json", 2)
+
+
+def test_a_verb_may_be_written_with_an_underscore(merged: Callable[..., Any]) -> None:
+    flags = {"model": ["a.st"], "data": "d", "objective": ["acc"]}
+    assert merged("extract-circuit", flags, yaml="extract_circuit: {budget: 4}").budget == 4
+
+
+def test_unknown_variables() -> None:
+    environ = {"HYDRACTL_SEEED": "1", "HYDRACTL_DEBUG": "1", "HYDRACTL_KEEP": "1", "HYDRACTL_CONFIG": "x", "OTHER": ""}
+    line = "the environment variable HYDRACTL_SEEED is not read by hydractl; did you mean HYDRACTL_SEED?"
+    assert unknown_variables(environ) == [line]

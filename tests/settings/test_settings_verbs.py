@@ -1,0 +1,144 @@
+"""What each verb asks for, in exact words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.settings import CircuitSettings, FinetuneSettings, FuseSettings, PruneSettings
+
+M = {"model": ["a.st"]}
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags", "problems"),
+    [
+        ("score", M, ["score needs --method"]),
+        ("score", {**M, "method": "taylor"}, ["score --method taylor needs --data"]),
+        ("score", {**M, "method": "random", "order": "sequential"}, ["score needs one of --keep, --remove"]),
+        ("score", {**M, "method": "random", "keep": "3"}, ["--keep has no effect with --order one-shot (flag)"]),
+        (
+            "extract-circuit",
+            {**M, "budget": "3"},
+            ["extract-circuit needs --data", "extract-circuit --objective avg needs --ood"],
+        ),
+        ("extract-circuit", {**M, "data": "d", "ood": "o"}, ["extract-circuit needs one of --budget, --keep"]),
+        (
+            "extract-circuit",
+            {**M, "data": "d", "ood": "o", "keep": "8", "objective": ["acc,ood"], "output": "-"},
+            ["--output - takes one --objective, not 2 (flag)"],
+        ),
+        ("prune", {**M, "method": "taylor", "keep": "8"}, ["prune --method taylor needs --data"]),
+        ("prune", {**M, "scores": "s"}, ["prune needs one of --keep, --remove"]),
+        ("prune", {**M, "mask": "m", "keep": "8"}, ["--keep has no effect with --mask m (flag)"]),
+        ("prune", {**M, "circuit": "c", "order": "one-shot"}, ["--order has no effect with --circuit c (flag)"]),
+        ("prune", {**M, "circuit": "c", "sample_from": "9"}, ["--sample-from (flag) needs one of --keep, --remove"]),
+        (
+            "prune",
+            {**M, "method": "random", "keep": "8", "sample_from": "9"},
+            ["--sample-from has no effect with --method random (flag)"],
+        ),
+        (
+            "prune",
+            {**M, "method": "random", "keep": "8", "scope": "global", "order": "sequential"},
+            ["--order has no effect with --scope global (flag)"],
+        ),
+        ("prune", {**M, "mask": "m", "share_sites": "2"}, ["--share-sites (flag) needs --with"]),
+        ("prune", {**M, "mask": "m", "with_mask": "w"}, ["--with (flag) needs --share-sites"]),
+        (
+            "prune",
+            {**M, "mask": "-", "with_mask": "-", "share_sites": "1"},
+            ["standard input can be read once, not for --mask and --with"],
+        ),
+        ("finetune", M, ["finetune needs --data"]),
+        (
+            "finetune",
+            {**M, "data": "d", "epochs": "1", "steps": "2"},
+            ["give only one of --epochs (flag), --steps (flag)"],
+        ),
+        ("finetune", {**M, "data": "d", "patience": "2"}, ["--patience (flag) needs --val"]),
+        ("finetune", {**M, "data": "d", "momentum": "0.5"}, ["--momentum has no effect with --optimizer adamw (flag)"]),
+        (
+            "finetune",
+            {**M, "data": "d", "optimizer": "sdg", "momentum": "0.5"},
+            ["--optimizer must be one of adamw, sgd, not 'sdg'; did you mean sgd? (flag)"],
+        ),
+        ("fuse", {}, ["fuse needs a MODEL"]),
+        ("eval", M, ["eval needs --data"]),
+        ("bench", {**M, "quiet": True, "verbose": True}, ["--quiet (flag) and --verbose (flag) exclude each other"]),
+    ],
+)
+def test_refused(verb: str, flags: dict[str, Any], problems: list[str], refused: Callable[..., list[str]]) -> None:
+    assert refused(verb, flags) == problems
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags"),
+    [
+        ("score", {**M, "method": "magnitude"}),
+        ("score", {**M, "method": "taylor", "data": "d", "order": "sequential", "keep": "0"}),
+        ("extract-circuit", {**M, "data": "d", "objective": ["acc"], "budget": "3", "output": "-"}),
+        ("prune", {**M, "circuit": "c"}),
+        ("prune", {**M, "circuit": "c", "remove": "48", "sample_from": "100"}),
+        ("prune", {**M, "mask": "m", "share_sites": "3", "with_mask": "w"}),
+        ("prune", {**M, "scores": "-", "keep": "8"}),
+        ("finetune", {**M, "data": "d", "val": "v", "patience": "2", "optimizer": "sgd", "momentum": "0"}),
+        ("fuse", {"model": ["a.st", "a.st"]}),
+        ("eval", {"model": ["x=a.st+b.st"], "data": "d", "ood": ["a:near=s"], "require": ["x:ood.a.auroc >= .5"]}),
+        ("bench", {"model": ["a.st", "b.st"], "dtype": ["float32,bfloat16"], "compile": True}),
+    ],
+)
+def test_accepted(verb: str, flags: dict[str, Any], merged: Callable[..., Any]) -> None:
+    merged(verb, flags)
+
+
+def test_settled_defaults(merged: Callable[..., Any]) -> None:
+    prune = {**M, "method": "random", "keep": "8"}
+    assert merged("prune", prune).order == "sequential"
+    assert merged("prune", {**prune, "scope": "global"}).order == "one-shot"
+    assert merged("finetune", {**M, "data": "d"}).epochs == 3
+    assert merged("finetune", {**M, "data": "d", "steps": "9"}).epochs is None
+    assert merged("fuse", {**M, "merge": ["none"]}).merge == []
+
+
+def test_settings_built_in_python_are_checked_too() -> None:
+    settings = PruneSettings(model=["a.st"], method="taylor", data="d", keep=3, scope="global")
+    settings.check()
+    assert settings.order == "one-shot"
+    FinetuneSettings(model=["a.st"], data="d").check()
+    fuse = FuseSettings(model=["a.st", "b.st"], merge=["none"])
+    fuse.check()
+    fuse.check()  # a second time is safe
+    assert fuse.merge == []
+    with pytest.raises(UsageError, match="^--keep has no effect with --mask m$"):
+        PruneSettings(model=["a.st"], mask="m", keep=3).check()
+    with pytest.raises(UsageError) as caught:
+        CircuitSettings(model=["a.st"], data="d", objective=["best"], budget=0).check()
+    assert caught.value.problems == [
+        "--objective must be one of acc, ood, avg, not 'best'",
+        "--budget must be at least 1, not 0",
+    ]
+
+
+def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]) -> None:
+    """What a file says for every verb is for those that have a use for it."""
+    yaml = "model: a.st\nkeep: 8\nsamples: 100\nmomentum: 0.5\n"
+    assert merged("prune", {"mask": "m"}, yaml=yaml).keep is None
+    assert merged("score", {"method": "random"}, yaml=yaml).keep is None
+    assert merged("finetune", {"data": "d"}, yaml=yaml).momentum == 0.9
+
+
+def test_requirements_are_read(merged: Callable[..., Any]) -> None:
+    expressions = ["ratio<=1.5", "hf:o/n:id.ece < 1e-2", "fused:ood.cifar-10.auroc==1"]
+    settings = merged("bench", {**M, "require": expressions})
+    found = settings.requirements()
+    assert [(r.row, r.key, r.sign, r.value) for r in found] == [
+        (None, "ratio", "<=", 1.5),
+        ("hf:o/n", "id.ece", "<", 0.01),
+        ("fused", "ood.cifar-10.auroc", "==", 1.0),
+    ]
+    assert found[0].holds(1.5) and not found[0].holds(1.6)
+    assert found[1].holds(0.0) and not found[1].holds(0.01)

@@ -1,0 +1,300 @@
+"""All seven verbs in a row on real data (scikit-learn's digits), through the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+
+BASE = (
+    "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1"
+    "&embed_dim=48&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
+)
+VAL = ["--data", "builtin:digits/val", "--limit", "60"]
+OOD = ["--ood", "builtin:symbols"]
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained base, three Taylor members, a circuit, members of it and a fused model."""
+    folder = tmp_path_factory.mktemp("chain")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        train = ["--data", "builtin:digits/train", "--epochs", "20", "--batch-size", "32", "--lr", "3e-3", "-q"]
+        run("finetune", BASE, *train, "--val", "builtin:digits/val", "-o", "base.st")
+        for seed in range(3):
+            taylor = ["--method", "taylor", "--keep", "2", "--data", "builtin:digits/train", "--samples", "64"]
+            run("prune", "base.st", *taylor, "--seed", str(seed), "-o", f"t{seed}.st")
+        run("extract-circuit", "base.st", *VAL, *OOD, "--objective", "acc,ood,avg", "--budget", "3", "-o", "c.json")
+        for objective in ("acc", "ood", "avg"):
+            run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
+        run("fuse", "t0.st", "t1.st", "t2.st", "-o", "hydra.st")
+        run("fuse", "acc.st", "ood.st", "avg.st", "--merge", "none", "-o", "unmerged.st")
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts in a folder of its own that sees the files of the chain."""
+    monkeypatch.chdir(tmp_path)
+    for file in chain.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main(list(arguments)) == code, arguments
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_the_base_learned_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run("eval", "base.st", "--data", "builtin:digits/test", "--json")
+    assert document(capsys)["models"][0]["id"]["accuracy"] > 0.8
+
+
+def test_eval_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    sets = ["--ood", "letters:near=builtin:letters", "--ood", "photos:far=builtin:photos", "--ood", "x=builtin:symbols"]
+    run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *VAL, *sets, "--json")
+    answer = document(capsys)
+    assert answer["schema"] == "hydractl.eval/1"
+    single, hydra, deep = answer["models"]
+    assert [single["name"], hydra["name"], deep["name"]] == ["base", "hydra", "deep"]
+    assert set(single["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece", "aurc"}
+    assert single["id"]["n"] == 60
+    letters = hydra["ood"]["letters"]
+    assert set(letters) == {"group", "n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"}
+    assert letters["group"] == "near" and hydra["ood"]["x"]["group"] is None
+    assert hydra["near_avg"]["auroc"] == letters["auroc"]
+    mean = sum(entry["auroc"] for entry in hydra["ood"].values()) / 3
+    assert hydra["ood_avg"]["auroc"] == pytest.approx(mean)
+    assert single["diversity"]["id"]["disagreement"] is None and single["diversity"]["id"]["mi"] == 0
+    assert deep["diversity"]["letters"]["mi"] > 0 and deep["diversity"]["letters"]["disagreement"] > 0
+    assert len(hydra["members"]) == 3 and single["members"] == []
+    assert deep["sha256"] == [digest(f"t{i}.st") for i in range(3)] and hydra["sha256"] == digest("hydra.st")
+
+
+def test_load_gives_what_the_members_give() -> None:
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    fused = hydractl.load("unmerged.st", device="cpu")
+    members = [hydractl.load(f"{name}.st", device="cpu") for name in ("acc", "ood", "avg")]
+    with torch.no_grad():
+        together = fused.member_logits(x)
+        for member, alone in zip(together, members, strict=True):
+            assert torch.allclose(member, alone.member_logits(x)[0], atol=1e-5)
+        pooled = torch.stack([m(x).exp() for m in members]).mean(0)
+        assert torch.allclose(fused(x).exp(), pooled, atol=1e-6)
+    assert fused.labels == [str(i) for i in range(10)]
+
+
+@pytest.mark.parametrize("verb", ["score", "prune", "circuit", "finetune", "fuse", "eval"])
+def test_the_same_command_gives_the_same_bytes_under_another_hash_seed(verb: str) -> None:
+    data = ["--data", "builtin:digits/train", "--limit", "80"]
+    commands = {
+        "score": ["score", "base.st", "--method", "taylor", *data, "--samples", "40"],
+        "prune": ["prune", "base.st", "--method", "gate", "--scope", "global", "--keep", "2", *data],
+        "circuit": ["extract-circuit", "base.st", *data, *OOD, "--budget", "1"],
+        "finetune": ["finetune", "t0.st", *data, "--steps", "3"],
+        "fuse": ["fuse", "t0.st", "t1.st", "t2.st"],
+        "eval": ["eval", "hydra.st", *data, "--ood", "b=builtin:letters", "--ood", "a=builtin:photos"],
+    }
+    suffix = "json" if verb in ("score", "circuit", "eval") else "st"
+    found = []
+    for seed in ("1", "2"):
+        name = f"{verb}{seed}.{suffix}"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "hydractl", *commands[verb], "-o", name]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        if verb != "eval":  # its answer is the table
+            assert done.stdout.splitlines()[0] == name
+        found.append(Path(name).read_bytes())
+    assert found[0] == found[1]
+
+
+def test_the_two_literal_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hydra.yaml").write_text("model: base.st\ndata: builtin:digits/train\nprune: {samples: 32}\n")
+    run("prune", "--method", "taylor", "--keep", "2")
+    assert Path("base.taylor-2.st").is_file() and Path("base.taylor-2.mask.json").is_file()
+    for name in "abc":
+        Path(f"{name}.st").write_bytes(Path("base.taylor-2.st").read_bytes())
+    Path("hydra.st").unlink()
+    run("fuse", "a.st", "b.st", "c.st", "-o", "hydra.st")
+    assert "same checkpoint" in capsys.readouterr().err
+
+
+def test_scores_through_a_pipe() -> None:
+    score = f"{sys.executable} -m hydractl score base.st --method magnitude -o -"
+    prune = f"{sys.executable} -m hydractl prune base.st --scores - --keep 1 -o piped.st"
+    done = subprocess.run(f"{score} | {prune}", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run("prune", "base.st", "--method", "magnitude", "--keep", "1", "-o", "direct.st")
+    masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("piped", "direct")]
+    assert masks[0] == masks[1]
+
+
+def test_sequential_scores_and_sequential_pruning_agree() -> None:
+    data = ["--data", "builtin:digits/train", "--samples", "50", "--keep", "1"]
+    run("score", "base.st", "--method", "taylor", "--order", "sequential", *data, "-o", "s.json")
+    run("prune", "base.st", "--scores", "s.json", "--keep", "1", "-o", "two.st")
+    run("prune", "base.st", "--method", "taylor", *data, "-o", "one.st")
+    masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("one", "two")]
+    assert masks[0] == masks[1]
+
+
+def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
+    def removed(*options: str) -> set[tuple[str, int]]:
+        run("prune", "base.st", "--circuit", "c.avg.json", *options, "-o", "p.st", "--force", "-q")
+        sites = json.loads(Path("p.mask.json").read_text())["sites"]
+        return {(site, h) for site, e in sites.items() for h in range(e["heads"]) if h not in e["kept"]}
+
+    assert removed("--remove", "1") < removed("--remove", "2") < removed("--remove", "3")
+    assert removed("--keep", "2") == removed("--remove", "3") == removed()
+    draws = [removed("--remove", "2", "--sample-from", "3", "--seed", str(seed)) for seed in range(8)]
+    assert all(len(draw) == 2 and draw <= removed() for draw in draws)
+    assert len({frozenset(draw) for draw in draws}) > 1
+
+
+def test_shared_sites_take_the_heads_of_the_other_mask() -> None:
+    share = ["--share-sites", "2", "--with", "t0.mask.json"]
+    taylor = ["--method", "random", "--keep", "1", "--seed", "5"]
+    run("prune", "base.st", *taylor, *share, "-o", "s.st")
+    first, shared = (json.loads(Path(f).read_text())["sites"] for f in ("t0.mask.json", "s.mask.json"))
+    sites = list(first)
+    assert [shared[s]["kept"] for s in sites[:2]] == [first[s]["kept"] for s in sites[:2]]
+    assert len(shared[sites[2]]["kept"]) == 1
+    run("prune", "base.st", "--circuit", "c.avg.json", "--remove", "3", *share, "-o", "g.st", code=0)
+    total = sum(len(e["kept"]) for e in json.loads(Path("g.mask.json").read_text())["sites"].values())
+    assert total == 6
+
+
+def test_a_folder_loads_in_the_stock_library() -> None:
+    import timm
+
+    run("prune", "base.st", "--mask", "t0.mask.json", "-o", "published/")
+    theirs = timm.create_model("local-dir:published", pretrained=True).eval()
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = hydractl.load("t0.st", device="cpu").member_logits(x)[0]
+        assert torch.allclose(theirs(x), ours, atol=1e-5)
+        again = hydractl.load("published", device="cpu").member_logits(x)[0]
+        assert torch.allclose(again, ours, atol=1e-5)
+
+
+def test_zeroed_and_sliced_layouts_are_the_same_model() -> None:
+    run("prune", "base.st", "--mask", "t0.mask.json", "--layout", "zeroed", "-o", "z.st")
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        zeroed, sliced = (hydractl.load(f, device="cpu").member_logits(x) for f in ("z.st", "t0.st"))
+    assert torch.allclose(zeroed, sliced, atol=1e-5)
+
+
+def test_finetuning_keeps_pruned_heads_absent_and_changes_the_rest() -> None:
+    run("finetune", "t0.st", "--data", "builtin:digits/train", "--limit", "64", "--steps", "2", "-o", "f.st")
+    before, after = hydractl.load("t0.st", device="cpu"), hydractl.load("f.st", device="cpu")
+    assert before.description.mask == after.description.mask
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_train_last_freezes_the_leading_blocks() -> None:
+    few = ["--data", "builtin:digits/train", "--limit", "64", "--steps", "2", "--train-last", "1"]
+    run("finetune", "t0.st", *few, "-o", "f.st")
+    before = hydractl.load("t0.st", device="cpu").stock_tensors()
+    after = hydractl.load("f.st", device="cpu").stock_tensors()
+    changed = {name.split(".")[0] + "." + name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
+    assert "blocks.2" in changed and "head.weight" in changed
+    assert not {c for c in changed if c.startswith(("blocks.0", "blocks.1", "patch_embed", "pos_embed", "cls_token"))}
+
+
+def test_unlabelled_data_and_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
+    capsys.readouterr()
+    run("eval", "hydra.st", "--data", "plain.npz", "--predictions", "p.jsonl", "--json")
+    assert document(capsys)["models"][0]["id"] == {"n": 3}
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 and set(lines[0]) == {"id", "label", "confidence", "entropy", "mi", "ood_score"}
+    assert lines[0]["id"] == "plain.npz#0" and lines[0]["label"] in [str(i) for i in range(10)]
+    assert lines[0]["ood_score"] == pytest.approx(-lines[0]["confidence"])
+
+
+def test_requirements_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *VAL, "--require", "id.accuracy>=0.5", "--json")
+    run("eval", "base.st", *VAL, "--require", "id.accuracy>=1.01", "--json", code=4)
+    assert "id.accuracy" in capsys.readouterr().err
+    run("bench", "base.st", "h=hydra.st", "--batch-size", "1", "--rounds", "2", "--require", "ratio<=1e9", "--json")
+    run("bench", "base.st", "h=hydra.st", "--batch-size", "1", "--rounds", "2", "--require", "h:ratio<=0", "--json", code=4)
+
+
+def test_bench_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run("bench", "single=base.st", "hydra.st", "deep=t0.st+t1.st+t2.st", "--batch-size", "1,2", "--rounds", "3", "--json")
+    results = document(capsys)["results"]
+    rows = [(r["model"], r["batch_size"]) for r in results]
+    assert sorted(rows) == sorted((m, b) for m in ("single", "hydra", "deep") for b in (1, 2))
+    single, hydra, deep = (next(r for r in results if r["model"] == m) for m in ("single", "hydra", "deep"))
+    assert single["ratio"] == 1.0 and len(hydra["latency_ms"]["runs"]) == 3
+    assert deep["params"] == sum(p.numel() for i in range(3) for p in hydractl.load(f"t{i}.st", device="cpu").parameters())
+    assert hydra["checkpoint_bytes"] == Path("hydra.st").stat().st_size
+
+
+def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(os.listdir("."))
+    capsys.readouterr()
+    commands = [
+        ["score", "base.st", "--method", "taylor", *VAL],
+        ["prune", "base.st", "--method", "taylor", "--keep", "2", *VAL],
+        ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "3"],
+        ["finetune", "base.st", *VAL],
+        ["fuse", "t0.st", "t1.st"],
+        ["eval", "base.st", *VAL],
+        ["bench", "base.st", "hydra.st"],
+    ]
+    for command in commands:
+        run(*command, "--dry-run", "--json")
+        assert document(capsys)["dry_run"] is True
+    assert sorted(os.listdir(".")) == before
+
+
+def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken.st").write_bytes(b"old")
+    run("fuse", "t0.st", "t1.st", "-o", "taken.st", code=5)
+    assert Path("taken.st").read_bytes() == b"old"
+    run("fuse", "t0.st", "missing.st", code=3)
+    run("fuse", "hydra.st", "t0.st", "-o", "x.st", code=3)
+    run("prune", "base.st", "--method", "magnitude", "--keep", "9", code=2)
+    run("prune", "hydra.st", "--method", "magnitude", "--keep", "1", code=3)
+    run("eval", "base.st", "--data", "nowhere.npz", code=3)
+    run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "10", code=2)
+    run("extract-circuit", "base.st", *VAL, "--ood", "builtin:digits/val", "--budget", "1", "-o", "n.json", code=3)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not [name for name in os.listdir(".") if "hydractl-tmp" in name]
+
+
+def test_info_describes_every_file(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    run("--info", "base.st", "hydra.st", "t0.mask.json", "c.avg.json")
+    text = capsys.readouterr().out
+    for word in ("dense", "fused", "hydractl.mask/1", "hydractl.circuit/1", "■"):
+        assert word in text
