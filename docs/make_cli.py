@@ -13,7 +13,8 @@ WIDTH = 110
 def text() -> str:
     """The reference page."""
     parts = ["# Command line\n\nMade from the help texts by `make docs`.\n"]
-    for title, body in [("hydractl", app_help(WIDTH)), *((v, verb_help(v, WIDTH)) for v in VERBS), ("--info", info_help(WIDTH))]:
+    pages = {"hydractl": app_help(WIDTH), **{v: verb_help(v, WIDTH) for v in VERBS}, "--info": info_help(WIDTH)}
+    for title, body in pages.items():
         parts.append(f"## {title}\n\n```text\n{body.rstrip()}\n```\n")
     return "\n".join(parts)
 

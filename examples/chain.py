@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +34,8 @@ class Study:
         ood_val: OOD SPEC for the circuits only. ``ood_test`` are the ``NAME:group=SPEC`` of the test.
         remove: heads removed from each member, in all.
         samples: calibration samples of a Taylor member.
-        tuning: options of ``finetune`` for each member; empty leaves members as pruned.
+        pretraining, tuning: options of ``finetune`` for the base and for each member; empty leaves them as they are.
+        search, bench: options of ``extract-circuit`` and ``bench``.
         criteria: which score-based ensembles to make beside the circuits.
     """
 
@@ -47,11 +48,11 @@ class Study:
     ood_test: list[str]
     remove: int
     samples: int = 512
-    pretraining: list[str] = field(default_factory=list)
-    tuning: list[str] = field(default_factory=list)
-    search: list[str] = field(default_factory=list)
+    pretraining: str = ""
+    tuning: str = ""
+    search: str = ""
     criteria: tuple[str, ...] = ("taylor",)
-    bench: list[str] = field(default_factory=list)
+    bench: str = ""
 
 
 def hydractl(*arguments: str) -> None:
@@ -71,7 +72,7 @@ def run(study: Study) -> None:
     if study.pretraining:
         base = f"{study.runs}/base.st"
         data = ["--data", study.train, "--val", study.val]
-        hydractl("finetune", study.base, *data, *study.pretraining, "-o", base, "-q")
+        hydractl("finetune", study.base, *data, *study.pretraining.split(), "-o", base, "-q")
     ensembles = {kind: scored(study, base, kind) for kind in study.criteria}
     ensembles["circuit"] = circuits(study, base)
     models = [f"single={base}"]
@@ -82,7 +83,7 @@ def run(study: Study) -> None:
         models += [f"hydra-{kind}={study.runs}/hydra-{kind}.st", f"ensemble-{kind}={'+'.join(members)}"]
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
     hydractl("eval", *models, "--data", study.test, *ood, "-o", f"{study.runs}/eval.json")
-    hydractl("bench", *models, *study.bench, "-o", f"{study.runs}/bench.json")
+    hydractl("bench", *models, *study.bench.split(), "-o", f"{study.runs}/bench.json")
     show(study.runs)
     print(f"{time.monotonic() - started:.0f} s")
 
@@ -101,8 +102,9 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
 
 def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
-    hydractl("extract-circuit", base, "--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES),
-             "--budget", str(study.remove), *study.search, "-o", f"{study.runs}/circuit.json", "-q")  # fmt: skip
+    data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
+    how = ["--budget", str(study.remove), *study.search.split()]
+    hydractl("extract-circuit", base, *data, *how, "-o", f"{study.runs}/circuit.json", "-q")
     members = []
     for objective in OBJECTIVES:
         pruned = f"{study.runs}/circuit-{objective}.pruned.st"
@@ -115,7 +117,7 @@ def tuned(study: Study, pruned: str, path: str) -> str:
     """The pruned member after fine-tuning, or as it is."""
     if not study.tuning:
         return pruned
-    hydractl("finetune", pruned, "--data", study.train, "--val", study.val, *study.tuning, "-o", path, "-q")
+    hydractl("finetune", pruned, "--data", study.train, "--val", study.val, *study.tuning.split(), "-o", path, "-q")
     return path
 
 

@@ -1,6 +1,6 @@
 """The demonstration: a small ViT on scikit-learn's handwritten digits, everything from packages, no GPU.
 
-OOD images: punctuation signs choose the circuits; letters (near) and patches of photographs (far) are for the test only.
+OOD images: punctuation signs choose the circuits; letters (near) and patches of photographs (far) are test sets only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STUDY = Study(
     ood_test=["letters:near=builtin:letters", "photos:far=builtin:photos"],
     remove=12,  # of 36 heads, the share of the paper's 8 kept of 12
     samples=128,
-    pretraining="--epochs 40 --lr 2e-3 --warmup 0.1 --weight-decay 0.05 --label-smoothing 0.05".split(),
-    tuning="--epochs 4 --lr 3e-4".split(),
-    search="--batch-size 300".split(),
-    bench="--batch-size 32 --rounds 20".split(),
+    pretraining="--epochs 40 --lr 2e-3 --warmup 0.1 --weight-decay 0.05 --label-smoothing 0.05",
+    tuning="--epochs 4 --lr 3e-4",
+    search="--batch-size 300",
+    bench="--batch-size 32 --rounds 20",
 )
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ def study(data: Path, folder: Path) -> Study:
         ood_val=str(data / "cifar100_test.npz"),
         ood_test=[f"mnist={data / 'mnist_test.npz'}", f"cifar10={data / 'cifar10_test.npz'}"],
         remove=8,
-        pretraining="--epochs 6 --batch-size 128 --lr 2e-3 --warmup 0.05 --weight-decay 0.05".split(),
-        search="--limit 1000 --batch-size 500".split(),
+        pretraining="--epochs 6 --batch-size 128 --lr 2e-3 --warmup 0.05 --weight-decay 0.05",
+        search="--limit 1000 --batch-size 500",
         criteria=("taylor", "random"),
-        bench="--batch-size 32 --rounds 20".split(),
+        bench="--batch-size 32 --rounds 20",
     )
 
 
@@ -59,8 +59,8 @@ def main() -> None:
     plan = study(arguments.data, folder)
     if arguments.tune:
         base = str(RUNS / "pruned" / "base.st")
-        tuning = "--epochs 2 --batch-size 128 --lr 2e-4".split()
-        plan = replace(plan, runs=RUNS / "tuned", base=base, pretraining=[], tuning=tuning)
+        tuning = "--epochs 2 --batch-size 128 --lr 2e-4"
+        plan = replace(plan, runs=RUNS / "tuned", base=base, pretraining="", tuning=tuning)
     run(plan)
 
 

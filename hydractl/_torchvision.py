@@ -44,8 +44,8 @@ def _loads_its_library() -> bool:
     """Whether torchvision has its operators, or will have them; True too where no torchvision is installed.
 
     The compiled library is loaded as torchvision would load it, without importing torchvision: a failed import leaves
-    half of it in ``sys.modules``, whereas a library that the dynamic loader refuses has run no code. Loading it a second
-    time, which torchvision does later, changes nothing.
+    half of it in ``sys.modules``, whereas a library that the dynamic loader refuses has run no code. When torchvision
+    loads it a second time later, nothing changes.
     """
     spec = importlib.util.find_spec("torchvision")  # finds a top-level package without running it
     if spec is None or spec.origin is None:

@@ -81,9 +81,7 @@ def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | N
     return counts[0], known
 
 
-def _open_sets(
-    settings: EvalSettings, classes: int, labels: Sequence[str] | None
-) -> list[tuple[str, Any, Any]]:
+def _open_sets(settings: EvalSettings, classes: int, labels: Sequence[str] | None) -> list[tuple[str, Any, Any]]:
     """(name, group, data set) of the ID set, named ``id``, and every OOD set."""
     from hydractl.data import open_data
     from hydractl.models import read_json_file
@@ -135,7 +133,6 @@ def _row(
     log: Log,
 ) -> tuple[dict[str, Any], list[Path]]:
     """The row of one model, and the prediction file written."""
-    import numpy as np
 
     from hydractl.metrics.ood import OOD_SCORES
     from hydractl.metrics.summary import diversity, group_averages, id_metrics, ood_metrics

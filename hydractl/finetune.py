@@ -26,7 +26,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, write_with
     from hydractl.checkpoint import DictTensors, write_tensors
     from hydractl.cost import cost_of
-    from hydractl.models import build_model, open_sources
+    from hydractl.models import build_model, check_finite, open_sources
     from hydractl.provenance import provenance
     from hydractl.score import only_one
     from hydractl.training.loop import train
@@ -39,7 +39,9 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     steps = settings.steps or (settings.epochs or 0) * -(-len(train_set) // settings.batch_size)
     cost = cost_of(source.description, source.tensors)
     plan = {"output": str(path), "model": source.name, "samples": len(train_set), "steps": steps, "cost": cost}
-    log.info(f"{steps} steps of {settings.batch_size} samples, about {3 * cost['macs'] * steps * settings.batch_size:.2g} mult-adds")
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    work = 3 * cost["macs"] * steps * settings.batch_size
+    log.info(f"{steps} steps of {settings.batch_size} samples, about {work:.2g} mult-adds")
     if settings.dry_run:
         return Outcome({"schema": "hydractl.finetune/1", "dry_run": True, **plan})
     with Output(path, force=settings.force) as output:
@@ -62,6 +64,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
             provenance=provenance("finetune", settings, [source.sha256], details),
         )
         tensors = DictTensors(_stored(model, source))
+        check_finite(f"{source.name} after training", tensors)
         digests: list[str] = []
         file = write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
     document = {
@@ -142,9 +145,7 @@ def _training_data(model: HydraModel, train_set: Any, val_set: Any, settings: Fi
     parameter = next(model.parameters())
 
     def from_set(dataset: Any, indices: list[int] | None) -> Iterator[tuple[Any, Any]]:
-        for batch in batches(
-            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=indices
-        ):
+        for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=indices):
             yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
     def cached(dataset: Any) -> Any:

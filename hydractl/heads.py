@@ -175,9 +175,7 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         return value
 
     try:
-        document = json.loads(
-            text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite
-        )
+        document = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
         if "\\u" in text:  # only an escape can stand for half a character, which could never be written again
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         return document
@@ -225,8 +223,8 @@ def _is_finite(value: Any) -> bool:
 
 def _shape_of(counts: Sequence[int]) -> str:
     if counts and all(c == counts[0] for c in counts):
-        return f"{len(counts)} sites x {counts[0]} heads"
-    return f"{len(counts)} sites, heads {list(counts)}"
+        return f"{len(counts)} sites x {shown(counts[0])} heads"
+    return f"{len(counts)} sites, heads {shown(list(counts), 100)}"
 
 
 def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str | None = None) -> HeadMask:
@@ -265,7 +263,7 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
 
 def _mask_shape(found: Mapping[str, Any]) -> str:
     entries = [e.get("heads") if isinstance(e, Mapping) else None for e in found.values()]
-    counts = [e for e in entries if _is_index(e)]
+    counts = [e for e in entries if isinstance(e, int) and not isinstance(e, bool)]
     return _shape_of(counts) if len(counts) == len(entries) and counts else f"{len(entries)} sites"
 
 

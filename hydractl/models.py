@@ -24,6 +24,7 @@ from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import MODULES, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.heads import HeadMask, Site
+from hydractl.members import MemberTensors
 
 if TYPE_CHECKING:
     import torch
@@ -171,9 +172,17 @@ def _parse_query(query: str) -> dict[str, Any]:
 def _open_folder(path: Path, name: str | None) -> Source:
     for family_name in MODULES:
         loaded = get_family(family_name).load_folder(path)
-        if loaded is not None:
-            weights = loaded.tensors.path if isinstance(loaded.tensors, FileTensors) else None
-            return _from_loaded(family_name, loaded, name or path.resolve().name, weights)
+        if loaded is None:
+            continue
+        name = name or path.resolve().name
+        if not isinstance(loaded.tensors, FileTensors):
+            return _from_loaded(family_name, loaded, name, None)
+        header = loaded.tensors.header
+        if header.description is not None:
+            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+            description = Description.from_json(header.description, str(path))
+            return _open_file(loaded.tensors.path, header, description, name)
+        return _from_loaded(family_name, loaded, name, loaded.tensors.path)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
         hint="a timm folder holds config.json with an architecture, and model.safetensors",
@@ -237,35 +246,6 @@ def _open_file(path: Path, header: Header, description: Description, name: str |
     else:
         _check_tensors(str(path), tensors, family, description)
     return Source(name or path.stem, sha256_file(path), description, tensors, path.stat().st_size)
-
-
-def member_name(name: str, member: int) -> str:
-    """Where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
-    return f"members.{member}.{name}"
-
-
-class MemberTensors(Mapping[str, "torch.Tensor"]):
-    """The tensors of one member of a fused source under their stock names."""
-
-    def __init__(self, tensors: TensorSource, member: int) -> None:
-        self.tensors = tensors
-        prefix = member_name("", member)
-        names = tensors.names()
-        self.stored = {n: n for n in names if not n.startswith("members.")}
-        self.stored.update({n.removeprefix(prefix): n for n in names if n.startswith(prefix)})
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.tensors.read(self.stored[name])
-
-    def __iter__(self) -> Any:
-        return iter(self.stored)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def info(self, name: str) -> Any:
-        """Dtype and shape of one tensor."""
-        return self.tensors.info(self.stored[name])
 
 
 def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:

@@ -90,4 +90,3 @@ def _write_tensors(output: Output, logits: np.ndarray, dataset: Any, labels: Seq
         write_tensors(handle, DictTensors(tensors), description)
 
     return write_with(output, write)
-

@@ -68,8 +68,16 @@ def mask_name(path: Path) -> Path:
 def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any]]:
     """The mask of the pruned model and what decided it."""
     from hydractl.models import read_json_file
-    from hydractl.select import apply_fixed, check_scored, lowest, select_global, select_per_site, shared_sites
-    from hydractl.select import site_budget, total_budget
+    from hydractl.select import (
+        apply_fixed,
+        check_scored,
+        lowest,
+        select_global,
+        select_per_site,
+        shared_sites,
+        site_budget,
+        total_budget,
+    )
 
     present, sites = source.description.mask, source.sites
     fixed = {}
@@ -135,9 +143,7 @@ def _from_circuit(
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write(
-    source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log
-) -> Outcome:
+def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
     from hydractl.atomic import json_bytes, write_json, write_with
     from hydractl.checkpoint import write_tensors
     from hydractl.models import check_finite

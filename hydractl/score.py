@@ -131,9 +131,7 @@ def calibration_sample(
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, Any]]:
-        for batch in batches(
-            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn
-        ):
+        for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
             yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
     return Calibration(iterate, count, settings.seed, log), drawn

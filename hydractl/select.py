@@ -58,7 +58,9 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
     return present.without(removed)
 
 
-def select_global(order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
+def select_global(
+    order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]
+) -> HeadMask:
     """Remove ``count`` heads in all: those of the ``fixed`` sites as given, the rest in the order of removal.
 
     Args:

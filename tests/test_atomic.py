@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -161,14 +162,14 @@ def test_a_folder_where_a_file_should_be(force: bool, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         Output(tmp_path / "a.st", force=force)
     assert caught.value.message == f"the output is a folder: {tmp_path / 'a.st'}"
-    with pytest.raises(OutputError, match="^the output is a folder: "):
+    with pytest.raises(OutputError, match=r"^the output is a folder: "):
         Output("", force=force)
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_file_where_a_folder_should_be(force: bool, tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"")
-    with pytest.raises(OutputError, match="^the output is a file: "):
+    with pytest.raises(OutputError, match=r"^the output is a file: "):
         Output(tmp_path / "out", force=force, folder=True)
 
 
@@ -176,14 +177,14 @@ def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
     for name in ("pipe", "link"):
-        with pytest.raises(OutputError, match="^the output is no regular file: "):
+        with pytest.raises(OutputError, match=r"^the output is no regular file: "):
             Output(tmp_path / name, force=True)
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     for length in (250, 300):  # the first has no room for the temporary name, the second is too long itself
-        with pytest.raises(OutputError, match="File name too long$"):
+        with pytest.raises(OutputError, match=r"File name too long$"):
             Output(tmp_path / ("x" * length))
 
 
@@ -192,7 +193,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     try:
         if os.access(tmp_path, os.W_OK):
             pytest.skip("this user may write everywhere")
-        with pytest.raises(OutputError, match="^the folder of the output is not writable: "):
+        with pytest.raises(OutputError, match=r"^the folder of the output is not writable: "):
             Output(tmp_path / "a.st")
     finally:
         tmp_path.chmod(0o755)
@@ -202,7 +203,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / ".a.st.hydractl-tmp").symlink_to(victim)
-    with pytest.raises(OutputError, match="^cannot write "):
+    with pytest.raises(OutputError, match=r"^cannot write "):
         Output(tmp_path / "a.st")
     assert victim.read_bytes() == b"precious"
 
@@ -236,7 +237,7 @@ def test_a_kill_before_the_rename_keeps_the_old_file_and_frees_the_lock(tmp_path
         kill(process)
     assert path.read_bytes() == b"old"
     assert listing(tmp_path) == [".a.st.hydractl-tmp", "a.st"]
-    with pytest.raises(OutputError, match="^the output exists"):
+    with pytest.raises(OutputError, match=r"^the output exists"):
         Output(path)
     with Output(path, force=True) as output:
         assert output.temporary.read_bytes() == b"", "nothing of the dead run gets into the new one"
@@ -263,10 +264,32 @@ def test_an_output_that_appears_while_the_lock_is_taken_is_kept(
         return acquire(self)
 
     monkeypatch.setattr(Output, "_acquire", slow)
-    with pytest.raises(OutputError, match="^the output exists"):
+    with pytest.raises(OutputError, match=r"^the output exists"):
         Output(path)
     assert path.read_bytes() == b"of another process"
     assert listing(tmp_path) == ["a.st"]
+
+
+def test_a_lock_on_a_file_that_was_just_renamed_away_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, calls = tmp_path / "a.st", fcntl.flock, []
+
+    def late(handle: IO[bytes], operation: int) -> None:
+        if not calls:  # the owner commits after this process has opened its temporary file
+            os.replace(tmp_path / ".a.st.hydractl-tmp", path)
+        calls.append(operation)
+        real(handle, operation)
+
+    monkeypatch.setattr("hydractl.atomic.fcntl.flock", late)
+    with Output(path, force=True) as output:
+        assert listing(tmp_path) == [".a.st.hydractl-tmp", "a.st"]
+        with output.opened() as handle:
+            handle.write(b"new")
+        assert path.read_bytes() == b""
+        output.commit()
+    assert path.read_bytes() == b"new"
+    assert len(calls) == 2
 
 
 RACE = """
@@ -301,7 +324,8 @@ def test_of_several_processes_exactly_one_wins(tmp_path: Path) -> None:
     assert listing(tmp_path) == sorted(f"out{i}" for i in range(25))
     for path in tmp_path.iterdir():
         content = path.read_bytes()
-        assert len(content) == 100_000 and len(set(content)) == 1
+        assert len(content) == 100_000
+        assert len(set(content)) == 1
 
 
 # --- modes and links --------------------------------------------------------------------------------------------------
@@ -326,7 +350,7 @@ def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "real.st").write_bytes(b"old")
     (tmp_path / "a.st").symlink_to(Path("store") / "real.st")
-    with pytest.raises(OutputError, match="^the output exists"):
+    with pytest.raises(OutputError, match=r"^the output exists"):
         Output(tmp_path / "a.st")
     assert write(tmp_path / "a.st", force=True) == tmp_path / "a.st"
     assert os.readlink(tmp_path / "a.st") == "store/real.st"
@@ -394,7 +418,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_folder(tmp_path / "out", "one")
     assert (tmp_path / "out" / "sub" / "file").read_text() == "one"
     (tmp_path / "out" / "more").write_text("gone afterwards")
-    with pytest.raises(OutputError, match="^the output exists"):
+    with pytest.raises(OutputError, match=r"^the output exists"):
         write_folder(tmp_path / "out", "two")
     write_folder(tmp_path / "out", "two", force=True)
     assert listing(tmp_path / "out") == ["sub"]
@@ -426,7 +450,7 @@ def test_a_killed_folder_leaves_the_old_one_and_is_cleared_away(tmp_path: Path) 
 def test_a_kill_between_the_two_renames_of_a_folder_loses_nothing(tmp_path: Path) -> None:
     old_folder(tmp_path / ".out.hydractl-old")
     (tmp_path / ".out.hydractl-tmp").mkdir()
-    with pytest.raises(OutputError, match="^the output exists"):
+    with pytest.raises(OutputError, match=r"^the output exists"):
         Output(tmp_path / "out", folder=True)
     assert listing(tmp_path) == ["out"]
     assert listing(tmp_path / "out") == ["old"]

@@ -41,7 +41,7 @@ class Taylor:
                 parameter.requires_grad_(flag)
         scores: dict[int, list[float]] = {i: [] for i in sites}
         for i, weight in weights.items():
-            heads, dk = model.attentions[i].head_counts[0], model.sites[i].head_dim
+            heads = model.attentions[i].head_counts[0]
             product = (weight.detach().double() * gradients[i] / calibration.size).abs()
             # [3 h dk, d] -> [3, h]: mean over a head's rows, then over q, k and v
             scores[i] = product.reshape(3, heads, -1).mean(2).mean(0).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MODULES = {"timm": "hydractl.families.timm_vit"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def get_family(name: str) -> ModelFamily:
     """The family of that name.
 

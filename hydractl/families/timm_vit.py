@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import json
 import logging
 import tempfile
@@ -90,9 +91,11 @@ class TimmViT:
         foreign = sorted(_NOT_THE_MODEL & set(options))
         if foreign:
             raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
-        torch.manual_seed(seed)
         try:
-            model = timm.create_model(name, pretrained=False, **options).eval()
+            # The caller's own random numbers go on as if nothing had been drawn.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = timm.create_model(name, pretrained=False, **options).eval()
             _check(model)
             config = _published_config(model)
         except InputError:
@@ -265,7 +268,9 @@ class TimmViT:
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (size[2], size[1])))  # what timm checks only when it meets an image
         except Exception as error:
-            raise InputError(f"timm cannot preprocess images with {shown(settings, 200)}: {_first_line(error)}") from error
+            raise InputError(
+                f"timm cannot preprocess images with {shown(settings, 200)}: {_first_line(error)}"
+            ) from error
         return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in samples])
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
@@ -306,7 +311,7 @@ def _check(model: nn.Module) -> None:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
     for index, block in enumerate(model.blocks):
         attention = getattr(block, "attn", None)
-        if type(attention) is not Attention:
+        if attention is None or type(attention) is not Attention:
             found = "nothing" if attention is None else type(attention).__name__
             raise InputError(
                 f"blocks.{index} of {kind} is a {type(block).__name__} with {found} as its attn, "
@@ -397,7 +402,9 @@ def _tags(name: str) -> str:
 
 
 def _near(name: str) -> str:
-    near = timm.list_models(f"*{name.split('.')[0]}*")[:3]
+    base = name.split(".")[0]
+    known = timm.list_models(["vit_*", "deit*"])
+    near = [n for n in known if n.startswith(base)][:3] or difflib.get_close_matches(base, known)
     if near:
         return f"near names: {', '.join(near)}"
     return "list them with: python -c 'import timm; print(timm.list_models())'"

@@ -17,7 +17,8 @@ from hydractl.checkpoint import TensorInfo, TensorSource, torch_dtype
 from hydractl.description import Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE
-from hydractl.models import Source, member_name
+from hydractl.members import member_name
+from hydractl.models import Source
 
 
 @dataclass(frozen=True)

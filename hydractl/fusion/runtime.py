@@ -19,7 +19,7 @@ from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.families import get_family
 from hydractl.families.base import State
-from hydractl.models import MemberTensors
+from hydractl.members import MemberTensors
 
 
 class HydraModel(nn.Module):

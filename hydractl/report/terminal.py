@@ -15,7 +15,7 @@ from hydractl.report.figures import bytes_text, count_text, number, signed_chang
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
     """What a person sees of a document, or None when there is no special form for it."""
     renderer = _RENDERERS.get(str(document.get("schema")))
-    if renderer is None or document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN:
+    if renderer is None or (document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN):
         return None
     return renderer(document, width)
 
@@ -87,7 +87,8 @@ def _bench(document: dict[str, Any], width: int) -> RenderableType:
                 bytes_text(row.get("checkpoint_bytes")),
             ]
         )
-    columns = ("model", "batch", "dtype", "ms", "samples/s", "ratio", "95 % interval", "mac ratio", "params", "mult-adds", "file")
+    timed = ("model", "batch", "dtype", "ms", "samples/s", "ratio", "95 % interval")
+    columns = (*timed, "mac ratio", "params", "mult-adds", "file")
     return _table("cost (ratio to the first model, paired medians)", columns, body)
 
 
@@ -139,8 +140,8 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
     ]
     check = document.get("self_check")
     if check:
-        worst = max(check["member_max_abs"])
-        facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {max(check['merge_max_abs']):.2g}"))
+        worst, moved = max(check["member_max_abs"]), max(check["merge_max_abs"])
+        facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
     facts.append(("file" if check else "would write", document["output"]))
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))
@@ -150,9 +151,7 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
 def _scores(document: dict[str, Any], width: int) -> RenderableType:
     sites = document["sites"]
     widest = max((len(v) for v in sites.values()), default=0)
-    rows = [
-        [site, *[number(v, 3) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()
-    ]
+    rows = [[site, *[number(v, 3) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()]
     columns = ("site", *[f"head {h}" for h in range(widest)])
     return _table(f"importance ({document.get('method', 'given')}), higher = keep", columns, rows)
 

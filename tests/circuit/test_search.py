@@ -36,7 +36,9 @@ def naive_score(model: Any, objective: str) -> Fraction:
     return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective]
 
 
-def naive_ranking(model: Any, objective: str, budget: int, start: list[tuple[str, int]]) -> list[tuple[str, int, Fraction]]:
+def naive_ranking(
+    model: Any, objective: str, budget: int, start: list[tuple[str, int]]
+) -> list[tuple[str, int, Fraction]]:
     """Algorithm 1: ablate each remaining head alone, remove the one with the highest score, first one wins a tie."""
     removed = list(start)
     steps = []
@@ -80,9 +82,7 @@ def test_ranking_equals_the_naive_algorithm(variant: str, objective: str) -> Non
 
 def test_ties_really_occur_in_this_data() -> None:
     model = stock("class-token")
-    scores = [
-        naive_score(zero_columns(model, [(f"blocks.{s}.attn", h)]), "acc") for s in range(3) for h in range(3)
-    ]
+    scores = [naive_score(zero_columns(model, [(f"blocks.{s}.attn", h)]), "acc") for s in range(3) for h in range(3)]
     assert len(set(scores)) < len(scores)
 
 

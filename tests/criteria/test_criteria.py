@@ -64,9 +64,7 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns() -> None:
     source = source_of(reference, "class-token")
     mask = mask_of(source, [[0, 2], [], [1]])
     pruned = prune_source(source, mask)
-    scores = get_criterion("taylor").score(
-        HydraModel(pruned.description, pruned.tensors), calibration(5), range(3)
-    )
+    scores = get_criterion("taylor").score(HydraModel(pruned.description, pruned.tensors), calibration(5), range(3))
     zeroed = zero_columns(reference, mask.removed_heads)
     for site, kept in enumerate(mask.kept.values()):
         expected = naive_taylor(zeroed, site)
@@ -103,9 +101,7 @@ def test_gate_equals_the_gradient_of_each_sample() -> None:
 def test_magnitude_is_the_mean_absolute_weight() -> None:
     reference = stock("class-token")
     source = source_of(reference, "class-token")
-    scores = get_criterion("magnitude").score(
-        HydraModel(source.description, source.tensors), calibration(5), range(3)
-    )
+    scores = get_criterion("magnitude").score(HydraModel(source.description, source.tensors), calibration(5), range(3))
     attention = reference.blocks[1].attn
     qkv, out = attention.qkv.weight.detach(), attention.proj.weight.detach()
     for head in range(3):

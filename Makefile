@@ -1,0 +1,69 @@
+# Each target sets up .venv itself, so a machine needs only make and Python 3.10 or newer:
+#   make test                          the first Python found
+#   make test PYTHON=/path/to/python   one of your own choice (after make clean, where there is a .venv already)
+#   make test ARGS="-k name"           arguments for pytest
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
+DEMO := runs/digits
+
+# The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+
+.PHONY: help test demo lint docs bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make test    run the tests"
+	@echo "make demo    train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
+	@echo "make bench   time the models of the demo at several batch sizes"
+	@echo "make lint    style, format and types"
+	@echo "make docs    write docs/cli.md from the help texts"
+	@echo "make clean   remove $(VENV), $(DEMO) and caches"
+	@echo "PYTHON=...   the Python to set up $(VENV) with (3.10 or newer)"
+
+test: $(READY)
+	$(RUN) -m pytest $(ARGS)
+
+demo: $(READY)
+	$(RUN) examples/digits.py
+
+lint: $(READY_DEV)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+docs: $(READY)
+	$(RUN) docs/make_cli.py
+
+bench: $(DEMO)/bench.json
+	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/hydra-circuit.st \
+	  members=$(DEMO)/circuit-acc.st+$(DEMO)/circuit-ood.st+$(DEMO)/circuit-avg.st \
+	  --batch-size 1,8,32 -o $(DEMO)/bench-batches.json --force
+
+$(DEMO)/bench.json: | $(READY)
+	$(RUN) examples/digits.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find hydractl tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(RUN) -c 'import pip' 2>/dev/null && exit 0; \
+	for python in $(PYTHONS); do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue; \
+	  "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "error: $$python has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
+	  echo "$(VENV): $$("$$python" --version); the first installation takes a few minutes"; \
+	  exec "$$python" -m venv $(VENV); \
+	done; \
+	echo "error: no Python 3.10 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
+	$(PIP) -e ".[test,demo]"
+	@touch $@
+
+$(READY_DEV): $(READY)
+	$(PIP) -e ".[dev]"
+	@touch $@

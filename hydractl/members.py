@@ -1,0 +1,40 @@
+"""How the tensors of members stand in one file: shared ones under stock names, the rest under ``members.M.``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import TensorInfo, TensorSource
+
+if TYPE_CHECKING:
+    import torch
+
+
+def member_name(name: str, member: int) -> str:
+    """Where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
+    return f"members.{member}.{name}"
+
+
+class MemberTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors of one member of a fused source under their stock names."""
+
+    def __init__(self, tensors: TensorSource, member: int) -> None:
+        self.tensors = tensors
+        prefix = member_name("", member)
+        names = tensors.names()
+        self.stored = {n: n for n in names if not n.startswith("members.")}
+        self.stored.update({n.removeprefix(prefix): n for n in names if n.startswith(prefix)})
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors.read(self.stored[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return self.tensors.info(self.stored[name])
