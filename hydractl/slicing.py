@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorInfo, TensorSource, tensor_info, torch_dtype
-from hydractl.families.base import ModelFamily
+from hydractl.families.base import ModelFamily, attention_names
 from hydractl.heads import HeadMask, Site
 
 Edit = Callable[[Site, HeadWeights], HeadWeights]
@@ -27,7 +27,7 @@ class EditedHeads:
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
-            members = [n for n in names if n.startswith(site.path + ".")]
+            members = attention_names(family, names, sites, site)
             for name, tensor in self._edited(site, {n: _meta(source.info(n)) for n in members}).items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -136,3 +136,9 @@ class ModelFamily(Protocol):
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random inputs of the right shape, for measuring cost."""
         ...
+
+
+def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
+    """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""
+    inside = f"{site.path}."
+    return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]

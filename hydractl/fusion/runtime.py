@@ -7,7 +7,7 @@ ratio of a fused to a single model compares the same code. Paper section 4.2 and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hydractl.checkpoint import TensorSource
 from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.families.base import State
+from hydractl.families.base import State, attention_names
 from hydractl.members import MemberTensors
 
 
@@ -53,7 +53,7 @@ class HydraModel(nn.Module):
         views = [MemberTensors(tensors, m) for m in range(count)]
         self.networks = nn.ModuleList(self.family.build(description.config) for _ in range(count))
         for network, view in zip(self.networks, views, strict=True):
-            _assign(network, view, reader, skip=tuple(f"{s.path}." for s in self.sites))
+            _assign(network, view, reader, skip=self._is_attention)
         self.attentions: list[HeadAttention] = []
         for site in self.sites:
             self._install(site, views, reader)
@@ -73,7 +73,7 @@ class HydraModel(nn.Module):
         """One attention for all members, in the place of the first member's."""
         members = []
         for network, view in zip(self.networks, views, strict=True):
-            names = [n for n in view if n.startswith(site.path + ".")]
+            names = attention_names(self.family, view, self.sites, site)
             weights = self.family.read({n: reader.tensor(view.stored[n]) for n in names}, site)
             q_norm, k_norm = self.family.norms(network, site)
             for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
@@ -86,16 +86,19 @@ class HydraModel(nn.Module):
             self.family.install(network, site, attention)
         self.attentions.append(attention)
 
+    def _is_attention(self, name: str) -> bool:
+        """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
+        return self.family.part(name, self.sites) == "attention"
+
     def _own_blocks(self, views: Sequence[MemberTensors]) -> None:
         """In the blocks of the first member, wrap each module whose weights every member has for itself."""
         if len(views) == 1:
             return
         prefixes = tuple(f"{path}." for path in self.family.stages(self.networks[0]).block_paths)
-        attention = tuple(f"{s.path}." for s in self.sites)
         owners = {
             name.rpartition(".")[0]
             for name, stored in views[0].stored.items()
-            if stored != name and name.startswith(prefixes) and not name.startswith(attention)
+            if stored != name and name.startswith(prefixes) and not self._is_attention(name)
         }
         for owner in sorted(owners):
             if f"{owner}." in prefixes:
@@ -166,9 +169,8 @@ class HydraModel(nn.Module):
         """The weights of a model with one member under their stock names, removed heads sliced away."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
-        attention = tuple(f"{s.path}." for s in self.sites)
         state = self.networks[0].state_dict()
-        tensors = {n: t.detach() for n, t in state.items() if not n.startswith(attention)}
+        tensors = {n: t.detach() for n, t in state.items() if not self._is_attention(n)}
         for index, site in enumerate(self.sites):
             self.family.write(tensors, site, self.head_weights(index))
         return tensors
@@ -204,9 +206,9 @@ class _Reader:
         return self._parameters[stored]
 
 
-def _assign(network: nn.Module, view: MemberTensors, reader: _Reader, skip: tuple[str, ...]) -> None:
+def _assign(network: nn.Module, view: MemberTensors, reader: _Reader, skip: Callable[[str], bool]) -> None:
     """Put the stored tensors in the place of the meta parameters of a skeleton."""
     for name, _ in list(network.named_parameters()):
-        if not name.startswith(skip):
+        if not skip(name):
             parent, _, leaf = name.rpartition(".")
             network.get_submodule(parent).register_parameter(leaf, reader.parameter(view.stored[name]))
