@@ -59,7 +59,7 @@ def main() -> None:
     plan = study(arguments.data, folder)
     if arguments.tune:
         base = str(RUNS / "pruned" / "base.st")
-        tuning = "--epochs 2 --batch-size 128 --lr 2e-4"
+        tuning = "--epochs 2 --limit 10000 --batch-size 128 --lr 2e-4"
         plan = replace(plan, runs=RUNS / "tuned", base=base, pretraining="", tuning=tuning)
     run(plan)
 
