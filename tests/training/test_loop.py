@@ -1,0 +1,175 @@
+"""The training loop against a plain torch loop on timm's own model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hydractl.errors import NonFiniteError, UsageError
+from hydractl.fusion.runtime import HydraModel
+from hydractl.log import Log
+from hydractl.settings import FinetuneSettings
+from hydractl.training.loop import TrainingData, train, trainable
+from hydractl.training.schedule import factor, warmup_steps
+from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
+
+SIZE, BATCH = 20, 8
+
+
+def settings(**changes: Any) -> FinetuneSettings:
+    values = {"model": ["x.st"], "data": "x.npz", "batch_size": BATCH, "warmup": 2, "seed": 3, **changes}
+    made = FinetuneSettings(**values)
+    made.check()
+    return made
+
+
+def sample() -> tuple[torch.Tensor, torch.Tensor]:
+    return images(SIZE, seed=8), torch.randint(0, 5, (SIZE,), generator=torch.Generator().manual_seed(9))
+
+
+def training_data(validation: bool = False) -> TrainingData:
+    x, y = sample()
+
+    def read(indices: list[int] | None) -> Iterator[tuple[Any, torch.Tensor]]:
+        order = torch.arange(SIZE) if indices is None else torch.tensor(indices)
+        for chunk in order.split(BATCH):
+            yield x[chunk], y[chunk]
+
+    return TrainingData(SIZE, read, (lambda: read(None)) if validation else None)
+
+
+def plain_loop(model: Any, s: FinetuneSettings, steps: int, rates: list[float]) -> None:
+    """What anyone would write: torch's optimizers, clipping and loss on the stock model."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if s.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=s.lr)
+    x, y = sample()
+    generator = torch.Generator().manual_seed(s.seed)
+    done = 0
+    while done < steps:
+        for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
+            if done == steps:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = rates[done]
+            loss = F.cross_entropy(model(x[chunk]), y[chunk], label_smoothing=s.label_smoothing)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), s.clip)
+            optimizer.step()
+            done += 1
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_training_equals_a_plain_loop_on_the_stock_model(optimizer: str, schedule: str) -> None:
+    reference = stock("layer-scale")
+    source = source_of(reference, "layer-scale")
+    more = {"momentum": 0.8} if optimizer == "sgd" else {}
+    s = settings(
+        optimizer=optimizer,
+        schedule=schedule,
+        steps=5,
+        lr=1e-2,
+        label_smoothing=0.1,
+        clip=0.5,
+        weight_decay=0.1,
+        **more,
+    )
+    model = HydraModel(source.description, source.tensors)
+    train(model, training_data(), s, Log())
+    after = {
+        "constant": [1.0, 1.0, 1.0],
+        "linear": [1.0, 2 / 3, 1 / 3],
+        "cosine": [1e-5 + (1 - 1e-5) * 0.5 * (1 + math.cos(math.pi * k / 3)) for k in range(3)],
+    }[schedule]
+    plain_loop(reference, s, 5, [1e-2 * f for f in (0.5, 1.0, *after)])
+    trained = model.stock_tensors()
+    for name, tensor in reference.state_dict().items():
+        assert torch.allclose(trained[name], tensor, rtol=1e-4, atol=1e-5), name
+
+
+def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:
+    reference = stock("class-token")
+    source = source_of(reference, "class-token")
+    pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    s = settings(
+        optimizer="sgd", steps=3, lr=1e-2, clip=0.0, weight_decay=0.0, momentum=0.0, warmup=0, schedule="constant"
+    )
+    model = HydraModel(pruned.description, pruned.tensors)
+    train(model, training_data(), s, Log())
+    removed = pruned.description.mask.removed_heads
+    stock_model = zero_columns(reference, removed)
+    x, y = sample()
+    generator = torch.Generator().manual_seed(s.seed)
+    for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
+        stock_model.zero_grad()
+        F.cross_entropy(stock_model(x[chunk]), y[chunk]).backward()
+        with torch.no_grad():
+            for parameter in stock_model.parameters():
+                parameter -= 1e-2 * parameter.grad
+        stock_model = zero_columns(stock_model, removed)  # pruned heads stay pruned
+    with torch.no_grad():
+        assert torch.allclose(model.member_logits(x)[0], stock_model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_training() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+    # A learning rate of nearly nothing: no epoch is better than the first.
+    s = settings(epochs=6, lr=1e-12, patience=2, val="v.npz")
+    history = train(model, training_data(validation=True), s, Log())
+    assert len(history.epochs) == 3
+    assert history.kept_epoch == 1
+    assert history.stopped_early
+    before = HydraModel(source.description, source.tensors).stock_tensors()
+    after = model.stock_tensors()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+
+
+def test_validation_reports_accuracy_and_nll() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+    history = train(model, training_data(validation=True), settings(epochs=2, lr=1e-3), Log())
+    kept = history.epochs[history.kept_epoch - 1]
+    x, y = sample()
+    with torch.no_grad():
+        log_p = model(x)
+    assert kept["val_accuracy"] == pytest.approx(float((log_p.argmax(-1) == y).float().mean()))
+    assert kept["val_nll"] == pytest.approx(float(F.nll_loss(log_p, y)), rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_at_once() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+    with pytest.raises(NonFiniteError, match="the loss is"):
+        train(model, training_data(), settings(steps=20, lr=1e30, clip=0.0, warmup=0, optimizer="sgd"), Log())
+
+
+def test_what_is_frozen() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+    trainable(model, 1)
+    names = {n for n, p in model.networks[0].named_parameters() if p.requires_grad}
+    assert all(n.startswith(("blocks.2.", "norm.", "head.")) for n in names)
+    assert any(n.startswith("blocks.2.") for n in names)
+    with pytest.raises(UsageError, match=r"--train-last 4 is outside 0\.\.3"):
+        trainable(model, 4)
+
+
+def test_the_schedule() -> None:
+    assert warmup_steps(0.1, 95) == 10
+    assert warmup_steps(7, 95) == 7
+    assert warmup_steps(200, 95) == 95
+    assert [factor(s, 10, 4, "constant") for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factor(10, 10, 4, "cosine") == pytest.approx(1e-5)
+    assert factor(7, 10, 4, "linear") == pytest.approx(0.5)
