@@ -304,3 +304,44 @@ def test_info_describes_every_file(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for word in ("dense", "fused", "hydractl.mask/1", "hydractl.circuit/1", "■"):
         assert word in text
+
+
+@pytest.mark.parametrize("file", ["base.st", "hydra.st", "t0.mask.json", "c.avg.json"])
+def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from hydractl.report.info import describe
+    from hydractl.report.terminal import render
+
+    made = [describe(file), json.loads(Path("c.avg.json").read_text())]
+    commands = [
+        ["prune", "base.st", "--mask", "t0.mask.json", "-o", "p.st", "--json"],
+        ["prune", "base.st", "--method", "magnitude", "--keep", "2", "--dry-run", "--json"],
+        ["fuse", "t0.st", "t1.st", "-o", "f.st", "--json"],
+        ["fuse", "t0.st", "t1.st", "--dry-run", "--json"],
+        ["score", "base.st", "--method", "magnitude", "--json"],
+        [
+            "finetune",
+            "t0.st",
+            "--data",
+            "builtin:digits/train",
+            "--limit",
+            "64",
+            "--steps",
+            "1",
+            "-o",
+            "g.st",
+            "--json",
+        ],
+        ["bench", "base.st", "hydra.st", "--dry-run", "--json"],
+    ]
+    capsys.readouterr()
+    for command in commands if file == "base.st" else []:
+        run(*command)
+        made.append(document(capsys))
+    for answer in made:
+        drawn = render(answer, 120)
+        assert drawn is not None, answer["schema"]
+        console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(drawn)
+        assert len(console.export_text().splitlines()) >= 2

@@ -126,7 +126,8 @@ def _prune(document: dict[str, Any], width: int) -> RenderableType:
         parts.append(Text(document["note"]))
     if "cost" in document:
         parts.append(_costs(document["cost"]["before"], document["cost"]["after"], ("before", "after")))
-    parts.append(Text(f"would write {', '.join(document['files'])}" if "files" in document else document["output"]))
+    if "files" in document:
+        parts.append(Text(f"would write {', '.join(document['files'])}"))
     return Group(*parts)
 
 
@@ -142,7 +143,8 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
     if check:
         worst, moved = max(check["member_max_abs"]), max(check["merge_max_abs"])
         facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
-    facts.append(("file" if check else "would write", document["output"]))
+    else:
+        facts.append(("would write", document["output"]))
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))
     return Group(*parts, _costs(document["cost"]["single"], document["cost"]["fused"], ("first member", "fused")))
@@ -183,7 +185,7 @@ def _finetune(document: dict[str, Any], width: int) -> RenderableType:
         ]
         for e in document["epochs"]
     ]
-    return Group(_table("", columns, rows, left=0), Text(document["output"]))
+    return _table("", columns, rows, left=0)
 
 
 def _info(document: dict[str, Any], width: int) -> RenderableType:
