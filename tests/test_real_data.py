@@ -47,5 +47,5 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     # Nothing was trained after pruning, so averaging equal MLPs changes nothing.
     assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
     assert hydra["ood_avg"]["auroc"] == pytest.approx(deep["ood_avg"]["auroc"], abs=1e-4)
-    assert hydra["far_avg"]["auroc"] > 0.5
-    assert hydra["diversity"]["mnist"]["mi"] > hydra["diversity"]["id"]["mi"] > 0
+    assert hydra["far_avg"]["auroc"] == hydra["ood_avg"]["auroc"]
+    assert hydra["diversity"]["mnist"]["mi"] > 0

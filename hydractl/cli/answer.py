@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from hydractl.cli.console import clean, clean_document, debugging, is_terminal
+from hydractl.cli.console import clean, clean_document, debugging, is_terminal, send_nowhere
 from hydractl.errors import NonFiniteError, StorageError
 
 _WIDTH_IN_A_FILE = 160
@@ -118,11 +116,8 @@ class Answer:
             raise StorageError(f"cannot write to standard output: {error.strerror}") from None
 
     def _give_up(self) -> None:
-        """Send what is still buffered nowhere, or the interpreter would fail again when it exits."""
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno() if self._stream is not None else nowhere)
-            os.close(nowhere)
+        """Write no more, and let the interpreter's own flush at its exit succeed."""
+        send_nowhere(self._stream)
         self._stream = None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from hydractl.cli.answer import Answer
-from hydractl.cli.console import say, say_failure
+from hydractl.cli.console import say, say_failure, settle_log
 from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.verbs import INFO, VERBS, Request
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = failure_of(error)
         say_failure(failure, error)
         return failure.exit_code
+    finally:
+        settle_log()
     return 0
 
 

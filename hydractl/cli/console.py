@@ -68,6 +68,24 @@ def say(line: str) -> None:
             print(clean(line), file=sys.stderr, flush=True)
 
 
+def send_nowhere(stream: TextIO | None) -> None:
+    """Send what a stream still holds nowhere: the interpreter flushes at its exit, and would fail with 120."""
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def settle_log() -> None:
+    """The end of standard error: a full disk or a reader who has gone away does not change the exit code."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        send_nowhere(sys.stderr)
+
+
 class Stray(io.TextIOBase):
     """Sends what libraries print to standard output while a verb runs to standard error: it is no answer."""
 

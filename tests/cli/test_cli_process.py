@@ -35,7 +35,8 @@ sys.exit(main(["prune", "a.st", "--method", "random", "--keep", "1", *sys.argv[1
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HYDRACTL_")}
+    # Buffered as most people have it: an unbuffered interpreter hides what is left to flush at the exit.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HYDRACTL_") and k != "PYTHONUNBUFFERED"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, **more}
 
