@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,29 @@ def storage_error(error: OSError, path: Path) -> HydraError:
             f"cannot write {path}: {error.strerror}", hint="free some space or choose another folder with -o"
         )
     return OutputError(f"cannot write {path}: {error.strerror or error}")
+
+
+def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -> None:
+    """Claim outputs and let go of them at once: a dry run meets the errors the real run would meet.
+
+    Raises:
+        OutputError: as :class:`Output` does.
+    """
+    for path in paths:
+        with Output(path, force=force, folder=folder):
+            pass
+
+
+def file_path(text: str) -> Path:
+    """The path of an output that is one file.
+
+    Raises:
+        OutputError: for what can only name a folder, such as ``out/`` or ``.``; a path would forget the slash.
+    """
+    path = Path(text)
+    if text.endswith("/") or not path.name:
+        raise OutputError(f"the output is a file, and {text} names a folder", hint="choose another name with -o")
+    return path
 
 
 class Output:

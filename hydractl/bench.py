@@ -56,7 +56,7 @@ ROW_KEYS = (
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every MODEL at every batch size and dtype."""
-    from hydractl.atomic import Output, write_json
+    from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.fusion.opening import find_models
     from hydractl.models import resolve_device
     from hydractl.requirements import check, check_known
@@ -66,9 +66,10 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     models = find_models(settings.model, arch=settings.arch, seed=settings.seed)
     check_known(requirements, [model.name for model in models], ROW_KEYS, skip_first=True)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = None if to_stdout else Path(settings.output or f"{models[0].name}.bench.json")
+    path = None if to_stdout else file_path(settings.output or f"{models[0].name}.bench.json")
     costs = _costs(models)
     if settings.dry_run:
+        check_outputs([path] if path else [], force=settings.force)
         return Outcome(_plan(settings, models, costs, path))
     with contextlib.nullcontext() if path is None else Output(path, force=settings.force) as output:
         with _threads(settings.threads) as threads:

@@ -21,23 +21,27 @@ if TYPE_CHECKING:
 
 def run(settings: EvalSettings, log: Log) -> Outcome:
     """Evaluate every MODEL on the same data."""
-    from hydractl.atomic import Output, write_json
+    from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.fusion.opening import find_models
-    from hydractl.metrics.summary import CONVENTIONS
+    from hydractl.metrics.summary import CONVENTIONS, row_keys
     from hydractl.models import resolve_device
-    from hydractl.requirements import check
+    from hydractl.requirements import check, check_known
 
     requirements = settings.requirements()
     resolve_device(settings.device)
     arguments = find_models(settings.model, arch=settings.arch, seed=settings.seed)
     names = [argument.name for argument in arguments]
     predictions = _prediction_paths(settings, names)
-    sets = _open_sets(settings, *_classes(arguments))
-    if settings.dry_run:
-        sizes = {name: len(dataset) for name, _, dataset in sets}
-        return Outcome({"schema": "hydractl.eval/1", "dry_run": True, "models": names, "samples": sizes})
+    sets = _open_sets(settings, arguments)
+    check_known(requirements, names, row_keys([name for name, _, _ in sets[1:]]), skip_first=False)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = None if to_stdout else Path(settings.output or f"{names[0]}.eval.json")
+    path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    if settings.dry_run:
+        planned = [*([path] if path else []), *predictions.values()]
+        check_outputs(planned, force=settings.force)
+        sizes = {name: len(dataset) for name, _, dataset in sets}
+        plan = {"schema": "hydractl.eval/1", "dry_run": True, "models": names, "samples": sizes}
+        return Outcome({**plan, "files": [str(p) for p in planned]})
     with ExitStack() as stack:
         # Every output is claimed before anything is computed.
         output = None if path is None else stack.enter_context(Output(path, force=settings.force))
@@ -81,11 +85,12 @@ def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | N
     return counts[0], known
 
 
-def _open_sets(settings: EvalSettings, classes: int, labels: Sequence[str] | None) -> list[tuple[str, Any, Any]]:
+def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> list[tuple[str, Any, Any]]:
     """(name, group, data set) of the ID set, named ``id``, and every OOD set."""
     from hydractl.data import open_data
     from hydractl.models import read_json_file
 
+    classes, labels = _classes(arguments)
     label_map = None
     if settings.label_map is not None:
         label_map = read_json_file(settings.label_map)
@@ -102,7 +107,10 @@ def _open_sets(settings: EvalSettings, classes: int, labels: Sequence[str] | Non
             )
     sets: list[tuple[str, Any, Any]] = [("id", None, inside)]
     for name, group, spec in settings.ood_sets():
-        sets.append((name, group, open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True)))
+        outside = open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True)
+        sets.append((name, group, outside))
+        if sets[-1][2].fingerprint() == inside.fingerprint():
+            raise InputError(f"--ood {name} and --data are the same samples", hint="give an OOD set of its own")
     return sets
 
 
@@ -115,14 +123,18 @@ def predict(model: Any, dataset: Any, settings: Any, log: Log, title: str) -> np
     from hydractl.fusion.runtime import move
 
     parameter = next(model.parameters())
-    parts = []
+    gathered: np.ndarray | None = None
     with torch.inference_mode(), log.progress(title, len(dataset), "samples") as progress:
         for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers):
             logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))
             wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-            parts.append(logits.to("cpu", wide).numpy())
+            values = logits.to("cpu", wide).numpy()
+            if gathered is None:
+                gathered = np.empty((values.shape[0], len(dataset), values.shape[2]), dtype=values.dtype)
+            gathered[:, batch.indices] = values
             progress.advance(len(batch.indices))
-    return np.concatenate(parts, axis=1)
+    assert gathered is not None  # no data set is empty
+    return gathered
 
 
 def _row(
@@ -191,7 +203,9 @@ def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Pat
     """Where the predictions of each model go: as named for one model, with its name put in for several."""
     if settings.predictions is None:
         return {}
-    path = Path(settings.predictions)
+    from hydractl.atomic import file_path
+
+    path = file_path(settings.predictions)
     if len(names) == 1:
         return {names[0]: path}
     return {name: path.with_name(f"{path.stem}.{name}{path.suffix}") for name in names}

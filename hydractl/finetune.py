@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
@@ -23,7 +22,7 @@ CACHE_BYTES = 1 << 30
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model."""
-    from hydractl.atomic import Output, write_with
+    from hydractl.atomic import Output, check_outputs, file_path, write_with
     from hydractl.checkpoint import DictTensors, write_tensors
     from hydractl.cost import cost_of
     from hydractl.models import build_model, check_finite, open_sources
@@ -34,7 +33,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "finetune")
     if settings.dtype not in ("float32", "float64"):
         raise UsageError(f"finetune trains in float32, not {settings.dtype}")
-    path = Path(settings.output or f"{source.name}.tuned.st")
+    path = file_path(settings.output or f"{source.name}.tuned.st")
     train_set, val_set, labels = _open_data(source, settings)
     steps = settings.steps or (settings.epochs or 0) * -(-len(train_set) // settings.batch_size)
     cost = cost_of(source.description, source.tensors)
@@ -43,6 +42,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     work = 3 * cost["macs"] * steps * settings.batch_size
     log.info(f"{steps} steps of {settings.batch_size} samples, about {work:.2g} mult-adds")
     if settings.dry_run:
+        check_outputs([path], force=settings.force)
         return Outcome({"schema": "hydractl.finetune/1", "dry_run": True, **plan})
     with Output(path, force=settings.force) as output:
         model = build_model(source, settings.device, settings.dtype)

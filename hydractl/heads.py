@@ -180,7 +180,9 @@ def parse_json(text: str | bytes, origin: str) -> Any:
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         return document
     except json.JSONDecodeError as error:
-        raise InputError(f"{origin} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise InputError(
+            f"{origin} is not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}"
+        ) from None
     except RecursionError:
         raise InputError(f"{origin} is nested too deeply to be a hydractl file") from None
     except UnicodeEncodeError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
-    from hydractl.atomic import Output
+    from hydractl.atomic import Output, check_outputs, file_path
     from hydractl.models import open_sources
     from hydractl.score import only_one
 
@@ -32,9 +32,10 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
             "a folder is for the stock library, which cannot hold sliced heads",
             hint="use --layout zeroed, or write a .st file",
         )
-    path = Path(output.rstrip("/") if as_folder else output)
+    path = Path(output.rstrip("/")) if as_folder else file_path(output)
     mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
     if settings.dry_run:
+        check_outputs([path] if as_folder else [path, mask_path], force=settings.force, folder=as_folder)
         return _dry_run(source, settings, layout, path, mask_path)
     with Output(path, force=settings.force, folder=as_folder) as target:
         if as_folder:
@@ -52,6 +53,7 @@ def default_name(source: Source, settings: PruneSettings) -> str:
     else:
         chosen = settings.circuit or settings.mask or ""
         how = "mask" if chosen == "-" else Path(chosen).name.removesuffix(".json").removesuffix(".mask")
+    how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
     amount = f"-{settings.keep}" if settings.keep is not None else ""
     amount += f"-minus{settings.remove}" if settings.remove is not None else ""
     return f"{source.name}.{how}{amount}.st"

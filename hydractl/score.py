@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
-    from hydractl.atomic import Output, write_json
+    from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.models import open_sources
 
     source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "score")
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = Path(settings.output or f"{source.name}.{settings.method}.scores.json")
+    path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
     if settings.dry_run:
+        check_outputs([] if to_stdout else [path], force=settings.force)
         plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
         return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
     if to_stdout:

@@ -27,8 +27,14 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
     return dict.fromkeys(present.kept, remove)
 
 
-def total_budget(present: HeadMask, keep: int | None, remove: int | None) -> int:
+def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
     """How many heads to remove in all, for ``keep`` as the mean kept per site or ``remove`` as a total.
+
+    Args:
+        present: what the model still has.
+        keep: the mean number of heads kept per site, or None.
+        remove: the total, where ``keep`` is None.
+        option: what ``remove`` was given as, for messages.
 
     Raises:
         UsageError: for a budget outside what the model has, with the range.
@@ -40,7 +46,7 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None) -> int
             raise UsageError(f"--keep {keep} is outside 0..{most}, the mean number of heads per site")
         return there - keep * len(present.heads)
     if remove is None or not 0 <= remove <= there:
-        raise UsageError(f"--remove {remove} is outside 0..{there}, the heads present in the model")
+        raise UsageError(f"{option} {remove} is outside 0..{there}, the heads present in the model")
     return remove
 
 

@@ -273,7 +273,7 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         ["prune", "base.st", "--method", "taylor", "--keep", "2", *VAL],
         ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "3"],
         ["finetune", "base.st", *VAL],
-        ["fuse", "t0.st", "t1.st"],
+        ["fuse", "t0.st", "t1.st", "-o", "new.st"],
         ["eval", "base.st", *VAL],
         ["bench", "base.st", "hydra.st"],
     ]
@@ -281,6 +281,28 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         run(*command, "--dry-run", "--json")
         assert document(capsys)["dry_run"] is True
     assert sorted(os.listdir(".")) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "random", "-o", "taken.json"],
+        ["prune", "base.st", "--method", "random", "--keep", "2", "-o", "t0.st"],
+        ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "1", "-o", "taken.json"],
+        ["finetune", "base.st", *VAL, "-o", "t0.st"],
+        ["fuse", "t0.st", "t1.st", "-o", "hydra.st"],
+        ["eval", "base.st", *VAL, "-o", "taken.json"],
+        ["bench", "base.st", "-o", "taken.json"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_dry_run_meets_a_taken_output(command: list[str]) -> None:
+    Path("taken.json").write_text("{}")
+    before = sorted(os.listdir("."))
+    run(*command, "--dry-run", code=5)
+    run(*command, "--dry-run", "--force")
+    assert sorted(os.listdir(".")) == before
+    assert Path("taken.json").read_text() == "{}"
 
 
 def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +340,7 @@ def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str])
         ["prune", "base.st", "--mask", "t0.mask.json", "-o", "p.st", "--json"],
         ["prune", "base.st", "--method", "magnitude", "--keep", "2", "--dry-run", "--json"],
         ["fuse", "t0.st", "t1.st", "-o", "f.st", "--json"],
-        ["fuse", "t0.st", "t1.st", "--dry-run", "--json"],
+        ["fuse", "t0.st", "t1.st", "-o", "n.st", "--dry-run", "--json"],
         ["score", "base.st", "--method", "magnitude", "--json"],
         [
             "finetune",

@@ -46,9 +46,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for number in range(4):
             pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
-    arrays = {"x": random.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8), "y": np.arange(12) % 3}
     for name in ("cal", "test", "mnist"):
-        np.savez(tmp_path / f"{name}.npz", **arrays)
+        pixels = random.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(12) % 3)
     assert main(["finetune", BASE, "--data", "train/", "--steps", "1", "-o", "vit.st", "-q"]) == 0
     return tmp_path
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run(settings: CircuitSettings, log: Log) -> Outcome:
     """Search one ranking per objective and write a circuit file for each."""
-    from hydractl.atomic import Output, write_json
+    from hydractl.atomic import Output, check_outputs, write_json
     from hydractl.circuit.search import evaluations
     from hydractl.models import open_sources
     from hydractl.score import only_one
@@ -28,7 +28,7 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
     source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "extract-circuit")
     objectives = list(settings.objective)
     mask = source.description.mask
-    budget = total_budget(mask, settings.keep, settings.budget)
+    budget = total_budget(mask, settings.keep, settings.budget, "--budget")
     if budget < 1:
         raise UsageError("the budget removes no head")
     there = len(mask.kept_heads)
@@ -44,6 +44,7 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
         f"{', '.join(objectives)}; steps that objectives share are measured once"
     )
     if settings.dry_run:
+        check_outputs([p for p in paths.values() if p is not None], force=settings.force)
         plan = {"schema": "hydractl.circuit/1", "dry_run": True, "model": source.name, "budget": budget, "heads": there}
         planned = [str(p) for p in paths.values() if p is not None]
         return Outcome({**plan, "objectives": objectives, "evaluations_per_objective": work, "files": planned})
@@ -60,7 +61,9 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
     """One file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
-    path = Path(output)
+    from hydractl.atomic import file_path
+
+    path = file_path(output)
     if len(objectives) == 1:
         return {objectives[0]: path}
     suffix = path.suffix or ".json"

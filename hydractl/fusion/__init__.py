@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
     """Plan, write and check a fused model."""
-    from hydractl.atomic import Output
+    from hydractl.atomic import Output, check_outputs, file_path
     from hydractl.cost import cost_of
     from hydractl.fusion.plan import plan_fusion
     from hydractl.models import open_sources, resolve_device
@@ -26,13 +26,14 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     plan = plan_fusion(sources, settings.merge)
     for warning in plan.warnings:
         log.warn(warning)
-    path = Path(settings.output) if settings.output else default_name(settings.merge)
+    path = file_path(settings.output) if settings.output else default_name(settings.merge)
     document = _document(plan, sources, path)
     document["cost"] = {
         "single": cost_of(sources[0].description, sources[0].tensors),
         "fused": cost_of(plan.description, plan.tensors),
     }
     if settings.dry_run:
+        check_outputs([path], force=settings.force)
         return Outcome({**document, "dry_run": True})
     with Output(path, force=settings.force) as output:
         return _write(plan, sources, output, document, settings, log)

@@ -11,6 +11,9 @@ import numpy as np
 from hydractl.metrics import calibration, classification, ood, probabilities, selective
 from hydractl.metrics import diversity as diversity_of
 
+ID_METRICS = ("accuracy", "brier", "nll", "ece", "aece", "aurc")
+"""What is measured on labelled in-distribution data."""
+
 OOD_METRICS = ("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid")
 """What is averaged over OOD data sets."""
 
@@ -27,6 +30,23 @@ CONVENTIONS: dict[str, str] = {
     **diversity_of.CONVENTIONS,
 }
 """One sentence a metric, by its name in the JSON."""
+
+
+def row_keys(ood_sets: Iterable[str]) -> list[str]:
+    """The dotted keys of the numbers that the row of one model may hold, for ``--require``.
+
+    Args:
+        ood_sets: names of the OOD data sets.
+    """
+    sets = list(ood_sets)
+    groups = [*(f"ood.{name}" for name in sets), "near_avg", "far_avg", "ood_avg"]
+    return [
+        "id.n",
+        *(f"id.{metric}" for metric in ID_METRICS),
+        *(f"{group}.{metric}" for group in groups for metric in OOD_METRICS),
+        *(f"ood.{name}.n" for name in sets),
+        *(f"diversity.{name}.{metric}" for name in ("id", *sets) for metric in ("mi", "disagreement")),
+    ]
 
 
 def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:

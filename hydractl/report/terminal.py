@@ -63,7 +63,7 @@ def _ood(rows: list[dict[str, Any]]) -> Table:
             entry = row["ood"][name]
             figures = [number(entry[key]) for key in ("auroc", "fpr95", "aupr")]
             mi = row["diversity"][name].get("mi")
-            body.append([row["name"], name, entry["group"] or "-", count_text(entry["n"]), *figures, number(mi)])
+            body.append([row["name"], name, entry["group"] or "-", str(entry["n"]), *figures, number(mi)])
     columns = ("model", "OOD set", "group", "n", "auroc", "fpr95", "aupr", "mi")
     return _table("OOD sets", columns, body, left=3)
 
