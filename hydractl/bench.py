@@ -63,7 +63,7 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
 
     requirements = settings.requirements()
     device = resolve_device(settings.device)
-    models = find_models(settings.model, arch=settings.arch, seed=settings.seed)
+    models = find_models(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
     check_known(requirements, [model.name for model in models], ROW_KEYS, skip_first=True)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = None if to_stdout else file_path(settings.output or f"{models[0].name}.bench.json")

@@ -51,6 +51,11 @@ class Description:
         """The mask of a model with one member."""
         return self.masks[0]
 
+    @property
+    def reads(self) -> str:
+        """What the model reads: ``image`` or ``text``."""
+        return "text" if self.preprocess.get("kind") == "text" else "image"
+
     def to_json(self) -> dict[str, Any]:
         """The JSON form ``hydractl.checkpoint/1``."""
         members = []

@@ -29,7 +29,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
     requirements = settings.requirements()
     resolve_device(settings.device)
-    arguments = find_models(settings.model, arch=settings.arch, seed=settings.seed)
+    arguments = find_models(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
     names = [argument.name for argument in arguments]
     predictions = _prediction_paths(settings, names)
     sets = _open_sets(settings, arguments)
@@ -55,7 +55,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
             "schema": "hydractl.eval/1",
             "models": rows,
             "data": {n: {"spec": d.spec, "n": len(d), "fingerprint": d.fingerprint()} for n, _, d in sets},
-            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score},
+            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_text_lengths(arguments)},
         }
         named = [(row["name"], row) for row in rows]
         unmet = [line for r in requirements for line in check(r, named, skip_first=False)]
@@ -85,19 +85,27 @@ def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | N
     return counts[0], known
 
 
+def _text_lengths(arguments: Sequence[ModelArgument]) -> dict[str, Any]:
+    """At how many tokens each model cuts a text; nothing for models of images."""
+    lengths = {a.name: a.sources[0].description.preprocess.get("max_length") for a in arguments}
+    lengths = {name: length for name, length in lengths.items() if length is not None}
+    return {"max_length": lengths} if lengths else {}
+
+
 def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> list[tuple[str, Any, Any]]:
     """(name, group, data set) of the ID set, named ``id``, and every OOD set."""
     from hydractl.data import open_data
     from hydractl.models import read_json_file
 
     classes, labels = _classes(arguments)
+    reads = {a.name: a.sources[0].description.reads for a in arguments}
     label_map = None
     if settings.label_map is not None:
         label_map = read_json_file(settings.label_map)
         if not isinstance(label_map, dict) or not all(isinstance(v, str) for v in label_map.values()):
             raise InputError(f"{settings.label_map} is not a JSON object from name to name")
     assert settings.data is not None  # settings.check() holds it
-    inside = open_data(settings.data, limit=settings.limit, labels=labels or [], label_map=label_map)
+    inside = open_data(settings.data, limit=settings.limit, labels=labels or [], label_map=label_map, reads=reads)
     if inside.labels is not None:
         top = int(inside.labels.max())
         if top >= classes:
@@ -107,7 +115,7 @@ def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> li
             )
     sets: list[tuple[str, Any, Any]] = [("id", None, inside)]
     for name, group, spec in settings.ood_sets():
-        outside = open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True)
+        outside = open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True, reads=reads)
         sets.append((name, group, outside))
         if sets[-1][2].fingerprint() == inside.fingerprint():
             raise InputError(f"--ood {name} and --data are the same samples", hint="give an OOD set of its own")
@@ -131,7 +139,7 @@ def predict(model: Any, dataset: Any, settings: Any, log: Log, title: str) -> np
             values = logits.to("cpu", wide).numpy()
             if gathered is None:
                 gathered = np.empty((values.shape[0], len(dataset), values.shape[2]), dtype=values.dtype)
-            gathered[:, batch.indices] = values
+            gathered[:, batch.indices] = values  # texts come by length
             progress.advance(len(batch.indices))
     assert gathered is not None  # no data set is empty
     return gathered

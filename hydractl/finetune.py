@@ -30,7 +30,8 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     from hydractl.score import only_one
     from hydractl.training.loop import train
 
-    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "finetune")
+    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    source = only_one(opened, "finetune")
     if settings.dtype not in ("float32", "float64"):
         raise UsageError(f"finetune trains in float32, not {settings.dtype}")
     path = file_path(settings.output or f"{source.name}.tuned.st")
@@ -49,6 +50,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         history = train(model, _training_data(model, train_set, val_set, settings), settings, log)
         details = {
             **{key: getattr(settings, key) for key in _DECISIVE},
+            "max_length": source.description.preprocess.get("max_length"),
             "data": train_set.fingerprint(),
             "val": None if val_set is None else val_set.fingerprint(),
             "history": history.epochs,
@@ -110,9 +112,9 @@ def _open_data(source: Source, settings: FinetuneSettings) -> tuple[Any, Any, li
     from hydractl.fusion.plan import label_differences
     from hydractl.score import check_labels
 
-    known = source.description.labels
+    known, reads = source.description.labels, {source.name: source.description.reads}
     assert settings.data is not None  # settings.check() holds it
-    train_set = open_data(settings.data, limit=settings.limit, labels=known, need_labels=True)
+    train_set = open_data(settings.data, limit=settings.limit, labels=known, need_labels=True, reads=reads)
     check_labels(train_set, source)
     classes = source.family.classes(source.description.config)
     # A model from scratch takes its class names from the data it learns.
@@ -124,7 +126,9 @@ def _open_data(source: Source, settings: FinetuneSettings) -> tuple[Any, Any, li
         )
     val_set = None
     if settings.val is not None:
-        val_set = open_data(settings.val, option="--val", limit=settings.limit, labels=labels, need_labels=True)
+        val_set = open_data(
+            settings.val, option="--val", limit=settings.limit, labels=labels, need_labels=True, reads=reads
+        )
         check_labels(val_set, source)
         differences = label_differences(labels, val_set.label_names)
         if differences:
@@ -153,7 +157,8 @@ def _training_data(model: HydraModel, train_set: Any, val_set: Any, settings: Fi
         one = model.preprocess([dataset[0]])
         if not isinstance(one, torch.Tensor) or one.nbytes * len(dataset) > CACHE_BYTES:
             return None
-        parts = list(batches(dataset, model.preprocess, 256, workers=settings.workers))
+        order = range(len(dataset))  # rows are looked up by index
+        parts = list(batches(dataset, model.preprocess, 256, workers=settings.workers, indices=order))
         return torch.cat([b.inputs for b in parts]), torch.cat([known(b.labels) for b in parts])
 
     def reader(dataset: Any) -> Any:

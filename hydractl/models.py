@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from hydractl.fusion.runtime import HydraModel
 
-_HUB = {"timm": "timm"}
+_HUB = {"timm": "timm", "hf": "hf"}
+_BY_NAME = ("timm",)  # families that can build an architecture from its name alone
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -93,13 +94,40 @@ def _references(text: str) -> list[str]:
     return refs
 
 
-def open_source(ref: str, *, arch: str | None = None, seed: int = 0, name: str | None = None) -> Source:
+def open_source(
+    ref: str, *, arch: str | None = None, seed: int = 0, name: str | None = None, max_length: int | None = None
+) -> Source:
     """Find one model by its reference and check everything that its header can tell.
+
+    Args:
+        ref: a file, a folder or a name.
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of a model that has none (``pretrained=0``).
+        name: what to call it; None: after the reference.
+        max_length: tokens of a text at most; None: what the checkpoint says.
 
     Raises:
         InputError: for a file, folder or name that is no model of a supported family.
-        UsageError: for a reference that cannot be understood.
+        UsageError: for a reference that cannot be understood, or a ``max_length`` that the model does not take.
     """
+    source = _find(ref, arch, seed, name)
+    return source if max_length is None else _with_max_length(source, max_length)
+
+
+def _with_max_length(source: Source, tokens: int) -> Source:
+    """The source whose texts are cut at another length. What is made of it keeps that length."""
+    description = source.description
+    if description.reads != "text":
+        raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")
+    preprocess = {**description.preprocess, "max_length": tokens}
+    try:
+        source.family.collate(preprocess)  # knows what the model takes
+    except InputError as error:
+        raise UsageError(f"--max-length {tokens}: {source.name}: {error.message}") from error
+    return replace(source, description=replace(description, preprocess=preprocess))
+
+
+def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
     if kind in _HUB and rest:
         return _open_name(_HUB[kind], rest, seed, name)
@@ -112,7 +140,7 @@ def open_source(ref: str, *, arch: str | None = None, seed: int = 0, name: str |
             hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
         )
     if not os.path.exists(path):
-        if kind in ("hf", "open_clip"):
+        if kind == "open_clip":
             raise UsageError(f"models of {kind!r} are not supported by this version: {ref}", hint="use timm:NAME")
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
     header = read_header(path)
@@ -122,13 +150,15 @@ def open_source(ref: str, *, arch: str | None = None, seed: int = 0, name: str |
     return _open_file(path, header, Description.from_json(document, str(path)), name)
 
 
-def open_sources(refs: Sequence[str], *, arch: str | None = None, seed: int = 0) -> list[Source]:
+def open_sources(
+    refs: Sequence[str], *, arch: str | None = None, seed: int = 0, max_length: int | None = None
+) -> list[Source]:
     """Open several references, reporting the problems of all of them at once."""
     sources: list[Source] = []
     failures: list[InputError] = []
     for ref in refs:
         try:
-            sources.append(open_source(ref, arch=arch, seed=seed))
+            sources.append(open_source(ref, arch=arch, seed=seed, max_length=max_length))
         except InputError as error:
             failures.append(error)
     if len(failures) == 1:
@@ -141,7 +171,11 @@ def open_sources(refs: Sequence[str], *, arch: str | None = None, seed: int = 0)
 
 def _model_hint(path: Path) -> str:
     near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
-    return f"checkpoints there: {', '.join(near)}" if near else "give a .st file, a published folder or timm:NAME"
+    return (
+        f"checkpoints there: {', '.join(near)}"
+        if near
+        else "give a .st file, a published folder, timm:NAME or hf:ORG/NAME"
+    )
 
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
@@ -185,7 +219,7 @@ def _open_folder(path: Path, name: str | None) -> Source:
         return _from_loaded(family_name, loaded, name, loaded.tensors.path)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
-        hint="a timm folder holds config.json with an architecture, and model.safetensors",
+        hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors",
     )
 
 
@@ -196,8 +230,11 @@ def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: st
             f"{path} does not describe itself", hint="say what it is, for example: --arch timm:vit_base_patch16_224"
         )
     kind, _, rest = arch.partition(":")
-    if kind not in _HUB or not rest:
-        raise UsageError(f"cannot read --arch {arch!r}", hint="write --arch timm:NAME")
+    if kind not in _BY_NAME or not rest:
+        raise UsageError(
+            f"cannot read --arch {arch!r}",
+            hint="write --arch timm:NAME; weights of transformers open as a folder, with their config.json",
+        )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
     loaded = get_family(_HUB[kind]).load_name(bare, options, seed)

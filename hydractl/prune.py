@@ -23,7 +23,8 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
     from hydractl.models import open_sources
     from hydractl.score import only_one
 
-    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "prune")
+    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    source = only_one(opened, "prune")
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
     layout = settings.layout or ("zeroed" if as_folder else "sliced")
@@ -169,7 +170,9 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         "cost": _costs(source, mask),
     }
     if output.is_folder:
-        weights = source.family.export_folder(output.temporary, description.config, description.labels)
+        weights = source.family.export_folder(
+            output.temporary, description.config, description.preprocess, description.labels
+        )
         with open(output.temporary / weights, "wb") as handle:
             document["sha256"] = write_tensors(handle, tensors, description.to_json())
         (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))

@@ -24,7 +24,8 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.models import open_sources
 
-    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "score")
+    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    source = only_one(opened, "score")
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
     if settings.dry_run:
@@ -84,6 +85,7 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         "data": calibration_fingerprint(source, settings) if criterion.needs_data else None,
         "dtype": settings.dtype if criterion.needs_data else None,
         "batch_size": settings.batch_size if criterion.needs_data else None,
+        "max_length": source.description.preprocess.get("max_length") if criterion.needs_data else None,
     }
     info = {
         "arch": source.description.arch,
@@ -103,7 +105,8 @@ def _open(source: Source, settings: Any) -> Any:
 
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
     labels = source.description.labels or []
-    return open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True)
+    reads = {source.name: source.description.reads}
+    return open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
 
 
 def calibration_sample(

@@ -1,10 +1,18 @@
-"""Pico vision transformers: timm's own classes with random weights, small enough to test every identity exactly."""
+"""Pico models: the libraries' own classes with random weights, small enough to test every identity exactly.
+
+What is known of a family here is written from its library's definitions and not from hydractl's own code.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +27,7 @@ declare_operators()
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 
-VARIANTS = {
+TIMM = {
     "class-token": f"vit_tiny_patch16_224?{SMALL}",
     "average-pooling": f"vit_tiny_patch16_224?{SMALL}&global_pool=avg&class_token=false",
     "distilled": f"deit_tiny_distilled_patch16_224?{SMALL}",
@@ -30,27 +38,167 @@ VARIANTS = {
     "map-pooling": f"vit_tiny_patch16_224?{SMALL}&global_pool=map&class_token=false",
 }
 
+_TEXT = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+    "max_position_embeddings": 20,
+}
+_IMAGE = {**{k: _TEXT[k] for k in list(_TEXT)[1:5]}, "image_size": 16, "patch_size": 8}
+_DISTILBERT = {
+    "vocab_size": 40,
+    "dim": 24,
+    "n_layers": 3,
+    "n_heads": 3,
+    "hidden_dim": 32,
+    "max_position_embeddings": 20,
+}
+_ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
+
+# Name -> the library's class, its configuration class, what is set.
+HF: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertForSequenceClassification", "BertConfig", _TEXT),
+    "roberta": ("RobertaForSequenceClassification", "RobertaConfig", {**_TEXT, **_ROBERTA}),
+    "xlm-roberta": ("XLMRobertaForSequenceClassification", "XLMRobertaConfig", {**_TEXT, **_ROBERTA}),
+    "camembert": ("CamembertForSequenceClassification", "CamembertConfig", {**_TEXT, **_ROBERTA}),
+    "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", _DISTILBERT),
+    "electra": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 16}),
+    "electra-unprojected": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 24}),
+    "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
+    "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
+    "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
+    "hf-deit-distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", _IMAGE),
+    "hf-dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "mlp_ratio": 2}),
+    "hf-dinov2-swiglu": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "use_swiglu_ffn": True}),
+}
+PAIRS = ("bert", "electra", "electra-unprojected")
+"""The text models that tell the segments of a pair apart."""
+
+VARIANTS = [*TIMM, *HF]
+
+# Which parameters a merged part averages, by patterns on their names.
+_TIMM_PARTS = {
+    "mlp": r"blocks\.\d+\.mlp\.",
+    "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
+    "embed": r"patch_embed\.|(pos_embed|cls_token|reg_token|dist_token)$",
+}
+_HF_PARTS = {
+    "BertForSequenceClassification": {
+        "mlp": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(intermediate|output)\.dense\.",
+        "norm": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(attention\.)?output\.LayerNorm\.",
+        "embed": r"(bert|roberta|electra)\.embeddings(_project)?\.",
+    },
+    "DistilBertForSequenceClassification": {
+        "mlp": r"distilbert\.transformer\.layer\.\d+\.ffn\.",
+        "norm": r"distilbert\.transformer\.layer\.\d+\.(sa|output)_layer_norm\.",
+        "embed": r"distilbert\.embeddings\.",
+    },
+    "ViTForImageClassification": {
+        "mlp": r"(vit|deit)\.layers\.\d+\.mlp\.",
+        "norm": r"(vit|deit)\.(layers\.\d+\.layernorm_(before|after)|layernorm)\.",
+        "embed": r"(vit|deit)\.embeddings\.",
+    },
+    "Dinov2ForImageClassification": {
+        "mlp": r"dinov2\.encoder\.layer\.\d+\.mlp\.",
+        "norm": r"dinov2\.(encoder\.layer\.\d+\.norm[12]|layernorm)\.",
+        "embed": r"dinov2\.embeddings\.",
+    },
+}
+for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
+    _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
+for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
+    _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
+
+
+def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
+    """The parameters that are averaged when these parts are."""
+    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS
+    return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
+
 
 def stock(variant: str, seed: int = 0) -> Any:
-    """timm's own model in eval mode, with weights far enough from zero that every head matters."""
-    import timm
-
-    name, _, query = VARIANTS[variant].partition("?")
-    options = {k: yaml.safe_load(v) for k, v in (part.split("=") for part in query.split("&"))}
-    options.pop("pretrained")
-    model = timm.create_model(name, pretrained=False, **options).eval()
+    """The library's own model in eval mode, with weights far enough from zero that every head matters."""
+    model = _hf_model(variant) if variant in HF else _timm_model(variant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            # timm's default initialisation (std 0.02, zero biases) would make mistakes invisible.
+            # The libraries' default initialisation (std 0.02, zero biases) would make mistakes invisible.
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return model
 
 
+def _timm_model(variant: str) -> Any:
+    import timm
+
+    name, _, query = TIMM[variant].partition("?")
+    options = {k: yaml.safe_load(v) for k, v in (part.split("=") for part in query.split("&"))}
+    options.pop("pretrained")
+    return timm.create_model(name, pretrained=False, **options).eval()
+
+
+def _hf_model(variant: str) -> Any:
+    import transformers
+
+    name, config_name, settings = HF[variant]
+    config = getattr(transformers, config_name)(**settings, num_labels=5)
+    return getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
+
+
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
     """The hydractl source that holds the weights of a stock model."""
-    source = open_source(f"timm:{VARIANTS[variant]}", name=name)
-    return replace(source, tensors=DictTensors(model.state_dict()), sha256=name)
+    source = _opened_hf(variant) if variant in HF else open_source(f"timm:{TIMM[variant]}")
+    return replace(source, name=name, tensors=DictTensors(model.state_dict()), sha256=name)
+
+
+@cache
+def _opened_hf(variant: str) -> Source:
+    with tempfile.TemporaryDirectory() as folder:
+        publish(stock(variant), variant, Path(folder))
+        return open_source(folder)
+
+
+def publish(model: Any, variant: str, folder: Path) -> None:
+    """A folder as the library itself saves a model, with a tokenizer where the model reads text."""
+    model.save_pretrained(folder)
+    if variant in HF and "vocab_size" in HF[variant][2]:
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+
+
+WORDS = ["a", "film", "fine", "dull", "not", "so", "##s", "un", "##kind", "!", ".", ","]
+
+
+def write_tokenizer(folder: Path, *, pair_types: bool = True, roberta: bool = False) -> None:
+    """A tokenizer of a few words, as the library saves one; RoBERTa's special tokens stand at other numbers."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if roberta else ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    order = names if roberta else [names[1], names[3], names[0], names[2], names[4]]
+    vocabulary = {token: number for number, token in enumerate([*order, *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=names[3]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    start, end = names[0], names[2]
+    pair = f"{start} $A {end} {end} $B {end}" if roberta else f"{start} $A {end} $B:1 {end}:1"
+    special = [(token, vocabulary[token]) for token in (start, end)]
+    tokenizer.post_processor = processors.TemplateProcessing(f"{start} $A {end}", pair, special)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token=names[0],
+        pad_token=names[1],
+        sep_token=names[2],
+        unk_token=names[3],
+        mask_token=names[4],
+        model_max_length=16,
+        model_input_names=["input_ids", "attention_mask", *(["token_type_ids"] if pair_types else [])],
+    )
+    fast.save_pretrained(folder)
+    # Of several versions of the library, each names this class in its own way; this name all of them know.
+    path = folder / "tokenizer_config.json"
+    document = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(document), encoding="utf-8")
 
 
 def prune_source(source: Source, mask: HeadMask) -> Source:
@@ -66,14 +214,39 @@ def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
     model = copy.deepcopy(model)
     for path, head in removed:
         attention = model.get_submodule(path)
+        modules = dict(attention.named_modules())
+        (out,) = (modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj") if name in modules)
+        width = out.in_features // 3  # every pico model has three heads
         with torch.no_grad():
-            attention.proj.weight[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+            out.weight[:, head * width : (head + 1) * width] = 0
     return model
 
 
 def images(count: int = 3, seed: int = 1) -> torch.Tensor:
     """Random pixels ``[count, 3, 16, 16]``."""
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(variant: str) -> Any:
+    """Three samples. Texts are of unequal length, so two of them are padded; pairs have their second segment marked."""
+    if variant in TIMM or "vocab_size" not in HF[variant][2]:
+        return images()
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])
+    ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(1))
+    batch = {
+        "input_ids": torch.where(mask == 1, ids, 1 if "pad_token_id" in HF[variant][2] else 0),
+        "attention_mask": mask,
+    }
+    if variant in PAIRS:
+        types = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0], [0] * 7])
+        batch["token_type_ids"] = types
+    return batch
+
+
+def logits(model: Any, batch: Any) -> torch.Tensor:
+    """What the library's own forward says, ``[B, classes]``."""
+    answer = model(**batch) if isinstance(batch, dict) else model(batch)
+    return answer if isinstance(answer, torch.Tensor) else answer.logits
 
 
 def mask_of(source: Source, kept: Sequence[Sequence[int]]) -> HeadMask:

@@ -25,7 +25,8 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
     from hydractl.score import only_one
     from hydractl.select import total_budget
 
-    source = only_one(open_sources(settings.model, arch=settings.arch, seed=settings.seed), "extract-circuit")
+    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    source = only_one(opened, "extract-circuit")
     objectives = list(settings.objective)
     mask = source.description.mask
     budget = total_budget(mask, settings.keep, settings.budget, "--budget")
@@ -133,6 +134,7 @@ def _document(
         "budget": budget,
         "batch_size": settings.batch_size,
         "dtype": settings.dtype,
+        "max_length": source.description.preprocess.get("max_length"),
         **data,
     }
     document: dict[str, Any] = {
@@ -163,11 +165,12 @@ def search_data(
 
     assert settings.data is not None  # settings.check() holds it
     labels = source.description.labels or []  # names are never taken by position
-    inside = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True)
+    reads = {source.name: source.description.reads}
+    inside = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
     check_labels(inside, source)
     sets = [inside]
     if settings.ood is not None:
-        sets.append(open_data(settings.ood, option="--ood", limit=settings.limit, ignore_labels=True))
+        sets.append(open_data(settings.ood, option="--ood", limit=settings.limit, ignore_labels=True, reads=reads))
     if len(sets) == 2 and sets[0].fingerprint() == sets[1].fingerprint():
         raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
     parameter = next(model.parameters())

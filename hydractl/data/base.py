@@ -17,7 +17,7 @@ class Dataset(ABC):
 
     Attributes:
         spec: the SPEC it was opened from.
-        kind: ``"image"``: what a sample is.
+        kind: ``"image"`` or ``"text"``: what a sample is.
         where: how messages call this data set (option and SPEC).
         ids: one id per sample, the same on every machine.
         labels: int64 ``[samples]``, in the order of the checkpoint's names when such were given; None when unlabelled.
@@ -38,7 +38,7 @@ class Dataset(ABC):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in.
+        """The sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, or ``(str, str)``.
 
         Raises:
             IndexError: outside the data set.
@@ -57,11 +57,15 @@ class Dataset(ABC):
     def _content(self, i: int) -> Iterable[bytes]:
         """The bytes that make sample ``i`` what it is, in pieces of any size."""
 
+    def lengths(self) -> list[int] | None:
+        """How long each sample is where samples of one length make cheaper batches (texts: characters); else None."""
+        return None
+
     def sample_fingerprints(self) -> list[str]:
         """SHA-256 of each sample's content alone, in hex: equal samples are equal, wherever and however labelled.
 
         Content is the file for image files, shape and pixels for arrays: the same picture in another format differs.
-        Computed once.
+        Of texts it is the characters: the same text in another format is the same. Computed once.
         """
         if self._fingerprints is None:
             self._fingerprints = [_sha256(self._content(i)) for i in range(len(self))]

@@ -30,7 +30,7 @@ class Batch:
     Attributes:
         inputs: what ``collate`` made of them: a tensor ``[B, C, H, W]``, or a mapping of tensors.
         labels: int64 ``[B]``, or None for an unlabelled set.
-        indices: their positions in the data set.
+        indices: their positions in the data set, which need not ascend.
     """
 
     inputs: Any
@@ -46,7 +46,9 @@ def batches(
     workers: int = 0,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Go through a data set once, in its own order or that of ``indices``; the last batch may be smaller.
+    """Go through a data set once; the last batch may be smaller.
+
+    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded.
 
     Args:
         dataset: the samples.
@@ -65,13 +67,22 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    order = list(range(len(dataset))) if indices is None else [int(i) for i in indices]
+    order = _cheap_order(dataset) if indices is None else [int(i) for i in indices]
     for i in order:
         if not 0 <= i < len(dataset):
             raise IndexError(f"sample {i} of {len(dataset)}")
     parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     # A function of its own, so that wrong arguments are refused at the call and not at the first batch.
     return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)))
+
+
+def _cheap_order(dataset: Dataset) -> list[int]:
+    """Every sample once; where lengths matter the longest first, so that memory that does not suffice shows at once."""
+    order = list(range(len(dataset)))
+    lengths = dataset.lengths()
+    if lengths is not None:
+        order.sort(key=lambda i: -lengths[i])
+    return order
 
 
 def _run(dataset: Dataset, reader: _BatchReader, workers: int) -> Iterator[Batch]:

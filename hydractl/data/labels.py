@@ -25,11 +25,13 @@ class RawLabels:
             among them.
         problems: why the labels cannot be used, one line each; kept apart because a set that needs no labels may have
             bad ones.
+        hint: where there are none, how to say where they are.
     """
 
     values: Labels | list[str] | None = None
     names: list[str] | None = None
     problems: list[str] = field(default_factory=list)
+    hint: str | None = None
 
 
 def resolve_labels(
@@ -71,7 +73,8 @@ def resolve_labels(
         found = None
     if found is None and need:
         raise InputError(
-            f"{where}: no label for sample {ids[0]}, nor for any other", hint="a labelled set is needed here"
+            f"{where}: no label for sample {ids[0]}, nor for any other",
+            hint="a labelled set is needed here" + (f"; {raw.hint}" if raw.hint else ""),
         )
     return found, names
 

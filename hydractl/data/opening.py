@@ -14,13 +14,20 @@ from hydractl.errors import InputError, UsageError
 
 Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
 
-# kind -> module and function; a module is imported when its kind is first met
+# kind -> module, function, and what its samples are; a module is imported when its kind is first met
 _READERS = {
-    "npz": ("hydractl.data.arrays", "read_npz"),
-    "folder": ("hydractl.data.folders", "read_folder"),
-    "list": ("hydractl.data.imagelist", "read_image_list"),
-    "builtin": ("hydractl.data.builtin", "read_builtin"),
-    "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision"),
+    "npz": ("hydractl.data.arrays", "read_npz", "image"),
+    "folder": ("hydractl.data.folders", "read_folder", "image"),
+    "list": ("hydractl.data.imagelist", "read_image_list", "image"),
+    "text": ("hydractl.data.text", "read_text", "text"),
+    "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
+    "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
+}
+_FILES = ("npz", "text")  # kinds whose path has to be there
+
+_FORMS = {
+    "image": "folders, .npz files, image lists, builtin: and torchvision: sets",
+    "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files",
 }
 
 _LIST_SUFFIXES = ("", ".txt", ".lst", ".list")
@@ -35,6 +42,7 @@ def open_data(
     label_map: Mapping[str, str] | None = None,
     need_labels: bool = False,
     ignore_labels: bool = False,
+    reads: Mapping[str, str] | None = None,
 ) -> Dataset:
     """Open a data set.
 
@@ -50,20 +58,23 @@ def open_data(
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
         need_labels: refuse a set without labels.
         ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
+        reads: name of each model it is for -> what that model reads, ``image`` or ``text``.
 
     Returns:
         The data set; ``labels`` in the order of ``label_names``.
 
     Raises:
         UsageError: a SPEC, setting or option that makes no sense, or a kind of data this version does not read.
-        InputError: no such file, a damaged or empty set, labels that are missing or cannot be mapped.
+        InputError: no such file, samples that a model does not read, a damaged or empty set, labels that are missing
+            or cannot be mapped.
     """
     if need_labels and ignore_labels:
         raise ValueError("need_labels and ignore_labels exclude each other")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
     parsed = parse_spec(spec, option)
-    module, function = _READERS[_kind(parsed)]
+    module, function, samples = _READERS[_kind(parsed)]
+    _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
     dataset, raw = reader(parsed, limit)
     dataset.labels, dataset.label_names = resolve_labels(
@@ -72,9 +83,20 @@ def open_data(
     return dataset
 
 
+def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
+    """Refuse texts for a model of images and the reverse, before anything is read."""
+    others = [name for name, kind in reads.items() if kind != samples]
+    if others:
+        wanted, verb = reads[others[0]], "reads" if len(others) == 1 else "read"
+        raise InputError(
+            f"{spec.where} holds {samples}s, and {', '.join(others)} {verb} {wanted}s",
+            hint=f"data of {wanted}s are {_FORMS[wanted]}",
+        )
+
+
 def _kind(spec: Spec) -> str:
     """Which reader opens it; looks at the disk for paths."""
-    if spec.kind in _READERS and spec.kind != "npz":
+    if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
     if spec.kind in ("hf", "wds"):
         raise UsageError(f"{spec.where}: {spec.kind}: data sets are not supported", hint=SUPPORTED)
@@ -89,10 +111,8 @@ def _kind(spec: Spec) -> str:
     except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{spec.where}: cannot look at the path: {reason}") from error
-    if spec.kind == "npz":
-        return "npz"
-    if spec.kind == "text":
-        raise UsageError(f"{spec.where}: text data sets are not supported", hint=SUPPORTED)
+    if spec.kind in _FILES:
+        return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:
         return "list"
     raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=SUPPORTED)

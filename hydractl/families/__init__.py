@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hydractl.families.base import ModelFamily
 
 # family name -> module that defines FAMILY; a module is imported when its family is first met
-MODULES = {"timm": "hydractl.families.timm_vit"}
+MODULES = {"timm": "hydractl.families.timm_vit", "hf": "hydractl.families.hf_encoder"}
 
 
 @cache

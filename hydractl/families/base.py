@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorSource
-from hydractl.heads import Site
+from hydractl.errors import InputError
+from hydractl.heads import Site, parse_json
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""
@@ -78,7 +79,13 @@ class ModelFamily(Protocol):
         """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``)."""
         ...
 
-    def export_folder(self, folder: Path, config: Mapping[str, Any], labels: Sequence[str] | None) -> str:
+    def export_folder(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        preprocess: Mapping[str, Any],
+        labels: Sequence[str] | None,
+    ) -> str:
         """Write what a published folder needs beside its weights; returns the name of the weights file."""
         ...
 
@@ -142,3 +149,24 @@ def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[S
     """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The ``config.json`` of a published folder; None where there is none, or it is no object.
+
+    Raises:
+        InputError: for a file that cannot be read or is no JSON.
+    """
+    try:
+        document = parse_json(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    return document if isinstance(document, dict) else None
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, cut to one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

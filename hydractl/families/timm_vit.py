@@ -22,8 +22,8 @@ from hydractl.attention import HeadWeights
 from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, Stages, State
-from hydractl.heads import Site, parse_json, shown
+from hydractl.families.base import LoadedModel, Stages, State, first_line, read_config
+from hydractl.heads import Site, shown
 
 declare_operators()
 
@@ -57,7 +57,7 @@ class TimmViT:
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """A folder with timm's ``config.json`` and ``model.safetensors``."""
-        config = _read_config(folder / "config.json")
+        config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
         weights = folder / _WEIGHTS
@@ -101,7 +101,7 @@ class TimmViT:
         except InputError:
             raise
         except Exception as error:  # whatever strange options lead to inside the library
-            raise InputError(f"timm cannot build {name} with {options}: {_first_line(error)}") from error
+            raise InputError(f"timm cannot build {name} with {options}: {first_line(error)}") from error
         return LoadedModel(
             arch=_arch(config),
             config=config,
@@ -117,7 +117,7 @@ class TimmViT:
         try:
             cfg = timm.get_pretrained_cfg(name)
         except RuntimeError as error:
-            raise InputError(f"timm {timm.__version__}: {_first_line(error)}", hint=_tags(name)) from error
+            raise InputError(f"timm {timm.__version__}: {first_line(error)}", hint=_tags(name)) from error
         if cfg is None or not cfg.hf_hub_id:
             raise InputError(
                 f"timm:{name} has no published weights on the hub",
@@ -139,7 +139,13 @@ class TimmViT:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
 
-    def export_folder(self, folder: Path, config: Mapping[str, Any], labels: Sequence[str] | None) -> str:
+    def export_folder(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        preprocess: Mapping[str, Any],
+        labels: Sequence[str] | None,
+    ) -> str:
         """Write ``config.json``; the weights belong into ``model.safetensors``."""
         config = dict(config)
         if labels is not None:
@@ -269,7 +275,7 @@ class TimmViT:
             transform(Image.new(mode, (size[2], size[1])))  # what timm checks only when it meets an image
         except Exception as error:
             raise InputError(
-                f"timm cannot preprocess images with {shown(settings, 200)}: {_first_line(error)}"
+                f"timm cannot preprocess images with {shown(settings, 200)}: {first_line(error)}"
             ) from error
         return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in samples])
 
@@ -290,7 +296,7 @@ def _build(config: str) -> Any:
             model = timm.create_model(f"local-dir:{folder}", pretrained=False)
         except Exception as error:
             raise InputError(
-                f"timm {timm.__version__} cannot build {shown(document.get('architecture'))}: {_first_line(error)}"
+                f"timm {timm.__version__} cannot build {shown(document.get('architecture'))}: {first_line(error)}"
             ) from error
     _check(model)
     return model.eval()
@@ -348,16 +354,6 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
-    try:
-        document = parse_json(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return document if isinstance(document, dict) else None
-
-
 def _arch(config: Mapping[str, Any]) -> str:
     return str(config["architecture"])
 
@@ -389,11 +385,6 @@ def _labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
         return [str(name) for name in names] if len(names) == model.num_classes else None
     subset = timm.data.infer_imagenet_subset(model)
     return list(timm.data.ImageNetInfo(subset).label_names()) if subset else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _tags(name: str) -> str:

@@ -22,7 +22,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     from hydractl.models import open_sources, resolve_device
 
     resolve_device(settings.device)
-    sources = open_sources(settings.model, arch=settings.arch, seed=settings.seed)
+    sources = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
     plan = plan_fusion(sources, settings.merge)
     for warning in plan.warnings:
         log.warn(warning)

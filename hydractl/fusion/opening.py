@@ -44,21 +44,25 @@ class ModelArgument:
         return digests[0] if len(digests) == 1 else digests
 
 
-def find_models(texts: Sequence[str], *, arch: str | None = None, seed: int = 0) -> list[ModelArgument]:
+def find_models(
+    texts: Sequence[str], *, arch: str | None = None, seed: int = 0, max_length: int | None = None
+) -> list[ModelArgument]:
     """Find every MODEL and check all that headers can tell.
 
     Args:
         texts: ``[NAME=]REF[+REF...]`` each.
         arch: what a bare safetensors file holds.
         seed: draws the weights of models that have none (``pretrained=0``).
+        max_length: tokens of a text at most; None: what each checkpoint says.
 
     Raises:
-        UsageError: for a text that cannot be read, and for two models of one name.
+        UsageError: for a text that cannot be read, two models of one name, and a ``max_length`` that a model does not
+            take.
         InputError: listing what is wrong with every reference, and members that cannot be averaged.
     """
     split = [split_model(text) for text in texts]
     wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
-    opened = dict(zip(wanted, open_sources(wanted, arch=arch, seed=seed), strict=True))
+    opened = dict(zip(wanted, open_sources(wanted, arch=arch, seed=seed, max_length=max_length), strict=True))
     found = []
     for name, refs in split:
         sources = [opened[ref] for ref in refs]

@@ -6,7 +6,7 @@ paper's parameter count; everything inside attention, LayerScale, poolers and cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE
 from hydractl.members import member_name
 from hydractl.models import Source
+
+_SHORT = 80
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,7 @@ def _differences(a: Source, b: Source) -> list[str]:
     if found:
         return found
     found += label_differences(one.labels, two.labels)
-    found += [
-        f"preprocessing {key} {two.preprocess.get(key)!r}, not {one.preprocess.get(key)!r}"
-        for key in sorted({*one.preprocess, *two.preprocess})
-        if one.preprocess.get(key) != two.preprocess.get(key)
-    ]
+    found += preprocess_differences(one.preprocess, two.preprocess)
     if one.config != two.config:
         found.append("another configuration of the architecture (compare with: hydractl --info)")
     found += [
@@ -166,6 +164,17 @@ def _differences(a: Source, b: Source) -> list[str]:
         for n in a.tensors.names()
         if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
     ][:3]
+    return found
+
+
+def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """In what two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
+    found = []
+    for key in dict.fromkeys([*a, *b]):
+        if a.get(key) != b.get(key):
+            values = [repr(settings.get(key)) for settings in (a, b)]
+            plain = max(map(len, values)) <= _SHORT
+            found.append(f"preprocessing {key} {values[1]}, not {values[0]}" if plain else f"another {key}")
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.fusion.plan import label_differences
+from hydractl.fusion.plan import label_differences, preprocess_differences
 from hydractl.fusion.runtime import HydraModel, pooled_log_probs
 
 
@@ -93,10 +93,4 @@ def _differences(a: Description, b: Description) -> list[str]:
     """In what number of classes and preprocessing differ."""
     counts = [get_family(d.family).classes(d.config) for d in (a, b)]
     found = [f"{counts[1]} classes, not {counts[0]}"] if counts[0] != counts[1] else []
-    keys = list(dict.fromkeys([*a.preprocess, *b.preprocess]))
-    found += [
-        f"preprocessing {key} {b.preprocess.get(key)!r}, not {a.preprocess.get(key)!r}"
-        for key in keys
-        if a.preprocess.get(key) != b.preprocess.get(key)
-    ]
-    return found
+    return found + preprocess_differences(a.preprocess, b.preprocess)

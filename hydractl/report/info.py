@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         arch=description.arch,
         layout=description.layout,
         labels=None if description.labels is None else list(description.labels),
-        preprocess=dict(description.preprocess),
+        preprocess=_readable(description.preprocess),
     )
     if description.merge is not None:
         info["merge"] = list(description.merge)
@@ -102,3 +103,11 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     info.update({key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)})
     info["source"] = dict(description.provenance)
     return info
+
+
+def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """Preprocessing with the length of a tokenizer's vocabulary file in the place of its text."""
+    tokenizer = preprocess.get("tokenizer")
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("json"), str):
+        return dict(preprocess)
+    return {**preprocess, "tokenizer": {**tokenizer, "json": f"{len(tokenizer['json'])} characters"}}

@@ -49,7 +49,8 @@ class Common:
     )
     data: str | None = option(
         None,
-        help="The data set: a folder of class folders, an .npz, an image list, or NAME/SPLIT after a scheme",
+        help="The data set: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), "
+        "or NAME/SPLIT after a scheme",
         metavar="SPEC",
         group=FILES,
     )
@@ -60,6 +61,14 @@ class Common:
         at_least=1,
         group=FILES,
         default_text="all",
+    )
+    max_length: int | None = option(
+        None,
+        help="Tokens of a text at most; longer ones are cut",
+        unit="tokens",
+        at_least=1,
+        group=FILES,
+        default_text="what the checkpoint says",
     )
     arch: str | None = option(
         None,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl.families.base import attention_names
 from hydractl.fusion.runtime import HydraModel
 from hydractl.heads import HeadMask
 from hydractl.slicing import zeroed
-from tests.pico import VARIANTS, close, images, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import HF, VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],
@@ -18,7 +19,7 @@ MASKS = {
 }
 
 
-@pytest.fixture(params=list(VARIANTS))
+@pytest.fixture(params=VARIANTS)
 def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -28,7 +29,7 @@ def test_full_mask_gives_the_original_logits(variant: str) -> None:
     reference = stock(variant)
     source = source_of(reference, variant)
     model = HydraModel(source.description, source.tensors)
-    close(model.member_logits(images())[0], reference(images()))
+    close(model.member_logits(inputs(variant))[0], logits(reference, inputs(variant)))
 
 
 @torch.no_grad()
@@ -40,9 +41,9 @@ def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, name: 
     sliced = prune_source(source, mask)
     model = HydraModel(sliced.description, sliced.tensors)
     assert [a.head_counts[0] for a in model.attentions] == mask.counts()
-    expected = zero_columns(reference, mask.removed_heads)(images())
-    assert not torch.allclose(expected, reference(images()), atol=1e-3), "the removed heads must matter"
-    close(model.member_logits(images())[0], expected)
+    expected = logits(zero_columns(reference, mask.removed_heads), inputs(variant))
+    assert not torch.allclose(expected, logits(reference, inputs(variant)), atol=1e-3), "the removed heads must matter"
+    close(model.member_logits(inputs(variant))[0], expected)
 
 
 @torch.no_grad()
@@ -54,7 +55,7 @@ def test_gating_equals_the_stock_model_with_zeroed_columns(variant: str) -> None
     for attention, (path, heads) in zip(model.attentions, mask.heads.items(), strict=True):
         gate = [1.0 if h in mask.kept[path] else 0.0 for h in range(heads)]
         attention.head_gate = torch.tensor([gate])
-    close(model.member_logits(images())[0], zero_columns(reference, mask.removed_heads)(images()))
+    close(model.member_logits(inputs(variant))[0], logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
 
 
 @torch.no_grad()
@@ -65,7 +66,7 @@ def test_the_zeroed_layout_loads_in_the_stock_model(variant: str) -> None:
     tensors = zeroed(source.tensors, source.family, source.sites, HeadMask.full(source.sites), mask)
     loaded = stock(variant, seed=9)
     loaded.load_state_dict({name: tensors.read(name) for name in tensors.names()})
-    close(loaded(images()), zero_columns(reference, mask.removed_heads)(images()))
+    close(logits(loaded, inputs(variant)), logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
 
 
 @torch.no_grad()
@@ -77,7 +78,7 @@ def test_a_sliced_model_expands_to_the_stock_shapes(variant: str) -> None:
     tensors = zeroed(sliced.tensors, source.family, source.sites, mask, mask)
     loaded = stock(variant, seed=9)
     loaded.load_state_dict({name: tensors.read(name) for name in tensors.names()})
-    close(loaded(images()), zero_columns(reference, mask.removed_heads)(images()))
+    close(logits(loaded, inputs(variant)), logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
 
 
 def test_read_then_write_is_bitwise_identity(variant: str) -> None:
@@ -85,7 +86,7 @@ def test_read_then_write_is_bitwise_identity(variant: str) -> None:
     source = source_of(reference, variant)
     before = reference.state_dict()
     for site in source.sites:
-        after = {n: t for n, t in before.items() if n.startswith(site.path + ".")}
+        after = {n: before[n] for n in attention_names(source.family, before, source.sites, site)}
         written: dict[str, torch.Tensor] = {}
         source.family.write(written, site, source.family.read(after, site))
         assert sorted(written) == sorted(after)
@@ -108,30 +109,79 @@ def test_pruning_twice_composes_in_original_numbers(variant: str) -> None:
     first = prune_source(source, mask_of(source, [[0, 2], [1, 2], [0, 1, 2]]))
     second = prune_source(first, mask_of(source, [[2], [1, 2], [0, 2]]))
     removed = second.description.mask.removed_heads
-    assert second.description.mask.kept["blocks.0.attn"] == (2,)
+    assert second.description.mask.kept[source.sites[0].path] == (2,)
     model = HydraModel(second.description, second.tensors)
-    close(model.member_logits(images())[0], zero_columns(reference, removed)(images()))
+    close(model.member_logits(inputs(variant))[0], logits(zero_columns(reference, removed), inputs(variant)))
 
 
 @torch.no_grad()
 def test_stages_put_together_are_the_model(variant: str) -> None:
     reference = stock(variant)
     stages = source_of(reference, variant).family.stages(reference)
-    state = stages.stem(images())
+    state = stages.stem(inputs(variant))
     for block in stages.blocks:
         state = block(state)
-    assert torch.equal(stages.readout(state), reference(images()))
+    assert torch.equal(stages.readout(state), logits(reference, inputs(variant)))
+
+
+PARTS = {
+    "class-token": {
+        "head.weight": "own",
+        "patch_embed.proj.weight": "embed",
+        "blocks.1.mlp.fc1.weight": "mlp",
+        "blocks.1.attn.qkv.weight": "attention",
+        "blocks.1.norm2.bias": "norm",
+    },
+    "layer-scale": {"blocks.1.ls1.gamma": "own"},
+    "bert": {
+        "bert.pooler.dense.weight": "own",
+        "classifier.bias": "own",
+        "bert.embeddings.word_embeddings.weight": "embed",
+        "bert.embeddings.LayerNorm.weight": "embed",
+        "bert.encoder.layer.1.intermediate.dense.weight": "mlp",
+        "bert.encoder.layer.1.output.dense.bias": "mlp",
+        "bert.encoder.layer.1.output.LayerNorm.bias": "norm",
+        "bert.encoder.layer.1.attention.self.key.bias": "attention",
+        "bert.encoder.layer.1.attention.output.dense.weight": "attention",
+        "bert.encoder.layer.1.attention.output.LayerNorm.weight": "norm",
+    },
+    "roberta": {"classifier.dense.weight": "own", "classifier.out_proj.weight": "own"},
+    "electra": {"electra.embeddings_project.weight": "embed", "classifier.dense.weight": "own"},
+    "distilbert": {
+        "pre_classifier.weight": "own",
+        "distilbert.embeddings.LayerNorm.bias": "embed",
+        "distilbert.transformer.layer.0.attention.out_lin.bias": "attention",
+        "distilbert.transformer.layer.0.sa_layer_norm.weight": "norm",
+        "distilbert.transformer.layer.0.output_layer_norm.weight": "norm",
+        "distilbert.transformer.layer.0.ffn.lin2.weight": "mlp",
+    },
+    "hf-vit": {
+        "classifier.weight": "own",
+        "vit.embeddings.cls_token": "embed",
+        "vit.layernorm.weight": "norm",
+        "vit.layers.2.layernorm_after.bias": "norm",
+        "vit.layers.2.attention.o_proj.weight": "attention",
+        "vit.layers.2.mlp.fc1.weight": "mlp",
+    },
+    "hf-deit-distilled": {"distillation_classifier.weight": "own", "deit.embeddings.distillation_token": "embed"},
+    "hf-dinov2": {"dinov2.encoder.layer.0.layer_scale1.lambda1": "own", "dinov2.embeddings.mask_token": "embed"},
+}
 
 
 def test_every_parameter_belongs_to_a_part(variant: str) -> None:
     reference = stock(variant)
     source = source_of(reference, variant)
     parts = {name: source.family.part(name, source.sites) for name, _ in reference.named_parameters()}
-    assert set(parts.values()) <= {"attention", "mlp", "norm", "embed", "own"}
-    assert parts["head.weight"] == "own"
-    assert parts["patch_embed.proj.weight"] == "embed"
-    assert parts["blocks.1.mlp.fc1.weight"] == "mlp"
-    assert parts["blocks.1.attn.qkv.weight"] == "attention"
-    assert parts["blocks.1.norm2.bias"] == "norm"
-    if variant == "layer-scale":
-        assert parts["blocks.1.ls1.gamma"] == "own"
+    assert set(parts.values()) == {"attention", "mlp", "norm", "embed", "own"}
+    expected = PARTS.get(variant, {} if variant in HF else PARTS["class-token"])
+    assert {name: parts[name] for name in expected} == expected
+
+
+def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
+    reference = dict(stock(variant).named_buffers())
+    source = source_of(stock(variant), variant)
+    skeleton = source.family.build(source.description.config)
+    built = dict(skeleton.named_buffers())
+    assert sorted(built) == sorted(reference)
+    assert all(torch.equal(built[name], reference[name]) for name in built)
+    assert all(parameter.is_meta for parameter in skeleton.parameters()) and not skeleton.training

@@ -1,4 +1,4 @@
-"""The fused model against its members run alone, and against timm itself."""
+"""The fused model against its members run alone, and against the library itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import torch
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.runtime import HydraModel
 from hydractl.models import Source
-from tests.pico import VARIANTS, close, images, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    merged_names,
+    prune_source,
+    source_of,
+    stock,
+    zero_columns,
+)
 
 KEPT = [
     [[0, 2], [1], [0, 1, 2]],
@@ -31,32 +42,32 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
         with torch.no_grad():
-            expected.append(zero_columns(reference, mask.removed_heads)(images()))
+            expected.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
     return sources, expected
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @torch.no_grad()
-def test_unmerged_members_equal_timm(variant: str, count: int) -> None:
+def test_unmerged_members_equal_the_library(variant: str, count: int) -> None:
     sources, expected = members(variant, KEPT[:count])
     plan = plan_fusion(sources, [])
     fused = HydraModel(plan.description, plan.tensors)
-    together = fused.member_logits(images())
+    together = fused.member_logits(inputs(variant))
     assert together.shape == (count, 3, 5)
     for member, reference in zip(together, expected, strict=True):
         close(member, reference)
     pooled = torch.stack(expected).softmax(-1).mean(0)
-    assert torch.allclose(fused(images()).exp(), pooled, atol=1e-6)
-    assert torch.allclose(fused(images()).exp().sum(-1), torch.ones(3), atol=1e-6)
+    assert torch.allclose(fused(inputs(variant)).exp(), pooled, atol=1e-6)
+    assert torch.allclose(fused(inputs(variant)).exp().sum(-1), torch.ones(3), atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_a_site_empty_in_all_members(variant: str) -> None:
     sources, expected = members(variant, EMPTY_EVERYWHERE)
     plan = plan_fusion(sources, [])
-    together = HydraModel(plan.description, plan.tensors).member_logits(images())
+    together = HydraModel(plan.description, plan.tensors).member_logits(inputs(variant))
     for member, reference in zip(together, expected, strict=True):
         close(member, reference)
 
@@ -64,33 +75,24 @@ def test_a_site_empty_in_all_members(variant: str) -> None:
 def averaged_references(
     variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str]
 ) -> list[torch.Tensor]:
-    """timm models in which the parts named by ``merge`` hold the mean over members: written from the definition."""
+    """Stock models in which the parts named by ``merge`` hold the mean over members: written from the definition."""
     models = [stock(variant, seed=i) for i in range(len(kept))]
-    prefixes = {
-        "mlp": ("mlp.",),
-        "norm": ("norm1.", "norm2.", "norm.", "norm_pre.", "fc_norm."),
-        "embed": ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token"),
-    }
-    wanted = tuple(p for part in merge for p in prefixes[part])
-    for name, _ in models[0].named_parameters():
-        parts = name.split(".")
-        local = ".".join(parts[2:]) if parts[0] == "blocks" else name
-        if local.startswith(wanted):
-            mean = torch.stack([m.get_parameter(name).detach() for m in models]).double().mean(0).float()
-            for model in models:
-                model.get_parameter(name).data.copy_(mean)
+    for name in merged_names(variant, models[0], merge):
+        mean = torch.stack([m.get_parameter(name).detach() for m in models]).double().mean(0).float()
+        for model in models:
+            model.get_parameter(name).data.copy_(mean)
     removed = [mask_of(source_of(models[0], variant), heads).removed_heads for heads in kept]
     with torch.no_grad():
-        return [zero_columns(m, r)(images()) for m, r in zip(models, removed, strict=True)]
+        return [logits(zero_columns(m, r), inputs(variant)) for m, r in zip(models, removed, strict=True)]
 
 
 @pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]])
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_merged_members_equal_timm_with_averaged_weights(variant: str, merge: list[str]) -> None:
+def test_merged_members_equal_the_library_with_averaged_weights(variant: str, merge: list[str]) -> None:
     sources, _ = members(variant, KEPT[:3])
     plan = plan_fusion(sources, merge)
-    together = HydraModel(plan.description, plan.tensors).member_logits(images())
+    together = HydraModel(plan.description, plan.tensors).member_logits(inputs(variant))
     for member, reference in zip(together, averaged_references(variant, KEPT[:3], merge), strict=True):
         close(member, reference)
 

@@ -1,0 +1,225 @@
+"""Text data in the verbs: batches by length change no result, --max-length travels, the wrong kind is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydractl.circuit.evaluator import Evaluator, Sample
+from hydractl.cli.app import main
+from hydractl.data import batches, open_data
+from hydractl.errors import UsageError
+from hydractl.evaluate import predict
+from hydractl.log import Log
+from hydractl.models import build_model, open_source
+from hydractl.settings import EvalSettings
+from tests.pico import WORDS, publish, stock
+
+LABELS = ["awful", "bad", "fair", "good", "great"]
+IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1&embed_dim=24&depth=2&num_heads=3"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A published folder of a pico BERT of 5 classes that takes 16 tokens."""
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    folder.mkdir()
+    model = stock("bert")
+    model.config.id2label = dict(enumerate(LABELS))
+    model.config.label2id = {label: i for i, label in enumerate(LABELS)}
+    publish(model, "bert", folder)
+    return str(folder)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``data.jsonl`` and ``ood.tsv``: texts of 0 to 20 words in no order of length, none of them in both files.
+
+    A text in both would tie with itself, and a tie is broken by rounding, which depends on the batch.
+    """
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS[:5], n)) for n in random.permutation(21)]
+    rows = [{"text": text, "label": LABELS[i % 5]} for i, text in enumerate(texts)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outside = [" ".join(random.choice(WORDS[5:], n)) for n in random.permutation(np.arange(1, 21))]
+    (tmp_path / "ood.tsv").write_text("text\n" + "\n".join(outside) + "\n")
+    return tmp_path / "data.jsonl"
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def test_batches_come_by_length_and_once_each(data: Path) -> None:
+    opened = open_data(str(data), labels=LABELS)
+    lengths = opened.lengths()
+    assert lengths == [len(opened[i]) for i in range(21)] and lengths != sorted(lengths)
+    for workers in (0, 2):
+        found = list(batches(opened, list, 4, workers=workers))
+        order = [i for batch in found for i in batch.indices]
+        assert sorted(order) == list(range(21)) and order == sorted(range(21), key=lambda i: -lengths[i])
+        for batch in found:
+            assert batch.inputs == [opened[i] for i in batch.indices]
+            assert batch.labels is not None and batch.labels.tolist() == [i % 5 for i in batch.indices]
+
+
+def test_equal_lengths_keep_their_order_and_given_indices_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,text_b\nab,\na,b\n,abc\nb,a\n,\n")
+    opened = open_data(str(path))
+    assert [batch.indices for batch in batches(opened, list, 2)] == [[2, 0], [1, 3], [4]]
+    given = [4, 0, 2, 2]
+    assert [i for batch in batches(opened, list, 3, indices=given) for i in batch.indices] == given
+    assert [i for batch in batches(opened, list, 3, indices=range(5)) for i in batch.indices] == list(range(5))
+
+
+def alone(model: Any, opened: Any) -> np.ndarray:
+    """Member logits of every sample in a batch of its own, in the order of the data."""
+    with torch.inference_mode():
+        found = [model.member_logits(model.preprocess([opened[i]])) for i in range(len(opened))]
+    return torch.cat(found, dim=1).numpy()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
+    model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
+    settings = EvalSettings(model=[bert], data=str(data), batch_size=batch_size)
+    found = predict(model, opened, settings, Log(), "")
+    expected = alone(model, opened)
+    assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-4)
+    assert len({row.tobytes() for row in found[0].round(3)}) > 15  # or any order would do
+
+
+def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
+    rows, lines = [], []
+    for size in ("1", "5", "64"):
+        options = ["--ood", "x=ood.tsv", "--batch-size", size, "--predictions", f"p{size}.jsonl", "-o", f"e{size}.json"]
+        run("eval", bert, "--data", "data.jsonl", *options)
+        rows.append(json.loads(Path(f"e{size}.json").read_text()))
+        lines.append([json.loads(line) for line in Path(f"p{size}.jsonl").read_text().splitlines()])
+    model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
+    predicted = alone(model, opened)[0].argmax(-1)
+    for document, written in zip(rows, lines, strict=True):
+        row = document["models"][0]
+        assert [line["id"] for line in written] == [f"data.jsonl#{i}" for i in range(21)]
+        assert [line["label"] for line in written] == [LABELS[i] for i in predicted]
+        assert row["id"]["accuracy"] == pytest.approx((predicted == np.arange(21) % 5).mean())
+        assert row["id"]["nll"] == pytest.approx(rows[0]["models"][0]["id"]["nll"], rel=1e-4)
+        assert row["ood"]["x"]["auroc"] == pytest.approx(rows[0]["models"][0]["ood"]["x"]["auroc"], abs=1e-9)
+        assert document["conventions"]["max_length"] == {"bert": 16}
+
+
+def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> None:
+    model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
+    with torch.inference_mode():
+        expected = int((torch.from_numpy(alone(model, opened)[0]).argmax(-1).numpy() == opened.labels).sum())
+    found = []
+    for size in (1, 6):
+        samples = [Sample(b.inputs, b.labels, len(b.indices)) for b in batches(opened, model.preprocess, size)]
+        current, each = Evaluator(model, samples).measure([], [(0, 0), (2, 1)])
+        found.append([current.correct, *(m.correct for m in each)])
+    assert found[0] == found[1] and found[0][0] == expected
+
+
+def test_every_verb_on_texts(bert: str, data: Path) -> None:
+    run("score", bert, "--data", "data.jsonl", "--method", "taylor", "-o", "s.json")
+    run("extract-circuit", bert, "--data", "data.jsonl", "--ood", "ood.tsv", "--budget", "2", "-o", "c.json")
+    run("prune", bert, "--circuit", "c.json", "-o", "c.st")
+    run("prune", bert, "--data", "data.jsonl", "--method", "taylor", "--keep", "2", "-o", "t.st")
+    run(
+        "finetune",
+        "t.st",
+        "--data",
+        "data.jsonl",
+        "--val",
+        "data.jsonl?label=label",
+        "--limit",
+        "9",
+        "-o",
+        "f.st",
+        code=3,
+    )
+    Path("val.csv").write_text("text,label\na film,good\nnot so fine so dull,bad\n")
+    tuned = ["--val", "val.csv", "--epochs", "1", "--batch-size", "4"]
+    run("finetune", "t.st", "--data", "data.jsonl", *tuned, "-o", "f.st")
+    run("fuse", "c.st", "t.st", "-o", "h.st")
+    run("eval", "h.st", "c.st+t.st", "--data", "data.jsonl", "-o", "e.json")
+    assert json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 16
+
+
+def max_length(path: str) -> Any:
+    return open_source(path).description.preprocess["max_length"]
+
+
+def test_max_length_travels_into_what_is_written(bert: str, data: Path) -> None:
+    short = ["--max-length", "6"]
+    run("prune", bert, "--method", "magnitude", "--keep", "2", *short, "-o", "a.st")
+    run("prune", bert, "--method", "magnitude", "--keep", "1", "-o", "b.st")
+    assert (max_length(bert), max_length("a.st"), max_length("b.st")) == (16, 6, 16)
+    run("finetune", "b.st", "--data", "data.jsonl", "--steps", "1", *short, "-o", "c.st")
+    run("fuse", "a.st", "c.st", "-o", "h.st")
+    run("fuse", "a.st", "b.st", "--max-length", "9", "-o", "i.st")
+    run("fuse", "a.st", "b.st", "-o", "j.st", code=3)  # they cut texts at different lengths
+    assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
+    run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json")
+    assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}
+    run("extract-circuit", "a.st", "--data", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
+    assert json.loads(Path("k.json").read_text())["source"]["settings"]["max_length"] == 6
+
+
+def test_max_length_cuts_the_inputs(bert: str, data: Path) -> None:
+    long = [" ".join(["film"] * 30)]
+    for length in (None, 6):
+        model = build_model(open_source(bert, max_length=length))
+        assert model.preprocess(long)["input_ids"].shape == (1, length or 16)
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 100_000])
+def test_a_max_length_that_the_model_does_not_take(
+    bert: str, data: Path, capsys: pytest.CaptureFixture[str], tokens: int
+) -> None:
+    run("eval", bert, "--data", "data.jsonl", "--max-length", str(tokens), code=2)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --max-length {tokens}: bert: ") and " to 16" in error
+
+
+def test_max_length_means_nothing_to_a_model_of_images() -> None:
+    with pytest.raises(UsageError, match="--max-length 8: .* reads images"):
+        open_source(IMAGES, max_length=8)
+
+
+VERBS: dict[str, Callable[[str, str], list[str]]] = {
+    "score": lambda model, data: ["score", model, "--data", data, "--method", "taylor"],
+    "prune": lambda model, data: ["prune", model, "--data", data, "--method", "gate", "--keep", "1"],
+    "extract-circuit": lambda model, data: ["extract-circuit", model, "--data", data, "--budget", "1", "--ood", data],
+    "finetune": lambda model, data: ["finetune", model, "--data", data],
+    "eval": lambda model, data: ["eval", model, "--data", data],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_data_of_the_wrong_kind(verb: str, bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*VERBS[verb](bert, "builtin:digits/val"), code=3)
+    error = capsys.readouterr().err
+    assert "error: --data builtin:digits/val holds images, and bert reads texts" in error and ".jsonl" in error
+    run(*VERBS[verb](IMAGES, "data.jsonl"), code=3)
+    assert "error: --data data.jsonl holds texts, and vit_tiny_patch16_224 reads images" in capsys.readouterr().err
+
+
+def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, arguments in {
+        "--ood": ["extract-circuit", bert, "--budget", "1", "--ood", "builtin:symbols"],
+        "--val": ["finetune", bert, "--val", "builtin:symbols"],
+        "--ood x": ["eval", bert, "--ood", "x=builtin:symbols"],
+    }.items():
+        run(*arguments, "--data", "data.jsonl", code=3)
+        assert f"error: {option} builtin:symbols holds images, and bert reads texts" in capsys.readouterr().err
+    run("eval", bert, f"pixels={IMAGES}&num_classes=5", "--data", "data.jsonl", code=3)
+    assert "data.jsonl holds texts, and pixels reads images" in capsys.readouterr().err

@@ -1,0 +1,523 @@
+"""transformers' folders: opened strictly, prepared and written exactly as the library itself would."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+import hydractl
+from hydractl._torchvision import declare_operators
+from hydractl.checkpoint import FileTensors
+from hydractl.cli.app import main
+from hydractl.errors import InputError, UsageError
+from hydractl.families import get_family
+from hydractl.fusion.plan import plan_fusion
+from hydractl.models import build_model, open_source
+from tests.pico import (
+    HF,
+    PAIRS,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    prune_source,
+    publish,
+    stock,
+    write_tokenizer,
+    zero_columns,
+)
+
+declare_operators()
+
+import transformers  # noqa: E402
+
+TEXT = [name for name in HF if "vocab_size" in HF[name][2]]
+TEXTS = ["A fine film!", "not so dull, so unkind", "", "fine " * 40, "é \0 日本"]
+TWO = [("a fine film", "not so dull"), ("", "so"), ("fine " * 40, "dull " * 30)]
+KEPT = [[0, 2], [], [1]]
+
+
+def refusal(folder: Path | str, kind: type[Exception] = InputError) -> Any:
+    with pytest.raises(kind) as caught:
+        open_source(str(folder))
+    return caught.value
+
+
+def published(variant: str, folder: Path) -> Path:
+    publish(stock(variant), variant, folder)
+    return folder
+
+
+def rewrite(folder: Path, changes: Mapping[str, Any], file: str = "config.json") -> Path:
+    path = folder / file
+    document = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
+    return folder
+
+
+def reload(variant: str, folder: Path) -> Any:
+    """The folder as the library opens it, and nothing missing or left over."""
+    model, report = getattr(transformers, HF[variant][0]).from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values())
+    return model.eval()
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("variant", HF)
+@torch.no_grad()
+def test_a_saved_folder_gives_the_librarys_logits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    publish(stock(variant).to(dtype), variant, tmp_path)
+    source = open_source(str(tmp_path))
+    state = stock(variant).to(dtype).state_dict()
+    assert source.tensors.names() == sorted(state)
+    assert all(torch.equal(source.tensors.read(name), state[name]) for name in state)
+    assert {source.tensors.read(name).dtype for name in state} == {dtype}
+    close(build_model(source).member_logits(inputs(variant))[0], logits(reload(variant, tmp_path), inputs(variant)))
+
+
+@pytest.mark.parametrize(("variant", "old"), {
+    "hf-vit": "vit.encoder.layer.0.attention.attention.query.weight",
+    "hf-deit": "deit.encoder.layer.1.attention.output.dense.bias",
+    "hf-dinov2": "dinov2.encoder.layer.2.attention.attention.value.bias",
+}.items())  # fmt: skip
+def test_published_names_of_vision_transformers_become_the_present_ones(variant: str, old: str, tmp_path: Path) -> None:
+    tensors = safetensors.torch.load_file(published(variant, tmp_path) / "model.safetensors")
+    assert old in tensors
+    # Mixed dtypes stay what they are, name by name.
+    tensors[old] = tensors[old].bfloat16()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    source = open_source(str(tmp_path))
+    assert source.tensors.names() == sorted(stock(variant).state_dict())
+    kinds = {name: source.tensors.info(name).dtype for name in source.tensors.names()}
+    (low,) = [name for name, kind in kinds.items() if kind == "BF16"]
+    assert torch.equal(source.tensors.read(low), tensors[old]) and set(kinds.values()) == {"F32", "BF16"}
+
+
+def test_exact_names_are_read_from_the_file_itself(tmp_path: Path) -> None:
+    tensors = open_source(str(published("bert", tmp_path))).tensors
+    assert isinstance(tensors, FileTensors) and tensors.path == tmp_path / "model.safetensors"
+
+
+@torch.no_grad()
+def test_old_names_of_norms_are_understood(tmp_path: Path) -> None:
+    path = published("bert", tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    old = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+           for n, t in tensors.items()}  # fmt: skip
+    safetensors.torch.save_file({n: t.double() for n, t in old.items()}, path, {"format": "pt"})
+    source = open_source(str(tmp_path))
+    assert source.tensors.names() == sorted(tensors)
+    assert {source.tensors.info(name).dtype for name in tensors} == {"F64"}
+    close(build_model(source).member_logits(inputs("bert"))[0], logits(stock("bert"), inputs("bert")))
+
+
+def test_what_a_checkpoint_keeps_of_a_folder(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    names = {str(i): name for i, name in enumerate("abcde")}
+    source = open_source(str(rewrite(folder, {"_name_or_path": "/home/me", "id2label": names})))
+    assert source.description.labels == list("abcde")
+    config = source.description.config
+    assert config["architectures"] == ["BertForSequenceClassification"] and config["num_labels"] == 5
+    assert not {"_name_or_path", "transformers_version", "dtype", "id2label", "label2id"} & set(config)
+    placeholders = {str(i): f"LABEL_{i}" for i in range(5)}
+    for unknown in (placeholders, None):
+        labels = open_source(str(rewrite(folder, {"id2label": unknown, "num_labels": 5}))).description.labels
+        assert labels is None
+
+
+def test_sites_and_cost_need_no_weights(tmp_path: Path) -> None:
+    source = open_source(str(published("distilbert", tmp_path)))
+    paths = [f"distilbert.transformer.layer.{i}.attention" for i in range(3)]
+    assert [(s.path, s.heads, s.head_dim, s.d_model) for s in source.sites] == [(p, 3, 8, 24) for p in paths]
+
+
+# --- refusing ---------------------------------------------------------------------------------------------------------
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_all_listed(tmp_path: Path) -> None:
+    path = published("bert", tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors["classifier.bias"]
+    tensors["bert.extra.weight"] = torch.zeros(2)
+    tensors["classifier.weight"] = torch.zeros(4, 24)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    error = refusal(tmp_path)
+    assert error.message == f"{path} does not hold the weights of BertForSequenceClassification"
+    assert error.problems == [
+        "missing tensor 'classifier.bias'",
+        "unexpected tensor 'bert.extra.weight'",
+        "tensor 'classifier.weight' is [4, 24], expected [5, 24]",
+    ]
+
+
+def test_a_misshapen_tensor_alone(tmp_path: Path) -> None:
+    path = published("bert", tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["classifier.weight"] = torch.zeros(4, 24)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    assert refusal(tmp_path).problems == ["tensor 'classifier.weight' is [4, 24], expected [5, 24]"]
+
+
+REFUSED = {
+    "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
+    "DebertaV2ForSequenceClassification": ("deberta-v2", "DebertaV2Attention"),
+    "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
+    "ModernBertForSequenceClassification": ("modernbert", "ModernBertAttention"),
+    "BertForMaskedLM": ("bert", "BertAttention"),
+    "SwinForImageClassification": ("swin", "SwinAttention"),
+}
+
+
+@pytest.mark.parametrize(("name", "met"), REFUSED.items())
+def test_other_architectures_are_refused_by_their_attention(name: str, met: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": met[0]}))
+    error = refusal(tmp_path)
+    assert error.message == f"transformers' {name} is not supported: its attention is {met[1]}"
+    assert "Bert" in error.hint
+
+
+@pytest.mark.parametrize("names", [["NoSuchModel"], [], ["BertModel", "BertModel"], "BertModel", [7], ["AutoModel"]])
+def test_names_of_no_model_are_refused(names: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": names, "model_type": "bert"}))
+    assert refusal(tmp_path).message.endswith("is not supported")
+
+
+STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "code": ({"auto_map": {"AutoModel": "modeling.X"}}, "comes with code of its own (auto_map), which hydractl never"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "comes with quantized weights (quantization_config)"),
+    "decoder": ({"is_decoder": True}, "it is a decoder"),
+    "regression": ({"id2label": {"0": "score"}, "label2id": {"score": 0}}, "it has 1 labels and the problem type None"),
+    "several labels": ({"problem_type": "multi_label_classification"}, "the problem type 'multi_label_classification'"),
+    "positions": ({"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
+    "no layers": ({"num_hidden_layers": 0}, "has 0 layers"),
+    "layers without end": ({"num_hidden_layers": 10**9}, "has 1000000000 layers"),
+    "tokens without end": ({"max_position_embeddings": 10**12}, "takes 1000000000000 tokens"),
+    "labels without end": ({"num_labels": 10**12}, "has 1000000000000 labels"),
+    "odd heads": ({"num_attention_heads": 7}, "cannot build BertForSequenceClassification: "),
+    "no activation": ({"hidden_act": "nope"}, "cannot build BertForSequenceClassification: "),
+    "text for a number": ({"hidden_size": "big"}, "cannot build BertForSequenceClassification: "),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_configurations_are_refused(case: str, tmp_path: Path) -> None:
+    changes, expected = STRANGE[case]
+    error = refusal(rewrite(published("bert", tmp_path), changes))
+    assert expected in "\n".join([error.message, *error.problems])
+
+
+def test_pickles_and_pieces_are_refused(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert refusal(folder).message == f"{folder} has no model.safetensors"
+
+
+def test_hub_names_take_no_options() -> None:
+    assert "takes no options (pretrained)" in refusal("hf:org/name?pretrained=0", UsageError).message
+    assert refusal("hf:org/name").message.startswith("cannot get org/name from the hub: ")
+
+
+def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: dict[str, Any] = {}
+
+    def snapshot(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(published("bert", tmp_path))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    source = open_source("hf:org/bert")
+    assert source.name == "org_bert" and asked["name"] == "org/bert"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(asked["allow_patterns"])
+    assert not any(
+        set(pattern) & set("*?[") or pattern.endswith((".py", ".bin")) for pattern in asked["allow_patterns"]
+    )
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [TEXTS, TWO], ids=["texts", "pairs"])
+@pytest.mark.parametrize("variant", TEXT)
+def test_tokens_are_those_of_the_library(variant: str, samples: list[Any], tmp_path: Path) -> None:
+    collate = build_model(open_source(str(published(variant, tmp_path)))).preprocess
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    columns = [samples] if isinstance(samples[0], str) else [list(column) for column in zip(*samples, strict=True)]
+    expected = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
+    found = collate(samples)
+    assert sorted(found) == sorted(expected) and ("token_type_ids" in found) == (variant in PAIRS)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert found["input_ids"].shape[1] == 16 and bool((found["attention_mask"] == 0).any())
+    if variant in PAIRS and columns[1:]:
+        assert bool(found["token_type_ids"].any())
+
+
+def test_texts_and_pairs_in_one_batch(tmp_path: Path) -> None:
+    collate = build_model(open_source(str(published("bert", tmp_path)))).preprocess
+    found = collate(["a fine film", ("so", "dull")])
+    for row, sample in enumerate(["a fine film", ("so", "dull")]):
+        alone = collate([sample])
+        length = alone["input_ids"].shape[1]
+        assert all(torch.equal(found[key][row, :length], alone[key][0]) for key in alone)
+    assert found["attention_mask"].dtype == torch.int64
+
+
+def test_the_length_is_the_least_of_tokenizer_model_and_512(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    assert open_source(str(folder)).description.preprocess["max_length"] == 16
+    rewrite(folder, {"model_max_length": 10**30}, "tokenizer_config.json")
+    assert open_source(str(folder)).description.preprocess["max_length"] == 20
+    # RoBERTa's positions start behind its padding token's number.
+    folder = published("roberta", tmp_path / "roberta")
+    rewrite(folder, {"model_max_length": 10**30}, "tokenizer_config.json")
+    source = open_source(str(folder))
+    assert source.description.preprocess["max_length"] == 18
+    model = build_model(source)
+    assert model.preprocess(["fine " * 40])["input_ids"].shape == (1, 18)
+    assert model(model.preprocess(["fine " * 40])).shape == (1, 5)
+
+
+@pytest.mark.parametrize("length", [0, 4, 17, 16.0, True, None])
+def test_lengths_that_the_model_cannot_take(length: Any, tmp_path: Path) -> None:
+    source = open_source(str(published("bert", tmp_path)))
+    with pytest.raises(InputError, match="this model takes 5 to 16"):
+        source.family.collate({**source.description.preprocess, "max_length": length})
+    collate = source.family.collate({**source.description.preprocess, "max_length": 5})
+    assert collate([("fine " * 9, "dull " * 9)])["input_ids"].shape == (1, 5)
+
+
+def test_what_is_no_text(tmp_path: Path) -> None:
+    collate = build_model(open_source(str(published("bert", tmp_path)))).preprocess
+    for strange in ("half a \ud800 character", ("a", None), ("a", "b", "c")):
+        with pytest.raises(InputError, match="no text that can be tokenized"):
+            collate(["fine", strange])
+
+
+def test_a_folder_needs_a_tokenizer_that_fits(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    rewrite(folder, {"pad_token": None}, "tokenizer_config.json")
+    assert refusal(folder).problems == ["it has no padding token"]
+    write_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["vocab"].update({f"word{i}": 100 + i for i in range(50)})
+    path.write_text(json.dumps(document))
+    assert refusal(folder).problems == ["it knows 67 tokens, the model 40"]
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    assert refusal(folder).problems == ["there is no tokenizer.json, nor vocab.txt"]
+    (folder / "tokenizer.json").write_text("{}")
+    assert refusal(folder).message.startswith(f"{folder} has no tokenizer that transformers can read: ")
+
+
+def test_an_old_folder_with_a_list_of_words(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "film", "un", "##kind"]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    collate = build_model(open_source(str(folder))).preprocess
+    found = collate([("Fine unkind", "film dull")])
+    assert found["input_ids"].tolist() == [[2, 5, 7, 8, 3, 6, 1, 3]]
+    assert found["token_type_ids"].tolist() == [[0] * 5 + [1] * 3]
+
+
+BROKEN: dict[str, Any] = {
+    "json": "{}",
+    "special_tokens": {"pad_token": 3},
+    "padding_side": "up",
+    "model_input_names": ["input_ids", "pixel_values"],
+    "model_max_length": "long",
+    "vocab_size": 0,
+}
+
+
+@pytest.mark.parametrize("key", BROKEN)
+def test_broken_descriptions_of_tokenizers(key: str, tmp_path: Path) -> None:
+    source = open_source(str(published("bert", tmp_path)))
+    tokenizer = {**source.description.preprocess["tokenizer"], key: BROKEN[key]}
+    with pytest.raises(InputError, match="stored tokenizer cannot be read" if key == "json" else "not described"):
+        source.family.collate({**source.description.preprocess, "tokenizer": tokenizer})
+    for preprocess in ({"kind": "text"}, {"kind": "sound"}, {}, {"kind": "image"}):
+        with pytest.raises(InputError):
+            source.family.collate(preprocess)
+
+
+def test_example_inputs_fit_the_model(tmp_path: Path) -> None:
+    for variant in ("bert", "roberta", "hf-vit"):
+        model = build_model(open_source(str(published(variant, tmp_path / variant))))
+        batch = model.example_inputs(2, seed=3)
+        assert torch.isfinite(model(batch)).all()
+        if variant != "hf-vit":
+            assert batch["input_ids"].shape == (2, 16) and bool((batch["attention_mask"] == 1).all())
+            assert torch.equal(batch["input_ids"], model.example_inputs(2, seed=3)["input_ids"])
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def pictures() -> list[Image.Image]:
+    noise = np.random.default_rng(0).integers(0, 256, (30, 20, 3), dtype=np.uint8)
+    return [Image.fromarray(noise), Image.fromarray(noise[:11]), Image.fromarray(noise[:, :, 0])]
+
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hf-vit": ("ViTImageProcessor", {"size": {"height": 16, "width": 16}, "image_mean": [0.1, 0.2, 0.3]}),
+    "hf-deit": (
+        "DeiTImageProcessor",
+        {"size": {"height": 20, "width": 20}, "crop_size": {"height": 16, "width": 16}, "resample": 2},
+    ),
+    "hf-dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 28}, "crop_size": {"height": 24, "width": 24}}),
+}
+
+
+@pytest.mark.parametrize("variant", PROCESSORS)
+@torch.no_grad()
+def test_pixels_are_those_of_the_library(variant: str, tmp_path: Path) -> None:
+    name, settings = PROCESSORS[variant]
+    getattr(transformers, name)(**settings).save_pretrained(published(variant, tmp_path))
+    model = build_model(open_source(str(tmp_path)))
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    expected = theirs([image.convert("RGB") for image in pictures()], return_tensors="pt")["pixel_values"]
+    assert torch.equal(model.preprocess(pictures()), expected)
+    close(model.member_logits(expected)[0], logits(stock(variant), expected))
+
+
+@pytest.mark.parametrize(("variant", "size"), {"hf-vit": 16, "hf-deit": 16, "hf-dinov2": 224}.items())
+def test_without_settings_the_default_of_the_architecture(variant: str, size: int, tmp_path: Path) -> None:
+    preprocess = open_source(str(published(variant, tmp_path))).description.preprocess
+    assert preprocess["input_size"] == [3, size, size]
+    assert preprocess["processor"]["image_processor_type"] == PROCESSORS[variant][0]
+
+
+def test_image_processors_that_do_not_fit(tmp_path: Path) -> None:
+    folder = published("hf-vit", tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    assert refusal(folder).message == f"{folder} prepares images of 32x32, its model takes 16x16"
+    rewrite(folder, {"image_processor_type": "CLIPImageProcessor"}, "preprocessor_config.json")
+    assert refusal(folder).message == "transformers' image processor 'CLIPImageProcessor' is not supported"
+    rewrite(folder, {"image_processor_type": "ViTImageProcessor", "size": {"height": 10**9, "width": 1}},
+            "preprocessor_config.json")  # fmt: skip
+    assert "the image processor has the size" in refusal(folder).message
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def exported(variant: str, tmp_path: Path) -> Path:
+    """A pico folder, pruned by the command line into a folder for the stock library."""
+    source = open_source(str(published(variant, tmp_path / "in")))
+    mask = mask_of(source, KEPT).to_json(source.description.arch, {})
+    (tmp_path / "mask.json").write_text(json.dumps(mask))
+    assert main(["prune", "in", "--mask", "mask.json", "-o", "out/"]) == 0
+    shutil.rmtree(tmp_path / "in")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("variant", ["bert", "roberta", "distilbert", "electra", "hf-vit", "hf-dinov2"])
+@torch.no_grad()
+def test_a_zeroed_folder_is_the_stock_librarys(variant: str, here: Path) -> None:
+    folder = exported(variant, here)
+    source = open_source(str(folder))
+    assert source.description.kind == "pruned" and source.description.mask.counts() == [2, 0, 1]
+    expected = logits(zero_columns(stock(variant), source.description.mask.removed_heads), inputs(variant))
+    close(logits(reload(variant, folder), inputs(variant)), expected)
+    model = build_model(source)
+    close(model.member_logits(inputs(variant))[0], expected)
+    if variant in TEXT:
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        for columns in ([TEXTS], [list(column) for column in zip(*TWO, strict=True)]):
+            batch = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
+            ours = model.preprocess(columns[0] if len(columns) == 1 else TWO)
+            assert sorted(batch) == sorted(ours) and all(torch.equal(batch[key], ours[key]) for key in batch)
+    else:
+        theirs = transformers.AutoImageProcessor.from_pretrained(folder)
+        batch = theirs([image.convert("RGB") for image in pictures()], return_tensors="pt")["pixel_values"]
+        assert torch.equal(model.preprocess(pictures()), batch)
+
+
+def test_an_exported_folder_keeps_the_labels(tmp_path: Path) -> None:
+    source = open_source(str(published("bert", tmp_path / "in")))
+    out = tmp_path / "out"
+    out.mkdir()
+    description = source.description
+    assert source.family.export_folder(out, description.config, description.preprocess, list("vwxyz")) == (
+        "model.safetensors"
+    )
+    shutil.copy(tmp_path / "in" / "model.safetensors", out)
+    assert open_source(str(out)).description.labels == list("vwxyz")
+    assert transformers.AutoConfig.from_pretrained(out).id2label == dict(enumerate("vwxyz"))
+
+
+@torch.no_grad()
+def test_a_checkpoint_needs_nothing_beside_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = open_source(str(published("bert", here / "in")))
+    for name, kept in (("a", [[0, 2], [1], [0, 1, 2]]), ("b", [[1], [0, 1, 2], []])):
+        (here / "mask.json").write_text(json.dumps(mask_of(source, kept).to_json(None, {})))
+        assert main(["prune", "in", "--mask", "mask.json", "-o", f"{name}.st"]) == 0
+    shutil.rmtree(here / "in")
+    assert main(["fuse", "a.st", "b.st", "-o", "hydra.st"]) == 0
+    model = hydractl.load(here / "hydra.st", device="cpu")
+    assert model(model.preprocess([*TEXTS, *TWO])).shape == (8, 5)
+    capsys.readouterr()
+    assert main(["--info", "--json", "hydra.st"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    told = json.dumps(info)
+    assert "characters" in told and "[UNK]" in told and "##kind" not in told
+
+
+def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> None:
+    first = open_source(str(published("bert", tmp_path)))
+    write_tokenizer(tmp_path, pair_types=False)
+    second = open_source(str(tmp_path))
+    with pytest.raises(InputError) as caught:
+        plan_fusion([prune_source(s, mask_of(s, KEPT)) for s in (first, second)])
+    assert any(problem.endswith("another tokenizer") for problem in caught.value.problems)
+    assert max(map(len, caught.value.problems)) < 200
+
+
+# --- a real checkpoint ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_minilm_gives_the_librarys_logits(real_data: Path) -> None:
+    folder = real_data / "checkpoints" / "minilm-sst2"
+    with gzip.open(real_data / "text" / "sst2_test.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(20), strict=False)]
+    source = open_source(str(folder))
+    model = build_model(source)
+    assert source.description.labels == ["negative", "positive"] and source.family is get_family("hf")
+    assert {source.tensors.info(name).dtype for name in source.tensors.names()} == {"F16"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    reference = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = [row["text"] for row in rows]
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    ours = model.preprocess(texts)
+    assert sorted(ours) == sorted(batch) and all(torch.equal(ours[key], batch[key]) for key in batch)
+    expected = reference(**batch).logits
+    close(model.member_logits(ours)[0], expected)
+    right = sum(int(row["label"]) == int(guess) for row, guess in zip(rows, expected.argmax(-1), strict=True))
+    assert right >= 15
