@@ -35,7 +35,8 @@ class Study:
         remove: heads removed from each member, in all.
         samples: calibration samples of a Taylor member.
         pretraining, tuning: options of ``finetune`` for the base and for each member; empty leaves them as they are.
-        search, bench: options of ``extract-circuit`` and ``bench``.
+        everywhere: options of every command, for example the ``--labels`` of a zero-shot model.
+        scoring, search, bench: options of score-based ``prune``, of ``extract-circuit`` and of ``bench``.
         criteria: which score-based ensembles to make beside the circuits.
     """
 
@@ -50,6 +51,8 @@ class Study:
     samples: int = 512
     pretraining: str = ""
     tuning: str = ""
+    everywhere: str = ""
+    scoring: str = "--scope global"
     search: str = ""
     criteria: tuple[str, ...] = ("taylor",)
     bench: str = ""
@@ -68,22 +71,22 @@ def run(study: Study) -> None:
     started = time.monotonic()
     shutil.rmtree(study.runs, ignore_errors=True)
     study.runs.mkdir(parents=True)
-    base = study.base
+    base, more = study.base, shlex.split(study.everywhere)
     if study.pretraining:
         base = f"{study.runs}/base.st"
         data = ["--data", study.train, "--val", study.val]
-        hydractl("finetune", study.base, *data, *study.pretraining.split(), "-o", base, "-q")
+        hydractl("finetune", study.base, *data, *study.pretraining.split(), *more, "-o", base, "-q")
     ensembles = {kind: scored(study, base, kind) for kind in study.criteria}
     ensembles["circuit"] = circuits(study, base)
     models = [f"single={base}"]
     for members in ensembles.values():
         models += [f"{Path(path).stem}={path}" for path in members]
     for kind, members in ensembles.items():
-        hydractl("fuse", *members, "-o", f"{study.runs}/hydra-{kind}.st")
+        hydractl("fuse", *members, *more, "-o", f"{study.runs}/hydra-{kind}.st")
         models += [f"hydra-{kind}={study.runs}/hydra-{kind}.st", f"ensemble-{kind}={'+'.join(members)}"]
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
-    hydractl("eval", *models, "--data", study.test, *ood, "-o", f"{study.runs}/eval.json")
-    hydractl("bench", *models, *study.bench.split(), "-o", f"{study.runs}/bench.json")
+    hydractl("eval", *models, "--data", study.test, *ood, *more, "-o", f"{study.runs}/eval.json")
+    hydractl("bench", *models, *study.bench.split(), *more, "-o", f"{study.runs}/bench.json")
     show(study.runs)
     print(f"{time.monotonic() - started:.0f} s")
 
@@ -93,9 +96,9 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
     members = []
     for seed in SEEDS:
         pruned = f"{study.runs}/{kind}{seed}.pruned.st"
-        how = ["--method", kind, "--scope", "global", "--remove", str(study.remove), "--seed", seed]
+        how = ["--method", kind, *study.scoring.split(), "--remove", str(study.remove), "--seed", seed]
         data = ["--data", study.train, "--samples", str(study.samples)] if kind in ("taylor", "gate") else []
-        hydractl("prune", base, *how, *data, "-o", pruned)
+        hydractl("prune", base, *how, *data, *shlex.split(study.everywhere), "-o", pruned)
         members.append(tuned(study, pruned, f"{study.runs}/{kind}{seed}.st"))
     return members
 
@@ -103,7 +106,7 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
 def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
     data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
-    how = ["--budget", str(study.remove), *study.search.split()]
+    how = ["--budget", str(study.remove), *study.search.split(), *shlex.split(study.everywhere)]
     hydractl("extract-circuit", base, *data, *how, "-o", f"{study.runs}/circuit.json", "-q")
     members = []
     for objective in OBJECTIVES:

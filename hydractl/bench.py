@@ -58,12 +58,12 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every MODEL at every batch size and dtype."""
     from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.fusion.opening import find_models
-    from hydractl.models import resolve_device
+    from hydractl.models import ModelOptions, resolve_device
     from hydractl.requirements import check, check_known
 
     requirements = settings.requirements()
     device = resolve_device(settings.device)
-    models = find_models(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    models = find_models(settings.model, ModelOptions.of(settings))
     check_known(requirements, [model.name for model in models], ROW_KEYS, skip_first=True)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = None if to_stdout else file_path(settings.output or f"{models[0].name}.bench.json")
@@ -200,7 +200,7 @@ def _measure_dtype(
     """The rows of one dtype; its models are freed on return, before those of the next are built."""
     from hydractl.timing import Contest
 
-    built = {model.name: model.build(str(device), dtype) for model in models}
+    built = {model.name: model.build(str(device), dtype).with_classes() for model in models}
     rows = []
     for batch_size in settings.batch_size:
         where = f"batch {batch_size}, {dtype}, {device}"

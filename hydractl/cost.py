@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from hydractl.description import Description
 
-COUNTED = "matrix products of one sample: linear layers, convolutions, and both products of attention"
+COUNTED = (
+    "matrix products of one sample: linear layers, convolutions, and both products of attention; "
+    "not the prompts of a zero-shot model, which are read once"
+)
 
 
 class ShapesOnly:
@@ -67,10 +70,13 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1) -> int
 
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
-    model = HydraModel(description, ShapesOnly(tensors), torch.device("meta"))
+    model = HydraModel(description, ShapesOnly(tensors), torch.device("meta")).with_classes()
     # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
     # attention) has none here and would end in an error.
     model.requires_grad_(False)
+    with torch.no_grad():
+        if model.prompted is not None:
+            model.label_features()  # once for all samples, so no part of the cost of one
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(model.example_inputs(batch))
     return int(counter.get_total_flops()) // 2

@@ -10,6 +10,9 @@ from hydractl.checkpoint import CHECKPOINT_SCHEMA
 from hydractl.errors import InputError
 from hydractl.heads import HeadMask, shown
 
+DEFAULT_PROMPT = "A photo of a {label}."
+"""What makes a prompt of a class name where nothing else is said (paper D.3)."""
+
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
 
@@ -24,6 +27,7 @@ class Description:
         arch, config: the architecture and all that is needed to build it without weights.
         preprocess: how raw samples become inputs.
         labels: class names in the order of the classifier, or None when unknown.
+        prompt: of a zero-shot model, the templates that make prompts of ``labels``, where they were given.
         masks: the kept heads, one mask per member; dense and pruned models have one.
         layout: ``sliced`` (removed heads are gone) or ``zeroed`` (stock shapes, output columns zero).
         merge: of a fused model, which parts were averaged.
@@ -45,6 +49,7 @@ class Description:
     members: Sequence[Mapping[str, Any]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Sequence[str] | None = None
 
     @property
     def mask(self) -> HeadMask:
@@ -72,6 +77,7 @@ class Description:
             "config": dict(self.config),
             "preprocess": dict(self.preprocess),
             "labels": None if self.labels is None else list(self.labels),
+            **({} if self.prompt is None else {"prompt": list(self.prompt)}),
             # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
             "sites": [[path, heads] for path, heads in self.masks[0].heads.items()],
             "layout": self.layout,
@@ -110,6 +116,7 @@ class Description:
             config=document["config"],
             preprocess=document["preprocess"],
             labels=document["labels"],
+            prompt=document.get("prompt"),
             masks=masks,
             layout=document["layout"],
             merge=document["merge"],
@@ -146,6 +153,9 @@ def _contradictions(document: Mapping[str, Any]) -> list[str]:
     for key in ("labels", "merge"):
         if not all(isinstance(value, str) for value in document[key] or []):
             problems.append(f"{key!r} holds something that is not a string")
+    prompt = document.get("prompt")
+    if prompt is not None and not (isinstance(prompt, list) and prompt and all(isinstance(t, str) for t in prompt)):
+        problems.append("'prompt' is not a list of templates")
     if not document["members"]:
         problems.append("it has no members")
     if document["kind"] in ("dense", "pruned") and len(document["members"]) > 1:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError
 from hydractl.log import Log
+from hydractl.matching import check_labels, named_by_data
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -24,14 +26,16 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.fusion.opening import find_models
     from hydractl.metrics.summary import CONVENTIONS, row_keys
-    from hydractl.models import resolve_device
+    from hydractl.models import ModelOptions, resolve_device
     from hydractl.requirements import check, check_known
 
     requirements = settings.requirements()
     resolve_device(settings.device)
-    arguments = find_models(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    arguments = find_models(settings.model, ModelOptions.of(settings))
     names = [argument.name for argument in arguments]
     predictions = _prediction_paths(settings, names)
+    assert settings.data is not None  # settings.check() holds it
+    arguments = [_named(argument, settings.data, settings) for argument in arguments]
     sets = _open_sets(settings, arguments)
     check_known(requirements, names, row_keys([name for name, _, _ in sets[1:]]), skip_first=False)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
@@ -55,7 +59,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
             "schema": "hydractl.eval/1",
             "models": rows,
             "data": {n: {"spec": d.spec, "n": len(d), "fingerprint": d.fingerprint()} for n, _, d in sets},
-            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_text_lengths(arguments)},
+            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(arguments)},
         }
         named = [(row["name"], row) for row in rows]
         unmet = [line for r in requirements for line in check(r, named, skip_first=False)]
@@ -64,8 +68,13 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
 
 
-def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | None]:
-    """Number of classes and their names; all rows are measured on the same labels, so they must agree.
+def _named(argument: ModelArgument, data: str, settings: EvalSettings) -> ModelArgument:
+    """The argument, its zero-shot models with classes named by the data where nothing else names them."""
+    return replace(argument, sources=[named_by_data(source, data, settings.limit) for source in argument.sources])
+
+
+def _class_names(arguments: Sequence[ModelArgument]) -> Sequence[str] | None:
+    """The names of the classes; all rows are measured on the same labels, so they must agree.
 
     Raises:
         InputError: listing the models that differ from the first.
@@ -73,7 +82,7 @@ def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | N
     from hydractl.fusion.plan import label_differences
 
     sources = [(argument.name, argument.sources[0]) for argument in arguments]
-    counts = [source.family.classes(source.description.config) for _, source in sources]
+    counts = [source.classes for _, source in sources]
     known = next((source.description.labels for _, source in sources if source.description.labels is not None), None)
     problems = []
     for (name, source), count in zip(sources, counts, strict=True):
@@ -82,14 +91,19 @@ def _classes(arguments: Sequence[ModelArgument]) -> tuple[int, Sequence[str] | N
         problems += [f"{name}: {what}" for what in differences]
     if problems:
         raise InputError("these models do not have the same classes", problems=problems)
-    return counts[0], known
+    return known
 
 
-def _text_lengths(arguments: Sequence[ModelArgument]) -> dict[str, Any]:
-    """At how many tokens each model cuts a text; nothing for models of images."""
-    lengths = {a.name: a.sources[0].description.preprocess.get("max_length") for a in arguments}
-    lengths = {name: length for name, length in lengths.items() if length is not None}
-    return {"max_length": lengths} if lengths else {}
+def _conventions(arguments: Sequence[ModelArgument]) -> dict[str, Any]:
+    """At how many tokens each model cuts a text, and how zero-shot models are asked; nothing for other models."""
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        description = argument.sources[0].description
+        if description.preprocess.get("max_length") is not None:
+            found.setdefault("max_length", {})[argument.name] = description.preprocess["max_length"]
+        if description.prompt is not None:
+            found.setdefault("prompt", {})[argument.name] = list(description.prompt)
+    return found
 
 
 def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> list[tuple[str, Any, Any]]:
@@ -97,22 +111,16 @@ def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> li
     from hydractl.data import open_data
     from hydractl.models import read_json_file
 
-    classes, labels = _classes(arguments)
+    labels = _class_names(arguments)
     reads = {a.name: a.sources[0].description.reads for a in arguments}
     label_map = None
     if settings.label_map is not None:
         label_map = read_json_file(settings.label_map)
         if not isinstance(label_map, dict) or not all(isinstance(v, str) for v in label_map.values()):
             raise InputError(f"{settings.label_map} is not a JSON object from name to name")
-    assert settings.data is not None  # settings.check() holds it
+    assert settings.data is not None
     inside = open_data(settings.data, limit=settings.limit, labels=labels or [], label_map=label_map, reads=reads)
-    if inside.labels is not None:
-        top = int(inside.labels.max())
-        if top >= classes:
-            first = int((inside.labels >= classes).argmax())
-            raise InputError(
-                f"label {int(inside.labels[first])} of sample {inside.ids[first]} is outside 0..{classes - 1}"
-            )
+    check_labels(inside, arguments[0].sources[0])
     sets: list[tuple[str, Any, Any]] = [("id", None, inside)]
     for name, group, spec in settings.ood_sets():
         outside = open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True, reads=reads)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
+from hydractl.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, check_outputs, file_path, write_with
     from hydractl.checkpoint import DictTensors, write_tensors
     from hydractl.cost import cost_of
-    from hydractl.models import build_model, check_finite, open_sources
+    from hydractl.models import ModelOptions, build_model, check_finite, open_sources
     from hydractl.provenance import provenance
-    from hydractl.score import only_one
     from hydractl.training.loop import train
 
-    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    opened = open_sources(settings.model, ModelOptions.of(settings))
     source = only_one(opened, "finetune")
+    sites_of(source, settings.tower)
+    assert settings.data is not None  # settings.check() holds it
+    source = named_by_data(source, settings.data, settings.limit)
     if settings.dtype not in ("float32", "float64"):
         raise UsageError(f"finetune trains in float32, not {settings.dtype}")
     path = file_path(settings.output or f"{source.name}.tuned.st")
@@ -51,6 +54,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         details = {
             **{key: getattr(settings, key) for key in _DECISIVE},
             "max_length": source.description.preprocess.get("max_length"),
+            **asked_classes(source, settings.tower),
             "data": train_set.fingerprint(),
             "val": None if val_set is None else val_set.fingerprint(),
             "history": history.epochs,
@@ -110,15 +114,14 @@ def _open_data(source: Source, settings: FinetuneSettings) -> tuple[Any, Any, li
     """Training and validation sets, and the class names the tuned model will carry."""
     from hydractl.data import open_data
     from hydractl.fusion.plan import label_differences
-    from hydractl.score import check_labels
 
-    known, reads = source.description.labels, {source.name: source.description.reads}
+    names, reads = source.description.labels, {source.name: source.description.reads}
     assert settings.data is not None  # settings.check() holds it
-    train_set = open_data(settings.data, limit=settings.limit, labels=known, need_labels=True, reads=reads)
+    train_set = open_data(settings.data, limit=settings.limit, labels=names, need_labels=True, reads=reads)
     check_labels(train_set, source)
-    classes = source.family.classes(source.description.config)
+    classes = source.classes
     # A model from scratch takes its class names from the data it learns.
-    labels = known if known is not None else train_set.label_names
+    labels = names if names is not None else train_set.label_names
     if labels is not None and len(labels) != classes:
         raise InputError(
             f"{settings.data} has {len(labels)} classes, {source.name} has {classes}",
@@ -143,7 +146,6 @@ def _training_data(model: HydraModel, train_set: Any, val_set: Any, settings: Fi
 
     from hydractl.data import batches
     from hydractl.fusion.runtime import move
-    from hydractl.score import known
     from hydractl.training.loop import TrainingData
 
     parameter = next(model.parameters())

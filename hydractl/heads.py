@@ -74,6 +74,16 @@ class HeadMask:
         """The heads kept by both masks. Pruning a pruned model again is this operation."""
         return HeadMask(self.heads, {p: tuple(h for h in hs if h in other.kept[p]) for p, hs in self.kept.items()})
 
+    def at(self, paths: Iterable[str]) -> HeadMask:
+        """The part of this mask at some sites, in model order."""
+        wanted = set(paths)
+        heads = {p: n for p, n in self.heads.items() if p in wanted}
+        return HeadMask(heads, {p: self.kept[p] for p in heads})
+
+    def updated(self, other: HeadMask) -> HeadMask:
+        """This mask with the sites of ``other`` as they are there."""
+        return HeadMask(self.heads, {p: other.kept.get(p, kept) for p, kept in self.kept.items()})
+
     @property
     def kept_heads(self) -> list[Head]:
         """All kept heads in model order."""
@@ -109,8 +119,9 @@ class HeadScores:
     """One importance per head; higher means keep.
 
     Attributes:
-        scores: per site, in model order, one finite float per head of the original numbering. A head that was
-            already removed when the scores were made has the score ``-inf`` in memory and ``null`` in JSON.
+        scores: per site, in model order, one finite float per head of the original numbering; of a model of two
+            towers perhaps those of one only. A head that was already removed when the scores were made has the score
+            ``-inf`` in memory and ``null`` in JSON.
     """
 
     scores: Mapping[str, tuple[float, ...]]
@@ -191,14 +202,21 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         raise InputError(f"{origin} cannot be read: {error}") from None
 
 
-def _check_sites(found: Any, sites: Sequence[Site], problems: list[str]) -> Mapping[str, Any]:
-    """The ``sites`` object of a file if it names exactly the sites of the model; otherwise adds to ``problems``."""
+def _check_sites(
+    found: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
+) -> Mapping[str, Any]:
+    """The ``sites`` object of a file if it names exactly the sites of the model; otherwise adds to ``problems``.
+
+    With ``whole_towers``, naming all sites of some towers is enough.
+    """
     if not isinstance(found, Mapping):
         problems.append('"sites" is missing or not an object')
         return {}
     known = {s.path for s in sites}
     problems.extend(f"unknown site {shown(p)}" for p in found if p not in known)
-    problems.extend(f"site {s.path} is missing" for s in sites if s.path not in found)
+    towers = {s.tower for s in sites if s.path in found} if whole_towers else set()
+    needed = [s.path for s in sites if not towers or s.tower in towers]
+    problems.extend(f"site {path} is missing" for path in needed if path not in found)
     return found
 
 
@@ -284,14 +302,14 @@ def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int
 
 
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
-    """Read and check a scores file against the sites of a model.
+    """Read and check a scores file against the sites of a model. It may leave out whole towers.
 
     Raises:
         InputError: listing every problem.
     """
     document = _check_schema(document, SCORES_SCHEMA, origin)
     problems: list[str] = []
-    found = _check_sites(document.get("sites"), sites, problems)
+    found = _check_sites(document.get("sites"), sites, problems, whole_towers=True)
     scores: dict[str, tuple[float, ...]] = {}
     for site in sites:
         if site.path not in found:
@@ -308,7 +326,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
     info = {k: v for k, v in document.items() if k not in ("schema", "sites")}
-    return HeadScores({s.path: tuple(float(v) for v in scores[s.path]) for s in sites}, info)
+    return HeadScores({s.path: tuple(map(float, scores[s.path])) for s in sites if s.path in scores}, info)
 
 
 @dataclass(frozen=True)

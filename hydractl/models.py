@@ -19,9 +19,9 @@ from hydractl.checkpoint import (
     sha256_file,
     torch_dtype,
 )
-from hydractl.description import Description
+from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, NonFiniteError, UsageError
-from hydractl.families import MODULES, get_family
+from hydractl.families import MODULES, classes_of, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.heads import HeadMask, Site
 from hydractl.members import MemberTensors
@@ -30,10 +30,43 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.fusion.runtime import HydraModel
+    from hydractl.settings.common import Common
 
-_HUB = {"timm": "timm", "hf": "hf"}
-_BY_NAME = ("timm",)  # families that can build an architecture from its name alone
+_HUB = {"timm": "timm", "hf": "hf", "open_clip": "open_clip"}
+_BY_NAME = ("timm", "open_clip")  # families that can build an architecture from its name alone
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a command says about the models it opens.
+
+    Attributes:
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of a model that has none (``pretrained=0``).
+        max_length: tokens of a text at most; None: what the checkpoint says.
+        labels: class names; None: those of the checkpoint.
+        prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
+            the paper's.
+    """
+
+    arch: str | None = None
+    seed: int = 0
+    max_length: int | None = None
+    labels: Sequence[str] | None = None
+    prompt: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, settings: Common) -> ModelOptions:
+        """What the options of a verb say; reads the file of ``--labels``.
+
+        Raises:
+            InputError: for a file that holds no class names.
+        """
+        from hydractl.data.names import read_names
+
+        labels = None if settings.labels is None else read_names(settings.labels, "--labels")
+        return cls(settings.arch, settings.seed, settings.max_length, labels, tuple(settings.prompt))
 
 
 @dataclass(frozen=True)
@@ -63,6 +96,14 @@ class Source:
     def sites(self) -> list[Site]:
         """The attention blocks of the model."""
         return self.family.sites(self.description.config)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for a zero-shot model whose classes have not been named."""
+        return classes_of(self.description)
+
+
+_PLAIN = ModelOptions()
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
@@ -94,24 +135,24 @@ def _references(text: str) -> list[str]:
     return refs
 
 
-def open_source(
-    ref: str, *, arch: str | None = None, seed: int = 0, name: str | None = None, max_length: int | None = None
-) -> Source:
+def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
     """Find one model by its reference and check everything that its header can tell.
 
     Args:
         ref: a file, a folder or a name.
-        arch: what a bare safetensors file holds.
-        seed: draws the weights of a model that has none (``pretrained=0``).
+        options: what is said about it beside that.
         name: what to call it; None: after the reference.
-        max_length: tokens of a text at most; None: what the checkpoint says.
 
     Raises:
         InputError: for a file, folder or name that is no model of a supported family.
-        UsageError: for a reference that cannot be understood, or a ``max_length`` that the model does not take.
+        UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
-    source = _find(ref, arch, seed, name)
-    return source if max_length is None else _with_max_length(source, max_length)
+    source = _find(ref, options.arch, options.seed, name)
+    if options.max_length is not None:
+        source = _with_max_length(source, options.max_length)
+    if options.labels is not None or options.prompt:
+        source = with_labels(source, options.labels, options.prompt)
+    return source
 
 
 def _with_max_length(source: Source, tokens: int) -> Source:
@@ -127,6 +168,32 @@ def _with_max_length(source: Source, tokens: int) -> Source:
     return replace(source, description=replace(description, preprocess=preprocess))
 
 
+def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[str] = ()) -> Source:
+    """The source with other class names, or other prompts of them. What is made of it keeps them.
+
+    Args:
+        source: a classifier, or a zero-shot model.
+        labels: class names; None: those it has.
+        prompt: templates, for a zero-shot model only; empty: those it has, or the paper's.
+
+    Raises:
+        UsageError: for another number of names than the classifier has classes, a prompt where there is a classifier,
+            and templates without a place for the name.
+    """
+    description, family = source.description, source.family
+    names = description.labels if labels is None else list(labels)
+    own = family.classes(description.config)
+    if own is not None:
+        if prompt:
+            raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
+        if names is not None and len(names) != own:
+            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
+        return replace(source, description=replace(description, labels=names))
+    templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
+    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    return replace(source, description=replace(description, labels=names, prompt=templates))
+
+
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
     if kind in _HUB and rest:
@@ -140,8 +207,6 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
             hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
         )
     if not os.path.exists(path):
-        if kind == "open_clip":
-            raise UsageError(f"models of {kind!r} are not supported by this version: {ref}", hint="use timm:NAME")
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
     header = read_header(path)
     document = header.description
@@ -150,15 +215,13 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     return _open_file(path, header, Description.from_json(document, str(path)), name)
 
 
-def open_sources(
-    refs: Sequence[str], *, arch: str | None = None, seed: int = 0, max_length: int | None = None
-) -> list[Source]:
+def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
     """Open several references, reporting the problems of all of them at once."""
     sources: list[Source] = []
     failures: list[InputError] = []
     for ref in refs:
         try:
-            sources.append(open_source(ref, arch=arch, seed=seed, max_length=max_length))
+            sources.append(open_source(ref, options))
         except InputError as error:
             failures.append(error)
     if len(failures) == 1:
@@ -174,7 +237,7 @@ def _model_hint(path: Path) -> str:
     return (
         f"checkpoints there: {', '.join(near)}"
         if near
-        else "give a .st file, a published folder, timm:NAME or hf:ORG/NAME"
+        else "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
     )
 
 
@@ -219,7 +282,8 @@ def _open_folder(path: Path, name: str | None) -> Source:
         return _from_loaded(family_name, loaded, name, loaded.tensors.path)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
-        hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors",
+        hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
+        "open_clip holds open_clip_config.json and open_clip_model.safetensors",
     )
 
 
@@ -233,7 +297,7 @@ def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: st
     if kind not in _BY_NAME or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
-            hint="write --arch timm:NAME; weights of transformers open as a folder, with their config.json",
+            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
@@ -292,9 +356,14 @@ def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, desc
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
     family.collate(description.preprocess)  # refuses what it does not understand
     problems: list[str] = []
-    classes = family.classes(description.config)
-    if description.labels is not None and len(description.labels) != classes:
+    classes = classes_of(description)
+    if description.labels is not None and classes is not None and len(description.labels) != classes:
         problems.append(f"{len(description.labels)} labels for {classes} classes")
+    if description.prompt is not None:
+        try:
+            family.prompts(description.config, ["a"], description.prompt)
+        except UsageError as error:  # what a file says is no usage
+            problems.append(error.message)
     stock = family.build(description.config).state_dict()
     for index, mask in enumerate(description.masks):
         member = MemberTensors(tensors, index)
@@ -423,4 +492,4 @@ def load(ref: str | Path, device: str = "auto", dtype: str = "float32", arch: st
     Returns:
         A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
     """
-    return build_model(open_source(str(ref), arch=arch), device, dtype)
+    return build_model(open_source(str(ref), ModelOptions(arch)), device, dtype)

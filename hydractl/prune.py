@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json, shown
 from hydractl.log import Log
+from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
     from hydractl.atomic import Output, check_outputs, file_path
-    from hydractl.models import open_sources
-    from hydractl.score import only_one
+    from hydractl.models import ModelOptions, open_sources
 
-    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    opened = open_sources(settings.model, ModelOptions.of(settings))
     source = only_one(opened, "prune")
+    settings = settled(source, settings)
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
     layout = settings.layout or ("zeroed" if as_folder else "sliced")
@@ -82,17 +83,19 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
         total_budget,
     )
 
-    present, sites = source.description.mask, source.sites
+    settings = settled(source, settings)
+    whole, sites = source.description.mask, source.sites
     fixed = {}
     if settings.share_sites and settings.with_mask:
         other = mask_from_json(read_json_file(settings.with_mask), sites, settings.with_mask, source.description.arch)
         fixed = shared_sites(sites, other, settings.share_sites)
     details: dict[str, Any] = {"keep": settings.keep, "remove": settings.remove, "share_sites": settings.share_sites}
+    details.update(asked_classes(source, settings.tower))
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
     if settings.mask:
         given = mask_from_json(read_json_file(settings.mask), sites, settings.mask, source.description.arch)
-        return apply_fixed(present.intersect(given), fixed), details
+        return apply_fixed(whole.intersect(given), fixed), details
     if settings.circuit:
         return _from_circuit(settings.circuit, source, settings, fixed, details)
     if settings.scores:
@@ -101,23 +104,49 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     else:
         scores = _score(source, settings, log)
         details["scores"] = scores.info["source"]["settings"]
+    # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
+    present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
+    fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
+    if not present.heads:
+        raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
-        return select_global(lowest(scores, present.kept_heads), present, count, fixed), details
+        return whole.updated(select_global(lowest(scores, present.kept_heads), present, count, fixed)), details
     mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
     # At shared sites the other mask decides; what this model already lost stays lost.
     kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
-    return HeadMask(mask.heads, kept), details
+    return whole.updated(HeadMask(mask.heads, kept)), details
+
+
+def settled(source: Source, settings: PruneSettings) -> PruneSettings:
+    """The settings with the scope and the order that the model decides where the user did not.
+
+    Scores of one tower are compared over all its sites, those of a model of one tower within each site (method of the
+    paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
+    """
+    towers = {site.tower for site in source.sites}
+    scope = settings.scope or ("global" if len(towers) > 1 else "site")
+    order = settings.order or ("one-shot" if scope == "global" else "sequential")
+    if scope == "global" and settings.order == "sequential":
+        raise UsageError(
+            f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
+            hint="add --scope site, or leave --order out",
+        )
+    return replace(settings, scope=scope, order=order)
 
 
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     from hydractl.score import score_source
 
-    # One-shot is the only order that makes sense across sites (method: global scope).
-    order = "one-shot" if settings.scope == "global" else settings.order
-    return score_source(source, replace(settings, order=order), log)
+    towers = {site.tower for site in sites_of(source, settings.tower)}
+    if settings.scope == "global" and len(towers) > 1 and settings.method not in ("random",):
+        log.warn(
+            f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
+            "the paper scores the visual tower only (--tower visual), or searches circuits over both"
+        )
+    return score_source(source, settings, log)
 
 
 def _from_circuit(
@@ -128,19 +157,27 @@ def _from_circuit(
 
     document = read_json_file(path)
     ranking = ranking_from_json(document, source.sites, path)
-    present = source.description.mask.without(ranking.start)
+    whole = source.description.mask
+    # A circuit of one tower says so; a budget then counts the heads of that tower.
+    tower = document.get("tower")
+    if tower not in (None, "both") and tower not in [site.tower for site in source.sites]:
+        raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
+    paths = [site.path for site in sites_of(source, settings.tower or tower)]
+    before, present = whole.at(paths), whole.without(ranking.start).at(paths)
+    fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
     details["circuit"] = {k: document[k] for k in ("objective", "algorithm") if k in document}
     if settings.keep is None and settings.remove is None:
-        count = sum(1 for head in ranking.removed if head in set(present.kept_heads))
+        there = set(present.kept_heads)
+        count = sum(1 for head in ranking.removed if head in there)
     else:
         # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
-        before = len(source.description.mask.kept_heads) - len(present.kept_heads)
-        count = total_budget(source.description.mask, settings.keep, settings.remove) - before
+        gone = len(before.kept_heads) - len(present.kept_heads)
+        count = total_budget(before, settings.keep, settings.remove) - gone
     order = list(ranking.removed)
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
-    return select_global(order, present, max(count, 0), fixed), details
+    return whole.without(ranking.start).updated(select_global(order, present, max(count, 0), fixed)), details
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -219,7 +256,8 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     """What would happen. The mask itself is known beforehand only when no data has to be read."""
     from hydractl.select import site_budget, total_budget
 
-    present = source.description.mask
+    whole = source.description.mask
+    present = whole.at(site.path for site in sites_of(source, settings.tower))
     document: dict[str, Any] = {
         "schema": "hydractl.prune/1",
         "dry_run": True,
@@ -231,7 +269,7 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     if settings.method and settings.scope == "site":
         budget = site_budget(present, settings.keep, settings.remove)
         any_heads = [(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]]
-        mask = present.without(any_heads)
+        mask = whole.without(any_heads)
     elif settings.method:
         total_budget(present, settings.keep, settings.remove)
         document["note"] = "heads per site of a global selection are known only after scoring"

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.errors import NonFiniteError
 from hydractl.heads import HeadScores
 from hydractl.log import Log
+from hydractl.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hydractl.fusion.runtime import HydraModel
     from hydractl.models import Source
     from hydractl.settings import ScoreSettings
@@ -22,14 +21,15 @@ if TYPE_CHECKING:
 def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
     from hydractl.atomic import Output, check_outputs, file_path, write_json
-    from hydractl.models import open_sources
+    from hydractl.models import ModelOptions, open_sources
 
-    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    opened = open_sources(settings.model, ModelOptions.of(settings))
     source = only_one(opened, "score")
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
     if settings.dry_run:
         check_outputs([] if to_stdout else [path], force=settings.force)
+        sites_of(source, settings.tower)
         plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
         return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
     if to_stdout:
@@ -39,17 +39,8 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
         return Outcome(document, files=[write_json(output, document)])
 
 
-def only_one(sources: list[Source], verb: str) -> Source:
-    """The one dense or pruned model of a verb that takes no ensemble."""
-    if len(sources) != 1:
-        raise UsageError(f"{verb} takes one model, got {len(sources)}")
-    if sources[0].description.kind == "fused":
-        raise InputError(f"{sources[0].name} is a fused model", hint=f"{verb} its members before fusing them")
-    return sources[0]
-
-
 def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
-    """Score the heads of a source.
+    """Score the heads of a source; of a model of two towers those that ``tower`` means.
 
     Args:
         settings: anything with the options of ``score``: method, order, keep, remove, samples, data, seed, ...
@@ -62,14 +53,18 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     from hydractl.provenance import provenance
 
     criterion = get_criterion(settings.method)
+    paths = [site.path for site in sites_of(source, settings.tower)]
+    if criterion.needs_data:
+        source = named_by_data(source, settings.data, settings.limit)
     model = build_model(source, settings.device, settings.dtype)
     calibration, drawn = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
     if settings.order == "sequential" and criterion.needs_data:
-        found = _sequential(source, model, criterion, calibration, settings)
+        found = _sequential(source, model, criterion, calibration, settings, paths)
     else:
-        found = criterion.score(model, calibration, range(len(model.sites)))
+        found = criterion.score(model, calibration, [i for i, s in enumerate(model.sites) if s.path in paths])
     scores = {}
-    for i, site in enumerate(model.sites):
+    for i in found:
+        site = model.sites[i]
         values = dict(zip(source.description.mask.kept[site.path], found[i], strict=True))
         for head, value in values.items():
             if not math.isfinite(value):
@@ -86,6 +81,7 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         "dtype": settings.dtype if criterion.needs_data else None,
         "batch_size": settings.batch_size if criterion.needs_data else None,
         "max_length": source.description.preprocess.get("max_length") if criterion.needs_data else None,
+        **asked_classes(source, settings.tower),
     }
     info = {
         "arch": source.description.arch,
@@ -140,36 +136,21 @@ def calibration_sample(
     return Calibration(iterate, count, settings.seed, log), drawn
 
 
-def known(labels: Tensor | None) -> Tensor:
-    """The labels of a batch of a set that was opened with ``need_labels``."""
-    assert labels is not None
-    return labels
-
-
-def check_labels(dataset: Any, source: Source) -> None:
-    """Labels must be classes of the model, also where neither side has names."""
-    classes = source.family.classes(source.description.config)
-    top = int(dataset.labels.max())
-    if top >= classes:
-        first = int((dataset.labels >= classes).argmax())
-        raise InputError(
-            f"label {int(dataset.labels[first])} of sample {dataset.ids[first]} is outside 0..{classes - 1}, "
-            f"the classes of {source.name}"
-        )
-
-
-def _sequential(source: Source, model: HydraModel, criterion: Any, calibration: Any, settings: Any) -> dict[int, list]:
+def _sequential(
+    source: Source, model: HydraModel, criterion: Any, calibration: Any, settings: Any, paths: list[str]
+) -> dict[int, list[float]]:
     """Score site after site on the model as pruned so far (paper D.1.1)."""
     import torch
 
     from hydractl.select import site_budget
 
-    present = source.description.mask
-    budget = site_budget(present, settings.keep, settings.remove)
+    budget = site_budget(source.description.mask.at(paths), settings.keep, settings.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     try:
         for i, site in enumerate(model.sites):
+            if site.path not in budget:
+                continue
             scores[i] = criterion.score(model, calibration, [i])[i]
             # A zero gate is a removed head, for the outputs and for every gradient behind it.
             order = sorted(range(len(scores[i])), key=lambda h: (scores[i][h], h))

@@ -21,7 +21,8 @@ import yaml
 from hydractl._torchvision import declare_operators
 from hydractl.checkpoint import DictTensors
 from hydractl.heads import Head, HeadMask
-from hydractl.models import Source, open_source
+from hydractl.models import Source, open_source, with_labels
+from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
 
 declare_operators()
 
@@ -76,7 +77,14 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
 PAIRS = ("bert", "electra", "electra-unprojected")
 """The text models that tell the segments of a pair apart."""
 
-VARIANTS = [*TIMM, *HF]
+# Two visual sites and one of texts, so that every pico model has three sites of three heads.
+CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+CLIP_TEXT = {"layers": 1}
+LABELS = ["tin", "oak", "salt", "a red kite", "moss"]
+TEMPLATES = ["a photo of a {}.", "{}!"]
+"""What the pico CLIPs are asked for."""
+
+VARIANTS = [*TIMM, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
@@ -114,12 +122,18 @@ for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeach
 
 def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
     """The parameters that are averaged when these parts are."""
+    if variant in CLIP:
+        return merged_clip_names(model, merge)
     patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS
     return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
 
 
 def stock(variant: str, seed: int = 0) -> Any:
     """The library's own model in eval mode, with weights far enough from zero that every head matters."""
+    if variant in CLIP:
+        model = pico_clip(variant, seed, text_cfg=CLIP_TEXT)
+        model.pico = variant
+        return model
     model = _hf_model(variant) if variant in HF else _timm_model(variant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -148,19 +162,23 @@ def _hf_model(variant: str) -> Any:
 
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
     """The hydractl source that holds the weights of a stock model."""
-    source = _opened_hf(variant) if variant in HF else open_source(f"timm:{TIMM[variant]}")
+    source = open_source(f"timm:{TIMM[variant]}") if variant in TIMM else _opened(variant)
     return replace(source, name=name, tensors=DictTensors(model.state_dict()), sha256=name)
 
 
 @cache
-def _opened_hf(variant: str) -> Source:
+def _opened(variant: str) -> Source:
     with tempfile.TemporaryDirectory() as folder:
         publish(stock(variant), variant, Path(folder))
-        return open_source(folder)
+        source = open_source(folder)
+        return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
 
 
 def publish(model: Any, variant: str, folder: Path) -> None:
     """A folder as the library itself saves a model, with a tokenizer where the model reads text."""
+    if variant in CLIP:
+        publish_clip(model, variant, folder, text_cfg=CLIP_TEXT)
+        return
     model.save_pretrained(folder)
     if variant in HF and "vocab_size" in HF[variant][2]:
         write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
@@ -215,7 +233,9 @@ def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
     for path, head in removed:
         attention = model.get_submodule(path)
         modules = dict(attention.named_modules())
-        (out,) = (modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj") if name in modules)
+        (out,) = (
+            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj") if name in modules
+        )
         width = out.in_features // 3  # every pico model has three heads
         with torch.no_grad():
             out.weight[:, head * width : (head + 1) * width] = 0
@@ -229,7 +249,7 @@ def images(count: int = 3, seed: int = 1) -> torch.Tensor:
 
 def inputs(variant: str) -> Any:
     """Three samples. Texts are of unequal length, so two of them are padded; pairs have their second segment marked."""
-    if variant in TIMM or "vocab_size" not in HF[variant][2]:
+    if variant not in HF or "vocab_size" not in HF[variant][2]:
         return images()
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])
     ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(1))
@@ -243,8 +263,15 @@ def inputs(variant: str) -> Any:
     return batch
 
 
+def prompts(source: Source) -> Any:
+    """What the tower of the labels reads."""
+    return source.family.prompts(source.description.config, LABELS, TEMPLATES)
+
+
 def logits(model: Any, batch: Any) -> torch.Tensor:
-    """What the library's own forward says, ``[B, classes]``."""
+    """What the library's own forward, or its own zero-shot classifier, says: ``[B, classes]``."""
+    if hasattr(model, "pico"):
+        return zero_shot_logits(model, model.pico, batch, LABELS, TEMPLATES)
     answer = model(**batch) if isinstance(batch, dict) else model(batch)
     return answer if isinstance(answer, torch.Tensor) else answer.logits
 

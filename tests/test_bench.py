@@ -20,7 +20,7 @@ from hydractl.bench import RESAMPLES, ROW_KEYS, paired_ratio, run
 from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
 from hydractl.log import Log, Progress
-from hydractl.models import build_model, open_source
+from hydractl.models import ModelOptions, build_model, open_source
 from hydractl.outcome import Outcome
 from hydractl.requirements import lookup
 from hydractl.settings import BenchSettings
@@ -55,7 +55,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: str, seed: int = 0, scale: float = 1.0) -> Path:
-    source = open_source(PICO, seed=seed)
+    source = open_source(PICO, ModelOptions(seed=seed))
     tensors = {name: source.tensors.read(name) * scale for name in source.tensors.names()}
     with open(path, "wb") as handle:
         write_tensors(handle, DictTensors(tensors), source.description.to_json())

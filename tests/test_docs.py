@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -18,7 +20,8 @@ from hydractl.cli.app import main
 from hydractl.criteria import Calibration
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
-from tests.pico import source_of, stock
+from tests.pico import publish, source_of, stock
+from tests.pico_clip import pico_clip, publish_clip
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,6 +91,43 @@ def test_the_configuration_of_the_readme(workplace: Path) -> None:
     assert "    hydractl prune --method taylor --keep 8\n" in README
     assert main(["prune", "--method", "taylor", "--keep", "8"]) == 0
     assert (workplace / "vit.taylor-8.st").is_file()
+
+
+def block_with(text: str) -> str:
+    """The one shell block of the README that holds a text."""
+    (found,) = (block for block in blocks(README, "sh") if text in block)
+    return found
+
+
+def test_the_text_commands_of_the_readme(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    publish(stock("bert"), "bert", folder)
+    train = "".join(
+        json.dumps({"text": text, "label": i}) + "\n" for i, text in enumerate(["film", "so dull", "a fine"])
+    )
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(train.encode()))
+    (tmp_path / "test.tsv").write_text("sentence\tlabel\nnot so fine\t2\ndull\t1\n")
+    (tmp_path / "questions.csv").write_text("text\nso , so ?\na\n")
+    first, *rest = block_with("MY-BERT").splitlines()
+    first = first.replace("hf:ORG/MY-BERT", "bert").replace("--keep 8", "--keep 2").partition("#")[0]
+    others = [first.replace("--seed 0 ", f"--seed {seed} ").replace("a.st", f"{seed}.st") for seed in (1, 2)]
+    commands = (
+        "\n".join([first, *others, *rest])
+        .replace("b.st c.st", "1.st 2.st")
+        .replace("--max-length 128", "--max-length 8")
+    )
+    shell(commands, tmp_path)
+    assert (tmp_path / "hydra.eval.json").is_file()
+
+
+def test_the_zero_shot_commands_of_the_readme(workplace: Path) -> None:
+    (workplace / "clip").mkdir()
+    publish_clip(pico_clip(), "clip", workplace / "clip")
+    (workplace / "names.txt").write_text("ant\nbee\ncat\n")
+    commands = block_with("names.txt").replace("open_clip:ViT-B-32/laion2b_s34b_b79k", "clip")
+    shell(commands.replace("--remove 24", "--remove 2"), workplace)
+    assert (workplace / "a.eval.json").is_file()
 
 
 def test_the_python_of_the_readme(workplace: Path) -> None:

@@ -73,6 +73,16 @@ def test_kept_and_removed_are_a_partition_and_intersection_is_that_of_sets() -> 
     assert one.intersect(one) == one == one.intersect(HeadMask.full(SITES))
 
 
+def test_a_part_of_a_mask_and_back() -> None:
+    whole = mask((0, 2), (), (1,))
+    paths = list(whole.heads)
+    part = whole.at([paths[2], paths[0]])
+    assert list(part.heads) == [paths[0], paths[2]] and part.counts() == [2, 1]  # in model order
+    assert whole.updated(part) == whole
+    assert whole.updated(part.without([(paths[0], 2)])).counts() == [1, 0, 1]
+    assert whole.updated(whole.at([])) == whole
+
+
 def test_jaccard() -> None:
     assert jaccard([(A, 0), (A, 1)], [(A, 1), (B, 0), (B, 1)]) == 1 / 4
     assert jaccard([(A, 0), (A, 0)], [(A, 0)]) == 1
@@ -295,6 +305,23 @@ def test_a_site_without_a_list_of_scores(values: Any) -> None:
     assert problems_of(scores_from_json, scores_document(b=values)) == [
         f"site {B} has no list of scores, the model 2 heads"
     ]
+
+
+def test_scores_of_one_tower_are_enough() -> None:
+    sites = [Site("v.0", 2, 8, 16, "visual"), Site("v.1", 2, 8, 16, "visual"), Site("t.0", 1, 8, 8, "text")]
+
+    def read(**found: list[float]) -> HeadScores:
+        return scores_from_json({"schema": "hydractl.scores/1", "sites": found}, sites, "s.json")
+
+    assert list(read(**{"t.0": [1.0]}).scores) == ["t.0"]
+    assert list(read(**{"v.1": [1, 2], "v.0": [3, 4]}).scores) == ["v.0", "v.1"]
+    for broken in ({"v.0": [1, 2]}, {"v.0": [1, 2], "t.0": [1]}):
+        with pytest.raises(InputError) as error:
+            read(**broken)  # type: ignore[arg-type]
+        assert error.value.problems == ["site v.1 is missing"]
+    with pytest.raises(InputError) as error:
+        read()
+    assert len(error.value.problems) == 3
 
 
 def test_scores_of_a_mask_file_are_refused() -> None:

@@ -19,8 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("the command line", ["cli", "__main__"]),
     ("verbs", ["score", "prune", "finetune", "evaluate", "bench", "circuit", "fusion"]),
-    ("parts of verbs", ["criteria", "training", "metrics", "cost", "timing", "report", "predictions", "select"]),
-    ("models and data", ["fusion.runtime", "models", "families", "slicing", "data"]),
+    (
+        "parts of verbs",
+        ["criteria", "training", "metrics", "cost", "timing", "report", "predictions", "select", "matching"],
+    ),
+    ("models and data", ["fusion.runtime", "fusion.chain", "fusion.prompted", "models", "families", "slicing", "data"]),
     (
         "files and heads",
         ["checkpoint", "description", "members", "heads", "attention", "atomic", "provenance", "_torchvision"],

@@ -23,6 +23,7 @@ from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.heads import HeadMask
 from hydractl.models import (
+    ModelOptions,
     Source,
     build_model,
     open_source,
@@ -136,7 +137,10 @@ def test_very_long_names_are_only_absent() -> None:
 
 
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "a.st").hint == "give a .st file, a published folder, timm:NAME or hf:ORG/NAME"
+    assert (
+        refusal(tmp_path / "a.st").hint
+        == "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+    )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()
     error = refusal(tmp_path / "a.st")
@@ -159,10 +163,6 @@ def test_pickles_are_refused_by_their_content(legacy: bool, tmp_path: Path) -> N
     path = tmp_path / "model.st"
     torch.save({"a": torch.ones(1)}, path, _use_new_zipfile_serialization=not legacy)
     assert refusal(path).message == f"{path} is a pickle, which hydractl never opens"
-
-
-def test_other_libraries_are_refused_by_name() -> None:
-    assert "not supported by this version" in refusal("open_clip:ViT-B-32/openai", UsageError).message
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_random_weights_follow_the_seed_alone(pico: Source) -> None:
     again = open_source(PICO)
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers are left alone"
     assert again.sha256 == pico.sha256
-    assert open_source(PICO, seed=1).sha256 != pico.sha256
+    assert open_source(PICO, ModelOptions(seed=1)).sha256 != pico.sha256
     assert again.name == "vit_tiny_patch16_224"
     assert again.file_bytes is None
     assert [(s.path, s.heads, s.head_dim, s.d_model) for s in again.sites] == [
@@ -408,7 +408,7 @@ def test_every_tensor_that_does_not_fit_is_listed(way: str, pico: Source, tmp_pa
         error = refusal(tmp_path)
     elif way == "bare":
         safetensors.torch.save_file(tensors, tmp_path / "a.safetensors")
-        error = refusal(tmp_path / "a.safetensors", arch=ARCH)
+        error = refusal(tmp_path / "a.safetensors", options=ModelOptions(ARCH))
     else:
         error = refusal(save(tmp_path / "a.st", tensors, pico.description.to_json()))
     assert error.message.endswith("does not hold the weights of vit_tiny_patch16_224")
@@ -423,13 +423,13 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
     error = refusal(path)
     assert error.message == f"{path} does not describe itself"
     assert error.hint == "say what it is, for example: --arch timm:vit_base_patch16_224"
-    source = open_source(str(path), arch=ARCH, seed=99)
+    source = open_source(str(path), ModelOptions(ARCH, seed=99))
     assert source.name == "weights"
     assert torch.equal(build_model(source)(images()), build_model(pico)(images()))
     for arch in ("vit_base_patch16_224", "timm:", "hf:bert"):
-        assert refusal(path, UsageError, arch=arch).message == f"cannot read --arch {arch!r}"
-    assert refusal(path, arch="timm:nope").message.endswith("has no model 'nope'")
-    assert len(refusal(path, arch="timm:vit_tiny_patch16_224").problems) > 5
+        assert refusal(path, UsageError, options=ModelOptions(arch)).message == f"cannot read --arch {arch!r}"
+    assert refusal(path, options=ModelOptions("timm:nope")).message.endswith("has no model 'nope'")
+    assert len(refusal(path, options=ModelOptions("timm:vit_tiny_patch16_224")).problems) > 5
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {

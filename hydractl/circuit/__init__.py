@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
+from hydractl.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
     """Search one ranking per objective and write a circuit file for each."""
     from hydractl.atomic import Output, check_outputs, write_json
     from hydractl.circuit.search import evaluations
-    from hydractl.models import open_sources
-    from hydractl.score import only_one
+    from hydractl.models import ModelOptions, open_sources
     from hydractl.select import total_budget
 
-    opened = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    opened = open_sources(settings.model, ModelOptions.of(settings))
     source = only_one(opened, "extract-circuit")
     objectives = list(settings.objective)
-    mask = source.description.mask
+    mask = source.description.mask.at(site.path for site in sites_of(source, settings.tower))
     budget = total_budget(mask, settings.keep, settings.budget, "--budget")
     if budget < 1:
         raise UsageError("the budget removes no head")
@@ -77,11 +77,15 @@ def _search(source: Source, settings: CircuitSettings, budget: int, log: Log) ->
     from hydractl.circuit.search import GreedySearch, Step
     from hydractl.models import build_model
 
+    assert settings.data is not None  # settings.check() holds it
+    source = named_by_data(source, settings.data, settings.limit)
     model = build_model(source, settings.device, settings.dtype)
     batches, data = search_data(source, model, settings)
     evaluator: Evaluator = Evaluator(model, batches)
     kept = source.description.mask.kept
-    heads = [(i, position) for i, site in enumerate(model.sites) for position in range(len(kept[site.path]))]
+    meant = {site.path for site in sites_of(source, settings.tower)}
+    sites = [i for i, site in enumerate(model.sites) if site.path in meant]
+    heads = [(i, position) for i in sites for position in range(len(kept[model.sites[i].path]))]
     search = GreedySearch(evaluator, heads)
     documents = {}
     for objective in settings.objective:
@@ -135,6 +139,7 @@ def _document(
         "batch_size": settings.batch_size,
         "dtype": settings.dtype,
         "max_length": source.description.preprocess.get("max_length"),
+        **asked_classes(source, settings.tower),
         **data,
     }
     document: dict[str, Any] = {
@@ -149,6 +154,8 @@ def _document(
         "removed": removed,
         "source": provenance("extract-circuit", settings, [source.sha256], details),
     }
+    if settings.tower not in (None, "both"):
+        document["tower"] = settings.tower
     if not mask.is_full:
         document["start_mask"] = mask.to_json()
     return document
@@ -161,7 +168,6 @@ def search_data(
     from hydractl.circuit.evaluator import Sample
     from hydractl.data import batches, open_data
     from hydractl.fusion.runtime import move
-    from hydractl.score import check_labels, known
 
     assert settings.data is not None  # settings.check() holds it
     labels = source.description.labels or []  # names are never taken by position

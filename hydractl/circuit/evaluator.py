@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from hydractl.circuit.objective import Measured
 from hydractl.errors import NonFiniteError
 from hydractl.families.base import State
+from hydractl.fusion.chain import Chain
+from hydractl.fusion.prompted import PROMPTS_AT_ONCE
 from hydractl.fusion.runtime import HydraModel
 from hydractl.metrics.ood import two_u
 
@@ -49,11 +51,13 @@ class Evaluator:
         confidence = np.empty((len(candidates) + 1, self.n_id + self.n_ood))
         offsets = {True: 0, False: self.n_id}
         try:
+            self._set(gates)
+            classes = self._class_features(gates, candidates)
             for batch in self.batches:
                 start = offsets[batch.labels is not None]
                 columns = slice(start, start + batch.size)
                 offsets[batch.labels is not None] += batch.size
-                for row, logits in enumerate(self._all_logits(batch, gates, candidates)):
+                for row, logits in enumerate(self._all_logits(batch, gates, candidates, classes)):
                     right, top = _count(logits, batch.labels)
                     correct[row] += right
                     confidence[row, columns] = top
@@ -63,23 +67,52 @@ class Evaluator:
         rows = [self._measured(int(correct[row]), confidence[row]) for row in range(len(candidates) + 1)]
         return rows[0], rows[1:]
 
-    def _all_logits(self, batch: Sample, gates: list[Tensor], candidates: Sequence[Candidate]) -> Any:
+    def _all_logits(
+        self, batch: Sample, gates: list[Tensor], candidates: Sequence[Candidate], classes: list[Tensor]
+    ) -> Iterator[Tensor]:
         """Logits ``[B, C]`` of the current model, then of each candidate."""
-        model = self.model
-        self._set(gates)
-        states: list[State] = [model.stem(batch.inputs)]
-        for index in range(len(model.sites)):
-            states.append(model.block(index, states[-1]))
-        yield model.readout(states[-1])[0]
+        chain = self.model.chain_of_samples
+        outputs = self._with_each(chain, chain.states(batch.inputs), gates, candidates)
+        current = outputs[0]
+        if not classes:
+            yield from (output[0] for output in outputs)
+            return
+        # A candidate of the one tower leaves what the other tower reads out as it is.
+        yield self.model.logits([current, classes[0]])[0]
+        of_samples, of_labels = iter(outputs[1:]), iter(classes[1:])
+        for site, _ in candidates:
+            pair = [next(of_samples), classes[0]] if site in chain.sites else [current, next(of_labels)]
+            yield self.model.logits(pair)[0]
+
+    def _class_features(self, gates: list[Tensor], candidates: Sequence[Candidate]) -> list[Tensor]:
+        """What the tower of the labels reads out now, then with each candidate of it; empty where there is none.
+
+        It depends on no sample, so one pass serves the whole data.
+        """
+        prompted = self.model.prompted
+        if prompted is None:
+            return []
+        chain = self.model.chain_of_labels
+        parts = [
+            self._with_each(chain, chain.states(inputs), gates, candidates)
+            for inputs in prompted.inputs(PROMPTS_AT_ONCE)
+        ]
+        return [torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)]
+
+    def _with_each(
+        self, chain: Chain, states: list[State], gates: list[Tensor], candidates: Sequence[Candidate]
+    ) -> list[Tensor]:
+        """What a tower reads out ``[1, B, ...]`` as it is, and with each candidate at its own sites gated off."""
+        outputs = [chain.readout(states[-1])]
         for site, head in candidates:
+            if site not in chain.sites:
+                continue
             gate = gates[site].clone()
             gate[0, head] = 0
-            model.attentions[site].head_gate = gate
-            state = states[site]
-            for index in range(site, len(model.sites)):
-                state = model.block(index, state)
-            model.attentions[site].head_gate = gates[site]
-            yield model.readout(state)[0]
+            self.model.attentions[site].head_gate = gate
+            outputs.append(chain.rest(site, states[site - chain.sites.start]))
+            self.model.attentions[site].head_gate = gates[site]
+        return outputs
 
     def _gates(self, removed: Sequence[Candidate]) -> list[Tensor]:
         parameter = next(self.model.parameters())

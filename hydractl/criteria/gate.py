@@ -25,20 +25,25 @@ class Gate:
         before = [attention.head_gate for attention in model.attentions]
         sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
         live = [i for i in sites if len(sums[i])]
+        # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
+        # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
+        through = set(model.chain_of_samples.sites)
         try:
             with calibration.log.progress("gate", calibration.size, "samples") as progress:
                 for inputs, labels in calibration.batches():
-                    gates = []
+                    gates: dict[int, torch.Tensor] = {}
                     for i in live:
                         start = before[i]
                         ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
-                        # One gate per sample, because the absolute value is taken per sample.
-                        gates.append(ones.detach().repeat(len(labels), 1).requires_grad_(True))
-                        model.attentions[i].head_gate = gates[-1]
+                        rows = len(labels) if i in through else 1
+                        gates[i] = ones.detach().repeat(rows, 1).requires_grad_(True)
+                        model.attentions[i].head_gate = gates[i]
                     logits = model.member_logits(inputs)[0].float()
-                    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-                    for i, g in zip(live, torch.autograd.grad(loss, gates) if gates else (), strict=True):
-                        sums[i] += g.abs().double().sum(0).cpu()
+                    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+                    self._add(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
+                    beside = {i: g for i, g in gates.items() if i not in through}
+                    for loss in losses if beside else ():
+                        self._add(sums, loss, beside)
                     progress.advance(len(labels))
         finally:
             for attention, gate in zip(model.attentions, before, strict=True):
@@ -49,6 +54,13 @@ class Gate:
             norm = float(mean.norm())
             scores[i] = (mean / norm if norm else mean).tolist()
         return scores
+
+    @staticmethod
+    def _add(sums: dict[int, torch.Tensor], loss: torch.Tensor, gates: dict[int, torch.Tensor]) -> None:
+        if gates:
+            gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
+            for i, gradient in zip(gates, gradients, strict=True):
+                sums[i] += gradient.abs().double().sum(0).cpu()
 
 
 CRITERION = Gate()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorSource
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError
 from hydractl.heads import Site, parse_json
 
 MERGEABLE = ("mlp", "norm", "embed")
@@ -33,14 +33,18 @@ class State:
 
 @dataclass(frozen=True)
 class Stages:
-    """A model cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))`` are its logits.
+    """One tower of a model, cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))``.
 
     Attributes:
         stem: inputs of the stock model to the state before the first block.
         blocks: one callable per site, in model order, from state to state.
         block_paths: the module path of each block.
         stem_prefixes: how the names of the parameters start that act before the first block.
-        readout: the state after the last block to logits ``[B, classes]``.
+        readout: the state after the last block to the output of the tower: the logits ``[B, classes]`` of a model of
+            one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together.
+        tower: as in :class:`hydractl.heads.Site`.
+        of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
+        prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
     """
 
     stem: Callable[[Any], State]
@@ -48,6 +52,9 @@ class Stages:
     block_paths: Sequence[str]
     stem_prefixes: tuple[str, ...]
     readout: Callable[[State], Tensor]
+    tower: str = "main"
+    of_labels: bool = False
+    prefixes: tuple[str, ...] = ("",)
 
 
 @dataclass
@@ -101,9 +108,22 @@ class ModelFamily(Protocol):
         """The attention blocks in model order, from the configuration alone."""
         ...
 
-    def classes(self, config: Mapping[str, Any]) -> int:
-        """Number of classes."""
+    def classes(self, config: Mapping[str, Any]) -> int | None:
+        """Number of classes; None for a model without a classifier, whose classes are given by name (zero-shot)."""
         ...
+
+    def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
+        """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
+
+        Args:
+            config: of the model.
+            labels: class names.
+            templates: each makes one prompt of a class name, which it holds the place of as ``{label}`` or ``{}``.
+
+        Raises:
+            UsageError: for a template without such a place, and for models that have a classifier.
+        """
+        raise UsageError(f"{self.name} models have a classifier of their own: they take no prompts")
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """The weights of one site, which may hold any number of heads. Works on meta tensors too."""
@@ -132,9 +152,13 @@ class ModelFamily(Protocol):
         """Put ``attention`` in the place of the library's attention module."""
         ...
 
-    def stages(self, model: nn.Module) -> Stages:
-        """Cut a model (with any attention installed) into stages."""
+    def stages(self, model: nn.Module) -> list[Stages]:
+        """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
         ...
+
+    def logits(self, model: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
+        """Logits ``[B, classes]`` from what each tower of one member reads out."""
+        return outputs[0]
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """From a list of raw samples to the inputs of the stock model, exactly as the library would."""

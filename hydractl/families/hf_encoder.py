@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hydractl._torchvision import declare_operators
 from hydractl.attention import HeadWeights
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, Stages, State
+from hydractl.families.base import LoadedModel, ModelFamily, Stages, State
 from hydractl.families.hf_architectures import ARCHITECTURES, LAYOUTS, NORMS, base_of, core_of, layout_of, meta_model
 from hydractl.families.hf_folder import WEIGHTS, download, open_folder
 from hydractl.families.hf_images import image_collate, random_pixels, write_processor
@@ -40,7 +40,7 @@ class _InPlace(nn.Module):
         return self.attention(hidden_states, attn_mask=attention_mask), None
 
 
-class HFEncoder:
+class HFEncoder(ModelFamily):
     """The classifiers of transformers whose heads can be taken apart."""
 
     name = "hf"
@@ -178,7 +178,7 @@ class HFEncoder:
         setattr(block, layout.core, _InPlace(attention))
         block.output.dense = nn.Identity()  # HeadAttention has done that projection
 
-    def stages(self, model: Any) -> Stages:
+    def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
         prefix, readout = ARCHITECTURES[type(model).__name__]
@@ -192,13 +192,14 @@ class HFEncoder:
                 layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context
             )
 
-        return Stages(
+        tower = Stages(
             stem=stem,
             blocks=[block(layer) for layer in layers],
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
             stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
             readout=lambda state: readout(model, base, state.hidden),
         )
+        return [tower]
 
     # --- data ---------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from hydractl.attention import HeadWeights
 from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, Stages, State, first_line, read_config
+from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_line, read_config
 from hydractl.heads import Site, shown
 
 declare_operators()
@@ -43,7 +43,7 @@ _NOT_THE_MODEL = {
 }
 
 
-class TimmViT:
+class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
     name = "timm"
@@ -240,7 +240,7 @@ class TimmViT:
         """Replace ``blocks.N.attn``."""
         model.get_submodule(site.path.removesuffix(".attn")).attn = attention
 
-    def stages(self, model: Any) -> Stages:
+    def stages(self, model: Any) -> list[Stages]:
         """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
         # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
         stem_model = copy.copy(model)
@@ -251,13 +251,14 @@ class TimmViT:
         def block(module: nn.Module) -> Callable[[State], State]:
             return lambda state: State(module(state.hidden), state.context)
 
-        return Stages(
+        tower = Stages(
             stem=lambda images: State(stem_model.forward_features(images)),
             blocks=[block(b) for b in model.blocks],
             block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
         )
+        return [tower]
 
     # --- data ---------------------------------------------------------------------------------------------------------
 

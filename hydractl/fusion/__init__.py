@@ -19,10 +19,10 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, check_outputs, file_path
     from hydractl.cost import cost_of
     from hydractl.fusion.plan import plan_fusion
-    from hydractl.models import open_sources, resolve_device
+    from hydractl.models import ModelOptions, open_sources, resolve_device
 
     resolve_device(settings.device)
-    sources = open_sources(settings.model, arch=settings.arch, seed=settings.seed, max_length=settings.max_length)
+    sources = open_sources(settings.model, ModelOptions.of(settings))
     plan = plan_fusion(sources, settings.merge)
     for warning in plan.warnings:
         log.warn(warning)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.fusion.sequential import SequentialEnsemble, check_agreement
-from hydractl.models import Source, build_model, open_sources, split_model
+from hydractl.models import ModelOptions, Source, build_model, open_sources, split_model
 
 Runnable = HydraModel | SequentialEnsemble
 """What a MODEL argument becomes: both are called alike."""
@@ -44,25 +44,20 @@ class ModelArgument:
         return digests[0] if len(digests) == 1 else digests
 
 
-def find_models(
-    texts: Sequence[str], *, arch: str | None = None, seed: int = 0, max_length: int | None = None
-) -> list[ModelArgument]:
+def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
     """Find every MODEL and check all that headers can tell.
 
     Args:
         texts: ``[NAME=]REF[+REF...]`` each.
-        arch: what a bare safetensors file holds.
-        seed: draws the weights of models that have none (``pretrained=0``).
-        max_length: tokens of a text at most; None: what each checkpoint says.
+        options: what is said about all of them.
 
     Raises:
-        UsageError: for a text that cannot be read, two models of one name, and a ``max_length`` that a model does not
-            take.
+        UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
         InputError: listing what is wrong with every reference, and members that cannot be averaged.
     """
     split = [split_model(text) for text in texts]
     wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
-    opened = dict(zip(wanted, open_sources(wanted, arch=arch, seed=seed, max_length=max_length), strict=True))
+    opened = dict(zip(wanted, open_sources(wanted, options or ModelOptions()), strict=True))
     found = []
     for name, refs in split:
         sources = [opened[ref] for ref in refs]
@@ -77,12 +72,12 @@ def find_models(
 
 
 def open_model(
-    text: str, *, arch: str | None = None, seed: int = 0, device: str = "cpu", dtype: str = "float32"
+    text: str, options: ModelOptions | None = None, device: str = "cpu", dtype: str = "float32"
 ) -> tuple[str, list[Source], Runnable]:
     """Find and build one MODEL.
 
     Returns:
         Its name, its sources, and the module: a :class:`HydraModel`, or a :class:`SequentialEnsemble` of several.
     """
-    (model,) = find_models([text], arch=arch, seed=seed)
+    (model,) = find_models([text], options)
     return model.name, list(model.sources), model.build(device, dtype)

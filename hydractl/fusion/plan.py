@@ -101,6 +101,7 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
     merged = [part for part in MERGEABLE if part in merge]
     _check_members(sources)
     first = sources[0]
+    known = next((s.description for s in sources if s.description.labels is not None), first.description)
     family, sites = first.family, first.sites
     names = first.tensors.names()
     averaged = [n for n in names if family.part(n, sites) in merged]
@@ -112,7 +113,8 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
         arch=first.description.arch,
         config=first.description.config,
         preprocess=first.description.preprocess,
-        labels=first.description.labels,
+        labels=known.labels,
+        prompt=known.prompt,
         masks=[s.description.mask for s in sources],
         merge=merged,
         members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
@@ -149,7 +151,8 @@ def _differences(a: Source, b: Source) -> list[str]:
     pairs: list[tuple[str, Any, Any]] = [
         ("family", one.family, two.family),
         ("architecture", one.arch, two.arch),
-        ("number of classes", a.family.classes(one.config), b.family.classes(two.config)),
+        ("number of classes", *_both(a.classes, b.classes)),
+        ("prompt", *_both(one.prompt, two.prompt)),
         ("input size", one.preprocess.get("input_size"), two.preprocess.get("input_size")),
     ]
     found = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
@@ -165,6 +168,11 @@ def _differences(a: Source, b: Source) -> list[str]:
         if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
     ][:3]
     return found
+
+
+def _both(one: Any, two: Any) -> tuple[Any, Any]:
+    """Two values to compare; where one is unknown they agree."""
+    return (None, None) if one is None or two is None else (one, two)
 
 
 def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ ratio of a fused to a single model compares the same code. Paper section 4.2 and
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from hydractl.attention import HeadAttention, HeadWeights, MemberProjections, PerMember
 from hydractl.checkpoint import TensorSource
-from hydractl.description import Description
-from hydractl.errors import InputError
+from hydractl.description import DEFAULT_PROMPT, Description
+from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
-from hydractl.families.base import State, attention_names
+from hydractl.families.base import attention_names
+from hydractl.fusion.chain import Chain
+from hydractl.fusion.prompted import STAND_INS, PromptedClasses
 from hydractl.members import MemberTensors
 
 
@@ -31,8 +34,10 @@ class HydraModel(nn.Module):
     Attributes:
         description: what the checkpoint said of itself.
         labels: class names, or None.
+        prompted: of a zero-shot classifier, its classes; else None.
         preprocess: a function from a list of raw samples to inputs.
         attentions: one :class:`HeadAttention` per site, in model order.
+        chains: one :class:`Chain` per tower, in the order of the sites.
     """
 
     def __init__(
@@ -58,12 +63,12 @@ class HydraModel(nn.Module):
         for site in self.sites:
             self._install(site, views, reader)
         self._own_blocks(views)
-        # One readout per member; one stem for all unless its weights differ between members.
-        self._stages = [self.family.stages(network) for network in self.networks]
-        stem = self._stages[0].stem_prefixes
-        self._shared_stem = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stem))
+        self.chains = self._make_chains(views)
         for network in list(self.networks)[1:]:
             self._drop_blocks(network)
+        self.prompted: PromptedClasses | None = None
+        if description.labels and self.classes is None:
+            self._ask(description.labels, description.prompt or [DEFAULT_PROMPT])
         self.to(device)  # what the library built beside parameters: buffers
         self.eval()
 
@@ -94,7 +99,7 @@ class HydraModel(nn.Module):
         """In the blocks of the first member, wrap each module whose weights every member has for itself."""
         if len(views) == 1:
             return
-        prefixes = tuple(f"{path}." for path in self.family.stages(self.networks[0]).block_paths)
+        prefixes = tuple(f"{path}." for path in self._block_paths)
         owners = {
             name.rpartition(".")[0]
             for name, stored in views[0].stored.items()
@@ -107,11 +112,90 @@ class HydraModel(nn.Module):
             parent, _, leaf = owner.rpartition(".")
             setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
 
+    @property
+    def _block_paths(self) -> list[str]:
+        """The module paths of the blocks of all towers."""
+        return [path for stages in self.family.stages(self.networks[0]) for path in stages.block_paths]
+
+    def _make_chains(self, views: Sequence[MemberTensors]) -> list[Chain]:
+        """One chain per tower; one stem for all members unless its weights differ between them."""
+        chains, first = [], 0
+        for stages in zip(*(self.family.stages(network) for network in self.networks), strict=True):
+            stem, last = stages[0].stem_prefixes, first + len(stages[0].blocks)
+            shared = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stem))
+            chains.append(Chain(stages, range(first, last), shared))
+            first = last
+        return chains
+
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run; those of the others are wrapped in them or shared with them."""
-        for path in self._stages[0].block_paths:
+        for path in self._block_paths:
             parent, _, leaf = path.rpartition(".")
             setattr(network.get_submodule(parent), leaf, nn.Identity())
+
+    # --- classes by name ----------------------------------------------------------------------------------------------
+
+    def zero_shot(self, labels: Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
+        """A classifier into classes given by name, for a model that compares images with texts.
+
+        It shares the weights of this model; see :class:`hydractl.fusion.prompted.PromptedClasses`.
+
+        Args:
+            labels: class names.
+            prompt: one template or several, whose features are averaged; ``{label}`` stands for the name. None: what
+                the checkpoint says, else the paper's, ``A photo of a {label}.``
+
+        Raises:
+            UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
+        """
+        view = copy.copy(self)
+        known = self.prompted.templates if self.prompted else self.description.prompt
+        view._ask(labels, [prompt] if isinstance(prompt, str) else prompt or known or [DEFAULT_PROMPT])
+        return view
+
+    def with_classes(self) -> HydraModel:
+        """This model, or where it has no classes yet a classifier of ten stand-ins: for measuring and checking it."""
+        return self if self.classes is not None else self.zero_shot(STAND_INS)
+
+    def _ask(self, labels: Sequence[str], templates: Sequence[str]) -> None:
+        self.prompted = PromptedClasses(self, labels, templates)
+        self.labels = list(labels)
+
+    @property
+    def chain_of_labels(self) -> Chain:
+        """The tower that reads the prompts of the classes."""
+        return next(chain for chain in self.chains if chain.of_labels)
+
+    @property
+    def chain_of_samples(self) -> Chain:
+        """The tower that reads samples."""
+        return next(chain for chain in self.chains if not chain.of_labels)
+
+    def label_features(self) -> Tensor:
+        """What the tower of the labels reads out for every member: ``[M, classes, D]``.
+
+        Raises:
+            UsageError: where the model has no classes yet.
+        """
+        if self.prompted is None:
+            raise UsageError(
+                f"{self.description.arch} has no classes of its own",
+                hint="name them: --labels FILE, or in Python model.zero_shot(labels)",
+            )
+        return self.prompted.features()
+
+    def train(self, mode: bool = True) -> HydraModel:
+        """As torch's."""
+        self._weights_change()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HydraModel:
+        self._weights_change()
+        return super()._apply(fn, recurse)
+
+    def _weights_change(self) -> None:
+        if self.prompted is not None:
+            self.prompted.forget()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -121,35 +205,22 @@ class HydraModel(nn.Module):
         return len(self.networks)
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self.family.classes(self.description.config)
+    def classes(self) -> int | None:
+        """Number of classes; None for a model whose classes are given by name, before they are."""
+        return len(self.prompted.labels) if self.prompted else self.family.classes(self.description.config)
 
-    def stem(self, inputs: Any) -> State:
-        """Inputs to the member-major state before the first block."""
-        if not self._shared_stem:
-            states = [stages.stem(inputs) for stages in self._stages]
-            return State(torch.cat([s.hidden for s in states]), states[0].context)
-        state = self._stages[0].stem(inputs)
-        return state if self.members == 1 else State(state.hidden.repeat(self.members, 1, 1), state.context)
-
-    def block(self, index: int, state: State) -> State:
-        """Run one block."""
-        return self._stages[0].blocks[index](state)
-
-    def readout(self, state: State) -> Tensor:
-        """The state after the last block to member logits ``[M, B, classes]``."""
-        parts = state.hidden.chunk(self.members)
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
+        if len(outputs) == 1:
+            return outputs[0]
+        members = [[output[m] for output in outputs] for m in range(self.members)]
         return torch.stack(
-            [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
+            [self.family.logits(network, given) for network, given in zip(self.networks, members, strict=True)]
         )
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``."""
-        state = self.stem(inputs)
-        for index in range(len(self.sites)):
-            state = self.block(index, state)
-        return self.readout(state)
+        return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
 
     def forward(self, inputs: Any) -> Tensor:
         """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""

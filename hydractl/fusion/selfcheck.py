@@ -59,18 +59,18 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
     device = resolve_device(settings.device)
     for source in sources:
         check_finite(source.name, source.tensors)
-    fused = HydraModel(plan.description, plan.tensors, device)
+    fused = HydraModel(plan.description, plan.tensors, device).with_classes()
     inputs = fused.example_inputs(BATCH, seed=settings.seed)
     together = fused.member_logits(inputs).double()
     runtime_error, merge_effect, alone = [], [], []
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
             swapped = _WithAveraged(source.tensors, plan.tensors, plan.averaged)
-            logits = HydraModel(source.description, swapped, device).member_logits(inputs)[0].double()
+            logits = _alike(source, swapped, fused, device).member_logits(inputs)[0].double()
             alone.append(logits)
             runtime_error.append(float((together[member] - logits).abs().max()))
             if plan.averaged:
-                before = HydraModel(source.description, source.tensors, device)
+                before = _alike(source, source.tensors, fused, device)
                 before_logits = before.member_logits(move(inputs, device, torch.float32))[0].double()
                 merge_effect.append(float((together[member] - before_logits).abs().max()))
             progress.advance()
@@ -93,6 +93,12 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
         )
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_error):.1e}")
     return result
+
+
+def _alike(source: Source, tensors: TensorSource, fused: HydraModel, device: torch.device) -> HydraModel:
+    """A member alone, asked for the same classes as the fused model where these are given by name."""
+    model = HydraModel(source.description, tensors, device)
+    return model if fused.prompted is None else model.zero_shot(fused.prompted.labels, fused.prompted.templates)
 
 
 def _at_most(error: float) -> float:

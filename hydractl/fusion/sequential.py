@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hydractl.description import Description
 from hydractl.errors import InputError
-from hydractl.families import get_family
+from hydractl.families import classes_of
 from hydractl.fusion.plan import label_differences, preprocess_differences
 from hydractl.fusion.runtime import HydraModel, pooled_log_probs
 
@@ -47,9 +47,19 @@ class SequentialEnsemble(nn.Module):
         return sum(model.members for model in self.models)  # type: ignore[misc]
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
+    def classes(self) -> int | None:
+        """Number of classes; None for zero-shot models whose classes have not been named."""
         return self._first.classes
+
+    def zero_shot(self, labels: Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
+        """A classifier into classes given by name, as of :meth:`HydraModel.zero_shot`."""
+        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self.models])  # type: ignore[operator]
+
+    def with_classes(self) -> SequentialEnsemble:
+        """As of :meth:`HydraModel.with_classes`."""
+        if self.classes is not None:
+            return self
+        return SequentialEnsemble([model.with_classes() for model in self.models])  # type: ignore[operator]
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``, M counted over all models."""
@@ -91,6 +101,6 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
 
 def _differences(a: Description, b: Description) -> list[str]:
     """In what number of classes and preprocessing differ."""
-    counts = [get_family(d.family).classes(d.config) for d in (a, b)]
-    found = [f"{counts[1]} classes, not {counts[0]}"] if counts[0] != counts[1] else []
+    counts = [classes_of(d) for d in (a, b)]
+    found = [f"{counts[1]} classes, not {counts[0]}"] if None not in counts and counts[0] != counts[1] else []
     return found + preprocess_differences(a.preprocess, b.preprocess)

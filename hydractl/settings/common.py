@@ -70,6 +70,27 @@ class Common:
         group=FILES,
         default_text="what the checkpoint says",
     )
+    labels: str | None = option(
+        None,
+        help="Class names: a file with one a line, or a JSON list; they name the classes of a zero-shot model",
+        metavar="FILE",
+        group=FILES,
+        default_text="those of the checkpoint, else of the data",
+    )
+    prompt: list[str] = option(
+        [],
+        help="What makes a prompt of a class name, for a zero-shot model; repeat it to average over several",
+        metavar="TEMPLATE",
+        group=FILES,
+        default_text="A photo of a {label}.",
+    )
+    tower: str | None = option(
+        None,
+        help="Whose heads are meant in a model of two towers",
+        choices=("visual", "text", "both"),
+        group=FILES,
+        default_text="both",
+    )
     arch: str | None = option(
         None,
         help="The architecture of a bare safetensors file, such as timm:vit_base_patch16_224",

@@ -85,7 +85,7 @@ class CircuitSettings(Batched):
 
 @dataclass(kw_only=True)
 class PruneSettings(Batched):
-    """Options of ``prune``. ``check()`` settles ``order``."""
+    """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
 
     verb: ClassVar[str] = "prune"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
@@ -110,10 +110,11 @@ class PruneSettings(Batched):
     remove: int | None = option(
         None, help=f"{_REMOVE} per site; in all with --scope global", unit="heads", at_least=0, group="How much"
     )
-    scope: str = option(
-        "site",
-        help="Compare heads within each site, or over the whole model; a circuit is always global",
+    scope: str | None = option(
+        None,
+        help="Compare heads within each site, or over all sites of the towers; a circuit is always global",
         choices=("site", "global"),
+        default_text="site; global for a model of two towers",
         group="How much",
     )
     order: str | None = option(
@@ -151,15 +152,10 @@ class PruneSettings(Batched):
         group="Sharing and form",
     )
 
-    def settle(self) -> None:
-        """A global comparison is one-shot, everything else sequential unless said otherwise."""
-        if self.order is None and "order" not in self.unread:
-            self.order = "one-shot" if self.scope == "global" else "sequential"
-
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            return dict.fromkeys(("keep", "remove", "scope", "order", "samples", "sample_from"), "mask")
+            return dict.fromkeys(("keep", "remove", "scope", "order", "samples", "sample_from", "tower"), "mask")
         if self.given("circuit"):
             return dict.fromkeys(("scope", "order", "samples"), "circuit")
         if self.given("scores"):

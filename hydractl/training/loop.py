@@ -41,23 +41,31 @@ class History:
     stopped_early: bool = False
 
 
-def trainable(model: HydraModel, train_last: int | None) -> list[torch.nn.Parameter]:
-    """Mark what is trained: everything, or the last N blocks, the final norm and the classifier.
+def trainable(model: HydraModel, train_last: int | None, tower: str | None = None) -> list[torch.nn.Parameter]:
+    """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
+
+    Args:
+        model: with one member.
+        train_last: number of blocks of each tower; None: all of it.
+        tower: the one tower to train; the others stay as they are. None or ``both``: all.
 
     Raises:
-        UsageError: when the model has fewer blocks.
+        UsageError: when a tower has fewer blocks.
     """
     model.requires_grad_(True)
-    if train_last is not None:
-        blocks = len(model.sites)
-        if not 0 <= train_last <= blocks:
-            raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
-        network = model.networks[0]
-        stages = model.family.stages(network)
-        frozen = stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
-        for name, parameter in network.named_parameters():
-            if name.startswith(frozen):
-                parameter.requires_grad_(False)
+    network = model.networks[0]
+    frozen: tuple[str, ...] = ()
+    for stages in model.family.stages(network):
+        blocks = len(stages.block_paths)
+        if tower not in (None, "both", stages.tower):
+            frozen += stages.prefixes
+        elif train_last is not None:
+            if not 0 <= train_last <= blocks:
+                raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
+            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
+    for name, parameter in network.named_parameters():
+        if name.startswith(frozen):
+            parameter.requires_grad_(False)
     return [p for p in model.parameters() if p.requires_grad]
 
 
@@ -79,7 +87,7 @@ def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log
         NonFiniteError: at the first step whose loss is not finite.
     """
     torch.manual_seed(settings.seed)
-    parameters = trainable(model, settings.train_last)
+    parameters = trainable(model, settings.train_last, settings.tower)
     if not parameters:
         raise UsageError("nothing is left to train", hint="raise --train-last")
     optimizer = make_optimizer(parameters, settings)

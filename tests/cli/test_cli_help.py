@@ -1,4 +1,4 @@
-"""Help, word for word: ``HYDRACTL_UPDATE_GOLDEN=1 pytest tests/cli`` rewrites the stored texts."""
+"""Help, word for word: ``UPDATE_GOLDEN=1 pytest tests/cli`` rewrites the stored texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydractl.settings import SETTINGS, merge, options_of
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}
-UPDATE = bool(os.environ.get("HYDRACTL_UPDATE_GOLDEN"))
+UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

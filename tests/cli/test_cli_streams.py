@@ -85,7 +85,7 @@ def test_quiet_and_verbose(hydractl: Run, fake_verb: Run) -> None:
     assert "UserWarning: a library warns\n" in said
     assert "MODEL vit.st (flag)\n" in said
     assert "--keep 8 (flag)\n" in said
-    assert "--order sequential (default)\n" in said
+    assert "--samples 512 (default)\n" in said
     assert "--data not given (default)\n" in said
     assert "--limit all (default)\n" in said
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from hydractl.criteria import Calibration, get_criterion
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
-from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import LABELS, TEMPLATES, images, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico_clip import clip_tokenizer
 
 VARIANTS = ["class-token", "qk-norm", "average-pooling"]
 
@@ -129,3 +130,68 @@ def test_scoring_leaves_the_model_as_it_was() -> None:
         get_criterion(name).score(model, calibration(5), [0, 2])
     assert [p.requires_grad for p in model.parameters()] == before
     assert all(a.head_gate is None for a in model.attentions)
+
+
+# --- two towers -------------------------------------------------------------------------------------------------------
+
+
+def clip() -> tuple[Any, HydraModel]:
+    reference = stock("clip").double()
+    source = source_of(reference, "clip")
+    return reference, HydraModel(source.description, source.tensors, dtype=torch.float64)
+
+
+def clip_calibration(batch: int) -> Calibration:
+    x, y = sample()
+    return Calibration(lambda: zip(x.double().split(batch), y.split(batch), strict=True), len(y), 0, Log())  # type: ignore[arg-type]
+
+
+def clip_logits(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Differentiable, unlike the library's own builder of classifiers; pinned to it below."""
+    tokens = torch.stack([clip_tokenizer("clip")([t.format(label) for t in TEMPLATES]) for label in LABELS])
+    features = model.encode_text(tokens.flatten(0, 1), normalize=True).reshape(len(LABELS), len(TEMPLATES), -1).mean(1)
+    features = features / features.norm(dim=1, keepdim=True)
+    return model.logit_scale.exp() * model.encode_image(x, normalize=True) @ features.T
+
+
+def test_the_reference_is_the_library_s_classifier() -> None:
+    reference, _ = clip()
+    with torch.no_grad():
+        ours = clip_logits(reference, sample()[0].double())
+    assert torch.allclose(ours, logits(reference, sample()[0].double()), atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [10, 4])
+def test_taylor_of_both_towers_equals_autograd(batch: int) -> None:
+    reference, model = clip()
+    x, y = sample()
+    F.cross_entropy(clip_logits(reference, x.double()), y).backward()
+    scores = get_criterion("taylor").score(model, clip_calibration(batch), range(3))
+    visual = get_criterion("taylor").score(model, clip_calibration(batch), [0, 1])
+    for i, site in enumerate(model.sites):
+        weight = reference.get_submodule(site.path).in_proj_weight
+        product = (weight.detach() * weight.grad).abs()  # [3 * 3 heads * 8, 24]
+        expected = [sum(float(part[h * 8 : h * 8 + 8].mean()) for part in product.chunk(3)) / 3 for h in range(3)]
+        assert scores[i] == pytest.approx(expected, rel=1e-5)
+        if i < 2:
+            assert visual[i] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [10, 4])
+def test_gate_of_both_towers_equals_the_gradient_of_each_sample(batch: int) -> None:
+    reference, model = clip()
+    x, y = sample()
+    scores = get_criterion("gate").score(model, clip_calibration(batch), range(3))
+    for i, site in enumerate(model.sites):
+        weight = reference.get_submodule(site.path).out_proj.weight
+        before, step, found = weight.detach().clone(), 1e-5, []
+        for head in range(3):
+            losses = []
+            for gate in (1 + step, 1 - step):
+                with torch.no_grad():
+                    weight[:, head * 8 : head * 8 + 8] = before[:, head * 8 : head * 8 + 8] * gate
+                    losses.append(F.cross_entropy(clip_logits(reference, x.double()), y, reduction="none"))
+                    weight.copy_(before)
+            found.append(float(((losses[0] - losses[1]) / (2 * step)).abs().mean()))
+        norm = sum(value**2 for value in found) ** 0.5
+        assert scores[i] == pytest.approx([value / norm for value in found], rel=1e-4)

@@ -17,7 +17,7 @@ from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
 from hydractl.evaluate import predict
 from hydractl.log import Log
-from hydractl.models import build_model, open_source
+from hydractl.models import ModelOptions, build_model, open_source
 from hydractl.settings import EvalSettings
 from tests.pico import WORDS, publish, stock
 
@@ -177,7 +177,7 @@ def test_max_length_travels_into_what_is_written(bert: str, data: Path) -> None:
 def test_max_length_cuts_the_inputs(bert: str, data: Path) -> None:
     long = [" ".join(["film"] * 30)]
     for length in (None, 6):
-        model = build_model(open_source(bert, max_length=length))
+        model = build_model(open_source(bert, ModelOptions(max_length=length)))
         assert model.preprocess(long)["input_ids"].shape == (1, length or 16)
 
 
@@ -192,7 +192,7 @@ def test_a_max_length_that_the_model_does_not_take(
 
 def test_max_length_means_nothing_to_a_model_of_images() -> None:
     with pytest.raises(UsageError, match="--max-length 8: .* reads images"):
-        open_source(IMAGES, max_length=8)
+        open_source(IMAGES, ModelOptions(max_length=8))
 
 
 VERBS: dict[str, Callable[[str, str], list[str]]] = {

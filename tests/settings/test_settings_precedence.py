@@ -106,7 +106,7 @@ def test_a_weightier_alternative_sets_the_other_aside(merged: Callable[..., Any]
     settings = merged("prune", {"remove": "3"}, yaml=yaml)
     assert (settings.keep, settings.remove) == (None, 3)
     settings = merged("prune", {}, {"HYDRACTL_SCOPE": "global"}, yaml + "\norder: sequential")
-    assert settings.order == "one-shot"
+    assert settings.order is None
 
 
 def test_alternatives_of_the_same_weight_are_refused(refused: Callable[..., list[str]]) -> None:

@@ -96,9 +96,8 @@ def test_accepted(verb: str, flags: dict[str, Any], merged: Callable[..., Any]) 
 
 
 def test_settled_defaults(merged: Callable[..., Any]) -> None:
-    prune = {**M, "method": "random", "keep": "8"}
-    assert merged("prune", prune).order == "sequential"
-    assert merged("prune", {**prune, "scope": "global"}).order == "one-shot"
+    prune = merged("prune", {**M, "method": "random", "keep": "8"})
+    assert prune.order is None and prune.scope is None  # the model decides, see test_prune.py
     assert merged("finetune", {**M, "data": "d"}).epochs == 3
     assert merged("finetune", {**M, "data": "d", "steps": "9"}).epochs is None
     assert merged("fuse", {**M, "merge": ["none"]}).merge == []
@@ -107,7 +106,6 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
 def test_settings_built_in_python_are_checked_too() -> None:
     settings = PruneSettings(model=["a.st"], method="taylor", data="d", keep=3, scope="global")
     settings.check()
-    assert settings.order == "one-shot"
     FinetuneSettings(model=["a.st"], data="d").check()
     fuse = FuseSettings(model=["a.st", "b.st"], merge=["none"])
     fuse.check()

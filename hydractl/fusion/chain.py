@@ -1,0 +1,74 @@
+"""One tower of all members as a chain of blocks on member-major activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.families.base import Stages, State
+
+
+class Chain:
+    """The blocks of one tower, run for all members at once.
+
+    Args:
+        stages: the tower in each member's network. The first one's blocks run; stems and readouts are each their own.
+        sites: the indices of its sites among those of the model.
+        shared_stem: whether the members' stems have the same weights, so that one of them runs for all.
+
+    Attributes:
+        tower: as in :class:`hydractl.heads.Site`.
+        of_labels: whether its inputs are the prompts of the classes instead of samples.
+        sites: as given.
+    """
+
+    def __init__(self, stages: Sequence[Stages], sites: range, shared_stem: bool) -> None:
+        self.tower = stages[0].tower
+        self.of_labels = stages[0].of_labels
+        self.sites = sites
+        self._stages = list(stages)
+        self._shared_stem = shared_stem
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return len(self._stages)
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """What the tower reads out for every member: ``[M, B, ...]``."""
+        return self.rest(self.sites.start, self.stem(inputs))
+
+    def stem(self, inputs: Any) -> State:
+        """Inputs to the member-major state before the first block."""
+        if not self._shared_stem:
+            states = [stages.stem(inputs) for stages in self._stages]
+            return State(torch.cat([s.hidden for s in states]), states[0].context)
+        state = self._stages[0].stem(inputs)
+        return state if self.members == 1 else State(state.hidden.repeat(self.members, 1, 1), state.context)
+
+    def block(self, site: int, state: State) -> State:
+        """Run the block of one site (its index among those of the model)."""
+        return self._stages[0].blocks[site - self.sites.start](state)
+
+    def states(self, inputs: Any) -> list[State]:
+        """The state before each block, and that after the last."""
+        found = [self.stem(inputs)]
+        for site in self.sites:
+            found.append(self.block(site, found[-1]))
+        return found
+
+    def rest(self, site: int, state: State) -> Tensor:
+        """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
+        for index in range(site, self.sites.stop):
+            state = self.block(index, state)
+        return self.readout(state)
+
+    def readout(self, state: State) -> Tensor:
+        """The state after the last block to the output of every member, ``[M, B, ...]``."""
+        parts = state.hidden.chunk(self.members)
+        return torch.stack(
+            [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
+        )

@@ -1,0 +1,80 @@
+"""The classes of a zero-shot classifier: prompts of their names, and what the tower of the labels makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from hydractl.fusion.runtime import HydraModel
+
+STAND_INS = tuple(f"class {number}" for number in range(10))
+"""Class names for measuring a model that has none: they decide nothing but shapes."""
+
+PROMPTS_AT_ONCE = 256
+"""How many prompts run together while no gradient is wanted."""
+
+
+class PromptedClasses:
+    """Class names given to a model that compares samples with texts.
+
+    The features of the prompts are computed once and kept while nothing can change them: anew after ``train()``,
+    ``eval()`` and ``to()``, and each time while heads of their tower are gated or its gradients are wanted.
+
+    Args:
+        model: whose tower of the labels reads the prompts.
+        labels: class names.
+        templates: each makes one prompt of a name; the features of several are averaged.
+
+    Raises:
+        UsageError: for no labels, a template without a place for the name, or a model that has a classifier.
+    """
+
+    def __init__(self, model: HydraModel, labels: Sequence[str], templates: Sequence[str]) -> None:
+        if not labels or not templates:
+            raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
+        self.labels, self.templates = list(labels), list(templates)
+        self._model = model
+        self._prompts: Mapping[str, Tensor] = model.family.prompts(model.description.config, labels, templates)
+        self._features: Tensor | None = None
+
+    def inputs(self, at_once: int | None = None) -> list[Any]:
+        """The prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
+        parameter = next(self._model.parameters())
+        inputs = {name: tensor.to(parameter.device) for name, tensor in self._prompts.items()}
+        if at_once is None:
+            return [inputs]
+        step = max(1, at_once // len(self.templates))
+        starts = range(0, len(self.labels), step)
+        return [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in starts]
+
+    def features(self) -> Tensor:
+        """What the tower of the labels reads out for every member: ``[M, classes, D]``."""
+        chain = self._model.chain_of_labels
+        if self._in_motion():
+            return chain(self.inputs()[0])
+        if self._features is None:
+            # Outside inference mode, because what it gives could not be part of a graph of gradients later.
+            with torch.inference_mode(False), torch.no_grad():
+                self._features = torch.cat([chain(part) for part in self.inputs(PROMPTS_AT_ONCE)], dim=1)
+        return self._features
+
+    def forget(self) -> None:
+        """The weights may have changed."""
+        self._features = None
+
+    def _in_motion(self) -> bool:
+        """Whether training, gates or gradients make the features those of this call only."""
+        model = self._model
+        if model.training or any(model.attentions[i].head_gate is not None for i in model.chain_of_labels.sites):
+            return True
+        if not torch.is_grad_enabled():
+            return False
+        # Gradients of the heads of the other tower do not pass through this one.
+        elsewhere = {id(p) for i in model.chain_of_samples.sites for p in model.attentions[i].parameters()}
+        return any(p.requires_grad for p in model.parameters() if id(p) not in elsewhere)

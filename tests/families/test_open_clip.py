@@ -1,0 +1,747 @@
+"""open_clip's CLIP in two towers, against the library's own model, tokenizer, transform and classifier."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from hydractl._torchvision import declare_operators
+from hydractl.attention import HeadAttention, MemberProjections
+from hydractl.errors import InputError, UsageError
+from hydractl.families.open_clip import FAMILY
+from hydractl.heads import Site
+from tests.pico import close
+from tests.pico_clip import (
+    CLIP,
+    class_features,
+    clip_config,
+    clip_images,
+    clip_tokenizer,
+    merged_clip_names,
+    pico_clip,
+    publish_clip,
+    rewrite_clip,
+    zero_clip_columns,
+    zero_shot_logits,
+)
+
+declare_operators()
+
+import open_clip  # noqa: E402
+from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: E402
+
+LABELS = ["cat", "great white shark", "aeroplane, or something like it", "{dog}"]
+ONE = ["a photo of a {}."]
+THREE = ["a photo of a {}.", "{}", "a bad picture of the {}, a {}"]
+CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+
+
+@pytest.fixture(params=CLIP)
+def variant(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | None = None) -> Any:
+    """The family's model with the weights of a stock one, its attention replaced as the runtime does."""
+    config, tensors = clip_config(variant), reference.state_dict()
+    model, sites = FAMILY.build(config), FAMILY.sites(config)
+    for name, _ in list(model.named_parameters()):
+        if FAMILY.part(name, sites) != "attention":
+            parent, _, leaf = name.rpartition(".")
+            model.get_submodule(parent).register_parameter(leaf, torch.nn.Parameter(tensors[name]))
+    for site in sites:
+        weights = FAMILY.read(tensors, site)
+        weights = weights if kept is None else weights.select(kept[site.path])
+        norms = FAMILY.norms(model, site)
+        for side, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+            for leaf, _ in list(norm.named_parameters()):
+                norm.register_parameter(leaf, torch.nn.Parameter(weights.extra[f"{side}.{leaf}"]))
+        assert FAMILY.dropouts(model, site) == (0.0, 0.0)
+        FAMILY.install(model, site, HeadAttention([MemberProjections(weights, *norms)]))
+    return model
+
+
+def read_out(model: Any, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """What each tower reads out, stage by stage."""
+    outputs = []
+    for stages, given in zip(FAMILY.stages(model), inputs, strict=True):
+        state = stages.stem(given)
+        for block in stages.blocks:
+            state = block(state)
+        outputs.append(stages.readout(state))
+    return outputs
+
+
+def prompts(variant: str, templates: Sequence[str] = THREE) -> Mapping[str, torch.Tensor]:
+    return FAMILY.prompts(clip_config(variant), LABELS, templates)
+
+
+# --- towers -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_towers_equal_the_librarys_encoders(variant: str) -> None:
+    reference = pico_clip(variant)
+    texts = clip_tokenizer(variant)(["a cat", "a great white shark", "", "a dog " * 30])
+    images, features = read_out(
+        assembled(reference, variant), [clip_images(variant), {"text": texts.reshape(4, 1, texts.shape[1])}]
+    )
+    close(images, reference.encode_image(clip_images(variant), normalize=True))
+    close(features, reference.encode_text(texts, normalize=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("templates", [ONE, THREE], ids=["one", "three"])
+def test_classes_and_logits_equal_the_librarys_zero_shot_classifier(variant: str, templates: list[str]) -> None:
+    reference = pico_clip(variant)
+    model = assembled(reference, variant)
+    outputs = read_out(model, [clip_images(variant), prompts(variant, templates)])
+    expected = class_features(reference, variant, LABELS, templates)
+    assert float((expected - expected[:1]).abs().max()) > 1e-2, "the classes must differ"
+    close(outputs[1], expected)
+    logits = FAMILY.logits(model, outputs)
+    assert logits.shape == (3, len(LABELS))
+    close(logits, zero_shot_logits(reference, variant, clip_images(variant), LABELS, templates))
+
+
+@torch.no_grad()
+def test_logits_of_one_prompt_equal_the_librarys_own(variant: str) -> None:
+    reference = pico_clip(variant)
+    model = assembled(reference, variant)
+    texts = clip_tokenizer(variant)([f"a photo of a {label}." for label in LABELS])
+    expected, _ = reference.get_logits(clip_images(variant), texts)
+    close(FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant, ONE)])), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("drop", ["unequal", "one-site-empty", "all-empty"])
+def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, drop: str) -> None:
+    reference = pico_clip(variant)
+    removed = []
+    for index, site in enumerate(FAMILY.sites(clip_config(variant))):
+        count = {"unequal": index % site.heads, "one-site-empty": site.heads * (index == 2), "all-empty": site.heads}
+        removed += [(site.path, head) for head in range(site.heads)][: count[drop]]
+    kept = {
+        site.path: [h for h in range(site.heads) if (site.path, h) not in removed]
+        for site in FAMILY.sites(clip_config(variant))
+    }
+    model = assembled(reference, variant, kept)
+    assert [len(k) for k in kept.values()] == [
+        module.members[0].heads for module in model.modules() if isinstance(module, HeadAttention)
+    ]
+    given = (variant, clip_images(variant), LABELS, THREE)
+    expected = zero_shot_logits(zero_clip_columns(reference, removed), *given)
+    assert not torch.allclose(expected, zero_shot_logits(reference, *given), atol=1e-3), "the removed heads must matter"
+    close(FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)])), expected)
+
+
+@torch.no_grad()
+def test_members_side_by_side_read_out_one_by_one() -> None:
+    references = [pico_clip(seed=seed) for seed in (0, 1)]
+    networks = [assembled(reference, "clip") for reference in references]
+    for stages, others, given in zip(*map(FAMILY.stages, networks), [clip_images(), prompts("clip")], strict=True):
+        state = stages.stem(given)
+        state.hidden = state.hidden.repeat(2, 1, 1)
+        for block in stages.blocks:
+            state = block(state)
+        first, second = state.hidden.chunk(2)
+        assert torch.allclose(first, second, atol=1e-6) and state.context.keys() == others.stem(given).context.keys()
+        state.hidden = first
+        close(stages.readout(state), read_out(networks[0], [clip_images(), prompts("clip")])[int(stages.of_labels)])
+
+
+def test_stages_name_their_parameters(variant: str) -> None:
+    model = pico_clip(variant).requires_grad_()  # the library holds positions by sine and cosine fixed
+    names = [name for name, _ in model.named_parameters()]
+    towers = FAMILY.stages(model)
+    assert [(stages.tower, stages.of_labels) for stages in towers] == [("visual", False), ("text", True)]
+    owned = {stages.tower: {n for n in names if n.startswith(stages.prefixes)} for stages in towers}
+    assert not owned["visual"] & owned["text"]
+    assert set(names) - owned["visual"] - owned["text"] == {n for n in names if n.startswith("logit_")}
+    paths = [path for stages in towers for path in stages.block_paths]
+    assert [f"{path}.attn" for path in paths] == [site.path for site in FAMILY.sites(clip_config(variant))]
+    # Exactly the parameters that act before the blocks.
+    for stages, given in zip(towers, [clip_images(variant), prompts(variant)], strict=True):
+        grads = torch.autograd.grad(stages.stem(given).hidden.sum(), list(model.parameters()), allow_unused=True)
+        used = {name for name, grad in zip(names, grads, strict=True) if grad is not None}
+        assert used == {name for name in names if name.startswith(stages.stem_prefixes)} < owned[stages.tower]
+
+
+def test_gradients_reach_both_towers(variant: str) -> None:
+    model = assembled(pico_clip(variant), variant)
+    logits = FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)]))
+    torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
+    for module in (m for m in model.modules() if isinstance(m, HeadAttention)):
+        assert float(module.members[0].qkv.grad.abs().sum()) > 0
+    assert float(model.logit_scale.grad.abs().sum()) > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_towers_run_in_another_dtype(variant: str, dtype: torch.dtype) -> None:
+    reference = pico_clip(variant).to(dtype)
+    model = assembled(reference, variant).to(dtype)
+    outputs = read_out(model, [clip_images(variant).to(dtype), prompts(variant)])
+    assert {output.dtype for output in outputs} == {dtype}
+    texts = clip_tokenizer(variant)([template.replace("{}", label) for label in LABELS for template in THREE])
+    expected = reference.encode_text(texts, normalize=True).reshape(4, 3, -1).mean(1)
+    expected = expected / expected.norm(dim=1, keepdim=True)
+    tolerance = 1e-12 if dtype == torch.float64 else 0.1
+    assert float((outputs[1] - expected).abs().max()) < tolerance
+
+
+# --- structure --------------------------------------------------------------------------------------------------------
+
+
+def test_sites_are_in_model_order() -> None:
+    found = [dataclasses.astuple(site) for site in FAMILY.sites(clip_config("clip-unlike"))]
+    visual = [(f"visual.transformer.resblocks.{i}.attn", 4, 8, 32, "visual") for i in range(2)]
+    assert found == visual + [(f"transformer.resblocks.{i}.attn", 2, 10, 20, "text") for i in range(3)]
+    custom = [site.path for site in FAMILY.sites(clip_config("custom-text"))]
+    assert custom[2:] == ["text.transformer.resblocks.0.attn", "text.transformer.resblocks.1.attn"]
+
+
+def test_write_is_the_inverse_of_read(variant: str) -> None:
+    tensors = pico_clip(variant).state_dict()
+    written = {n: t for n, t in tensors.items() if ".attn." not in n or "attn_pool" in n}
+    assert len(written) < len(tensors)
+    for site in FAMILY.sites(clip_config(variant)):
+        FAMILY.write(written, site, FAMILY.read(tensors, site))
+    assert written.keys() == tensors.keys()
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("kept", [[0, 2], [1], []])
+def test_shapes_of_any_number_of_heads_on_meta_tensors(kept: list[int]) -> None:
+    config = clip_config("clip-own-attention")
+    tensors = dict(FAMILY.build(config).state_dict())
+    site = FAMILY.sites(config)[0]
+    FAMILY.write(tensors, site, FAMILY.read(tensors, site).select(kept))
+    shapes = {name.removeprefix(f"{site.path}."): list(t.shape) for name, t in tensors.items() if site.path in name}
+    rows = 8 * len(kept)
+    assert shapes == {
+        "in_proj_weight": [3 * rows, 24],
+        "in_proj_bias": [3 * rows],
+        "out_proj.weight": [24, rows],
+        "out_proj.bias": [24],
+        **{f"ln_{side}.{leaf}": [8] for side in "qk" for leaf in ("weight", "bias")},
+    }
+    again = FAMILY.read(tensors, site)
+    assert again.heads == len(kept) and again.q.is_meta
+
+
+def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
+    reference = dict(pico_clip(variant).named_buffers())
+    skeleton = FAMILY.build(clip_config(variant))
+    built = dict(skeleton.named_buffers())
+    assert sorted(built) == sorted(reference) and (bool(built) or variant in ("clip-both-ways", CUSTOM_BOTH_WAYS))
+    assert all(torch.equal(built[name], reference[name]) for name in built)
+    assert all(parameter.is_meta for parameter in skeleton.parameters()) and not skeleton.training
+    assert list(skeleton.state_dict()) == list(pico_clip(variant).state_dict())
+
+
+CUSTOM_BOTH_WAYS = "custom-text-own-attention"
+
+
+def test_skeletons_do_not_share_their_modules() -> None:
+    one, two = FAMILY.build(clip_config()), FAMILY.build(clip_config())
+    one.visual.transformer = torch.nn.Identity()
+    assert len(two.visual.transformer.resblocks) == len(FAMILY.build(clip_config()).visual.transformer.resblocks) == 2
+
+
+@torch.no_grad()
+def test_towers_run_on_meta_tensors(variant: str) -> None:
+    model = FAMILY.build(clip_config(variant)).to("meta")
+    texts = {"text": prompts(variant)["text"].to("meta")}
+    outputs = read_out(model, [clip_images(variant).to("meta"), texts])
+    assert FAMILY.logits(model, outputs).shape == (3, len(LABELS))
+
+
+def test_every_parameter_belongs_to_a_part(variant: str) -> None:
+    model = pico_clip(variant)
+    sites = FAMILY.sites(clip_config(variant))
+    parts = {name: FAMILY.part(name, sites) for name, _ in model.named_parameters()}
+    paths = tuple(f"{site.path}." for site in sites)
+    assert {n for n, part in parts.items() if part == "attention"} == {n for n in parts if n.startswith(paths)}
+    for part in ("mlp", "norm", "embed"):
+        assert {n for n, found in parts.items() if found == part} == set(merged_clip_names(model, [part])) != set()
+    own = {re.sub(r".*(ls_\d|attn_pool).*", r"\1", n).removeprefix("text.") for n, p in parts.items() if p == "own"}
+    expected = {
+        "clip-bias": {"text_projection.weight", "text_projection.bias", "logit_bias"},
+        "clip-layer-scale": {"text_projection", "ls_1", "ls_2"},
+        "clip-own-attention": {"text_projection", "ls_1", "ls_2"},
+        "clip-last": set(),
+        "clip-attentional-pool": {"text_projection", "attn_pool"},
+        CUSTOM_BOTH_WAYS: {"text_projection", "logit_bias"},
+    }
+    assert own == {"visual.proj", "logit_scale"} | expected.get(variant, {"text_projection"})
+
+
+def test_there_is_no_classifier() -> None:
+    assert FAMILY.classes(clip_config()) is None
+    assert FAMILY.name == "open_clip" and FAMILY.version == open_clip.__version__
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_the_librarys_tokens(variant: str) -> None:
+    found = prompts(variant)["text"]
+    expected = clip_tokenizer(variant)([template.replace("{}", label) for label in LABELS for template in THREE])
+    length = found.shape[-1]
+    assert found.shape[:2] == (4, 3) and found.dtype == torch.int64
+    assert torch.equal(found.flatten(0, 1), expected[:, :length])
+    text = clip_config(variant)["text_cfg"]
+    if text.get("no_causal_mask") or text.get("pool_type", "argmax") in ("last", "first"):
+        assert length == text["context_length"]
+    else:  # cut behind the longest end of text, and not before
+        assert length < text["context_length"] or bool((expected[:, -1] != 0).any())
+        assert bool((found[..., -1] == 49407).any()) and not bool(expected[:, length:].any())
+
+
+def test_short_prompts_are_cut_and_long_ones_truncated() -> None:
+    assert FAMILY.prompts(clip_config(), ["cat"], ["{}"])["text"].shape == (1, 1, 3)
+    long = FAMILY.prompts(clip_config(), ["cat", "dog " * 40], ["{}"])["text"]
+    assert long.shape == (2, 1, 16) and long[1, 0, -1] == 49407
+
+
+def test_templates_name_the_place_of_the_label() -> None:
+    config = clip_config()
+    expected = FAMILY.prompts(config, LABELS, THREE)["text"]
+    named = [template.replace("{}", "{label}") for template in THREE]
+    assert torch.equal(FAMILY.prompts(config, LABELS, named)["text"], expected)
+    labels = ["cat", "{label}", "x{}"]  # a name may look like a place
+    mixed = FAMILY.prompts(config, labels, ["a {} and a {label}"])["text"]
+    tokens = clip_tokenizer()([f"a {label} and a {label}" for label in labels])[:, : mixed.shape[-1]]
+    assert torch.equal(mixed[:, 0], tokens)
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        (["a photo"], "prompt 'a photo' has no place for the class name"),
+        (["a {name}"], "prompt 'a {name}' has no place for the class name"),
+        (["a {} in {place}"], "prompt 'a {} in {place}' has braces that are no place for the class name"),
+        (["{{}}"], "prompt '{{}}' has braces that are no place for the class name"),
+        (["{label"], "prompt '{label' has no place for the class name"),
+        ([], "prompts need class names and templates"),
+    ],
+)
+def test_templates_without_a_place_are_refused(templates: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        FAMILY.prompts(clip_config(), ["cat"], templates)
+    assert caught.value.message == message
+
+
+def test_all_bad_templates_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        FAMILY.prompts(clip_config(), ["cat"], ["a photo", "{}", "{x}"])
+    assert len(caught.value.problems) == 2 and "{label}" in str(caught.value.hint)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def pictures(mode: str) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    made = [Image.fromarray(rng.integers(0, 256, (*size, 4), dtype=np.uint8), "RGBA") for size in ((40, 30), (9, 50))]
+    return [image.convert("RGB").quantize(32) if mode == "P" else image.convert(mode) for image in made]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "LA", "1", "CMYK"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"size": [16, 24]},
+        {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "resize_mode": "squash"},
+        {"resize_mode": "longest", "fill_color": 7},
+    ],
+    ids=["plain", "wide", "squash", "longest"],
+)
+def test_collate_is_the_librarys_own_transform(mode: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    size = settings.get("size", 16)
+    folder = publish_clip(pico_clip(vision_cfg={"image_size": size}), "clip", tmp_path, vision_cfg={"image_size": size})
+    loaded = FAMILY.load_folder(rewrite_clip(folder, preprocess_cfg=settings))
+    assert loaded is not None and loaded.preprocess["kind"] == "image"
+    # The library's own way from a folder to its transform.
+    _, reference = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+    found = FAMILY.collate(json.loads(json.dumps(loaded.preprocess)))(pictures(mode))
+    assert found.shape == (2, 3, *(size if isinstance(size, list) else (size, size)))
+    assert torch.equal(found, torch.stack([reference(image) for image in pictures(mode)]))
+
+
+def test_images_of_16_bits_keep_their_upper_byte() -> None:
+    upper = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
+    preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
+    found = FAMILY.collate(preprocess)([Image.fromarray(upper.astype(np.uint16) * 256 + 3)])
+    expected = image_transform_v2(PreprocessCfg(size=(16, 16)), is_train=False)(Image.fromarray(upper))
+    assert torch.equal(found[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "text"}, "it is not of images but of 'text'"),
+        ({"size": 16}, "its size is 16, not [height, width]"),
+        ({"size": [16, 1 << 20]}, "its size is [16, 1048576], not [height, width]"),
+        ({"mode": "L"}, "its mode is 'L', not one of RGB"),
+        ({"mean": [0.5, 0.5]}, "its mean is [0.5, 0.5], not three numbers"),
+        ({"std": [0.5, 0.5, 0]}, "its std is [0.5, 0.5, 0], which cannot be divided by"),
+        ({"std": [0.5, float("nan"), 1]}, "its std is [0.5, nan, 1], not three numbers"),
+        ({"interpolation": "nearest"}, "its interpolation is 'nearest', not one of bicubic, bilinear, random"),
+        ({"resize_mode": ["squash"]}, "its resize_mode is ['squash'], not one of shortest, longest, squash"),
+        ({"fill_color": 256}, "its fill_color is 256, not 0 to 255"),
+        ({"fill_color": None, "size": None}, "its size is None, not [height, width]"),
+    ],
+)
+def test_preprocessing_that_the_library_does_not_take_is_refused(changes: dict[str, Any], message: str) -> None:
+    preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
+    with pytest.raises(InputError) as caught:
+        FAMILY.collate({**preprocess, **changes})
+    assert caught.value.message == f"open_clip cannot preprocess images so: {message}"
+    assert len(caught.value.problems) == max(1, len(changes))
+    with pytest.raises(InputError, match="it lacks resize_mode"):
+        FAMILY.collate({key: value for key, value in preprocess.items() if key != "resize_mode"})
+
+
+def test_example_inputs_are_drawn_by_the_seed() -> None:
+    preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
+    one = FAMILY.example_inputs(preprocess, 64, 3)
+    assert one.shape == (64, 3, 16, 16) and abs(float(one.mean())) < 0.02 and abs(float(one.std()) - 1) < 0.02
+    assert torch.equal(one, FAMILY.example_inputs(preprocess, 64, 3))
+    assert not torch.equal(one, FAMILY.example_inputs(preprocess, 64, 4))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_published_folder_holds_the_model(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    reference = pico_clip(variant).to(dtype)
+    loaded = FAMILY.load_folder(publish_clip(reference, variant, tmp_path))
+    assert loaded is not None and loaded.labels is None and loaded.config == clip_config(variant)
+    state = reference.state_dict()
+    assert loaded.tensors.names() == sorted(state) == sorted(FAMILY.build(loaded.config).state_dict())
+    assert all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
+    assert loaded.arch == ("CustomTextCLIP" if variant.startswith("custom") else "CLIP")
+    size = clip_config(variant)["vision_cfg"]["image_size"]
+    assert loaded.preprocess["size"] == (size if isinstance(size, list) else [size, size])
+
+
+@torch.no_grad()
+def test_an_exported_folder_loads_in_the_library(variant: str, tmp_path: Path) -> None:
+    reference = pico_clip(variant)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    settings = {"mean": [0.1, 0.2, 0.3], "resize_mode": "longest", "fill_color": 9}
+    published = rewrite_clip(publish_clip(reference, variant, tmp_path / "one"), preprocess_cfg=settings)
+    loaded = FAMILY.load_folder(published)
+    assert loaded is not None
+    exported = tmp_path / "two"
+    weights = FAMILY.export_folder(exported, loaded.config, loaded.preprocess, None)
+    assert weights == WEIGHTS and [path.name for path in exported.iterdir()] == [CONFIG]
+    safetensors.torch.save_file({n: loaded.tensors.read(n) for n in loaded.tensors.names()}, exported / weights)
+    stock = open_clip.create_model(f"local-dir:{exported}", require_pretrained=True).eval()
+    given = (variant, clip_images(variant), LABELS, THREE)
+    assert torch.equal(zero_shot_logits(stock, *given), zero_shot_logits(reference, *given))
+    assert {key: stock.visual.preprocess_cfg[key] for key in settings} == settings
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{exported}")
+    assert torch.equal(tokenizer(LABELS), clip_tokenizer(variant)(LABELS))
+    again = FAMILY.load_folder(exported)
+    assert again is not None and (again.config, again.preprocess) == (loaded.config, loaded.preprocess)
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    assert FAMILY.load_folder(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    assert FAMILY.load_folder(tmp_path) is None
+    (tmp_path / CONFIG).write_text('{"embed_dim": 16}')
+    with pytest.raises(InputError, match=f"{CONFIG} has no model_cfg"):
+        FAMILY.load_folder(tmp_path)
+
+
+def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    folder = publish_clip(pico_clip(), "clip", tmp_path)
+    torch.save(safetensors.torch.load_file(folder / WEIGHTS), folder / "open_clip_pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(InputError) as caught:
+        FAMILY.load_folder(folder)
+    assert caught.value.message == f"{folder} has no {WEIGHTS}"
+    command = str(caught.value.hint).partition("where you trust them: ")[2]
+    exec(command, {"safetensors": safetensors, "open_clip": open_clip})  # the hint does what it says
+    loaded = FAMILY.load_folder(folder)
+    state = pico_clip().state_dict()
+    assert loaded is not None and all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+OWN = {"block_type": "custom"}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "timm": ({"vision_cfg": {"timm_model_name": "resnet50"}}, "CLIP is not supported: its visual tower is a TimmModel"),
+    "resnet": ({"vision_cfg": {"layers": [1, 1, 1, 1]}}, "CLIP is not supported: its visual tower is a ModifiedResNet"),
+    "hf-text": (
+        {"text_cfg": {"hf_model_name": "roberta-base"}},
+        "CustomTextCLIP is not supported: its text tower is an HFTextEncoder",
+    ),
+    "hf-tokenizer": (
+        {"text_cfg": {"hf_tokenizer_name": "t5-base"}},
+        "CLIP is not supported: its texts are read by an HFTokenizer",
+    ),
+    "coca": (
+        {"custom_text": True, "multimodal_cfg": {"layers": 1}},
+        "CoCa is not supported: its MultimodalTransformer attends across towers",
+    ),
+    "class-token": (
+        {"custom_text": True, "text_cfg": {"embed_cls": True}},
+        "CustomTextCLIP is not supported: its TextTransformer pools at a class token of its own (embed_cls), "
+        "as CoCa does",
+    ),
+    "image-tokens": (
+        {"vision_cfg": {"output_tokens": True}},
+        "CLIP is not supported: its VisionTransformer gives tokens beside features (output_tokens)",
+    ),
+    "text-tokens": (
+        {"text_cfg": {"output_tokens": True}},
+        "CLIP is not supported: its TextTransformer gives tokens beside features (output_tokens)",
+    ),
+    "scaled-cosine": (
+        {"vision_cfg": {"scaled_cosine_attn": True}},
+        "CLIP is not supported: visual.transformer.resblocks.0 is a CustomResidualAttentionBlock with Attention "
+        "of scaled cosines",
+    ),
+    "head-scale": (
+        {"text_cfg": {"scale_heads": True}},
+        "CLIP is not supported: transformer.resblocks.0 is a CustomResidualAttentionBlock with Attention "
+        "that scales its heads",
+    ),
+    "inner-norm": (
+        {"custom_text": True, "text_cfg": {"scale_attn_inner": True}},
+        "CustomTextCLIP is not supported: text.transformer.resblocks.0 is a CustomResidualAttentionBlock "
+        "with Attention that normalises across heads",
+    ),
+    "two-poolers": (
+        {"vision_cfg": {"attentional_pool": "parallel", "attn_pooler_heads": 2}},
+        "CLIP is not supported: its VisionTransformer has an AttentionalPooler for tokens, so there is no one feature "
+        "of an image",
+    ),
+    "no-image-pool": (
+        {"vision_cfg": {"pool_type": "none"}},
+        "CLIP is not supported: its VisionTransformer has no pooling, so there is no one feature of an image",
+    ),
+    "no-text-pool": (
+        {"text_cfg": {"pool_type": "none"}},
+        "CLIP is not supported: its TextTransformer does not pool, so there is no one feature of a text",
+    ),
+    "another-end": (
+        {"text_cfg": {"pool_type": "eos"}},
+        "CLIP is not supported: its TextTransformer pools at token 2, "
+        "open_clip's SimpleTokenizer ends a text with 49407",
+    ),
+    "widths": (
+        {"text_cfg": {"proj_type": "none"}},
+        "CLIP is not supported: its TextTransformer has no projection, and another width than the features of images",
+    ),
+    "vocabulary": (
+        {"text_cfg": {"vocab_size": 32000}},
+        "CLIP is not supported: it knows 32000 tokens, open_clip's SimpleTokenizer has 49408",
+    ),
+    "more-special-tokens": (
+        {"text_cfg": {"tokenizer_kwargs": {"additional_special_tokens": ["<one>"]}}},
+        "CLIP is not supported: it knows 49408 tokens, open_clip's SimpleTokenizer has 49409",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_taken_apart_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    changes, message = REFUSED[name]
+    folder = rewrite_clip(publish_clip(pico_clip(), "clip", tmp_path), **json.loads(json.dumps(changes)))
+    with pytest.raises(InputError) as caught:
+        FAMILY.load_folder(folder)
+    assert caught.value.message == f"open_clip's {message}"
+    assert "ViT-B-32" in str(caught.value.hint) and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"text_cfg": {"tokenizer_kwargs": {"bpe_path": "/etc/passwd"}}},
+            "SimpleTokenizer are not supported: bpe_path",
+        ),
+        ({"text_cfg": {"tokenizer_kwargs": {"reduction_mask": "random"}}}, "not supported: reduction_mask"),
+        ({"text_cfg": {"tokenizer_kwargs": ["clean"]}}, "not supported: ['clean']"),
+        ({"text_cfg": {"tokenizer_kwargs": {"clean": "wash"}}}, "cannot make a SimpleTokenizer of"),
+        ({"vision_cfg": {"layers": 10**9}}, "cannot build this model: vision_cfg has 1000000000 layers"),
+        ({"text_cfg": {"layers": 0}}, "cannot build this model: text_cfg has 0 layers"),
+        ({"text_cfg": {"context_length": 10**9}}, "text_cfg has a context of 1000000000 tokens"),
+        ({"text_cfg": {"heads": 5}}, "cannot build this model: embed_dim must be divisible by num_heads"),
+        ({"vision_cfg": {"colour": "red"}}, "cannot build this model: "),
+        ({"cast_dtype": "float16"}, "cannot build this model: "),
+        ({"embed_dim": "wide"}, "cannot build this model: "),
+    ],
+)
+def test_configurations_that_make_no_model_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = rewrite_clip(publish_clip(pico_clip(), "clip", tmp_path), **json.loads(json.dumps(changes)))
+    with pytest.raises(InputError) as caught:
+        FAMILY.load_folder(folder)
+    assert message in caught.value.message
+
+
+def test_configurations_without_towers_are_refused() -> None:
+    for section in ("vision_cfg", "text_cfg"):
+        with pytest.raises(InputError, match=f"has no {section}"):
+            FAMILY.build({**clip_config(), section: None})
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+TINY = {
+    "embed_dim": 16,
+    **{f"vision_cfg.{k}": v for k, v in clip_config()["vision_cfg"].items()},
+    **{f"text_cfg.{k}": v for k, v in clip_config()["text_cfg"].items()},
+}
+
+
+def test_random_weights_are_drawn_by_the_seed() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, same, other = (FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected), "the caller's random numbers go on"
+    names = one.tensors.names()
+    assert names == sorted(FAMILY.build(one.config).state_dict())
+    assert all(torch.equal(one.tensors.read(name), same.tensors.read(name)) for name in names)
+    drawn = "visual.transformer.resblocks.0.attn.in_proj_weight"
+    assert not torch.equal(one.tensors.read(drawn), other.tensors.read(drawn))
+    torch.manual_seed(1)
+    reference = open_clip.CLIP(**clip_config()).state_dict()
+    assert all(torch.equal(one.tensors.read(name), reference[name]) for name in names)
+    assert one.config == clip_config() and one.labels is None
+    defaults = json.loads(json.dumps(dataclasses.asdict(PreprocessCfg(size=(16, 16)))))
+    assert one.preprocess == {"kind": "image", **defaults}
+
+
+def test_architectures_keep_the_librarys_names() -> None:
+    loaded = FAMILY.load_name("ViT-S-32", {"pretrained": False}, 0)
+    assert loaded.arch == "ViT-S-32" and loaded.config == open_clip.get_model_config("ViT-S-32")
+    assert [(s.heads, s.head_dim, s.tower) for s in FAMILY.sites(loaded.config)] == [
+        *[(6, 64, "visual")] * 12,
+        *[(6, 64, "text")] * 12,
+    ]
+    assert loaded.preprocess["size"] == [224, 224]
+
+
+def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
+    loaded = FAMILY.load_name("ViT-B-32/openai", {"pretrained": False, **TINY}, 0)
+    assert loaded.config["quick_gelu"] is True
+    plain = FAMILY.load_name("ViT-L-14/laion2b_s32b_b82k", {"pretrained": False, **TINY}, 0)
+    assert "quick_gelu" not in plain.config and plain.preprocess["mean"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "message", "hint"),
+    [
+        ("ViT-B-23", {}, InputError, "has no architecture 'ViT-B-23'", "near names: ViT-B-32"),
+        ("vit-b-32", {}, InputError, "has no architecture 'vit-b-32'", "near names: ViT-B-32"),
+        ("zzz", {"pretrained": False}, InputError, "has no architecture 'zzz'", "list them with: "),
+        ("ViT-B-32", {}, InputError, "open_clip:ViT-B-32 does not say which weights", "laion2b_s34b_b79k"),
+        ("ViT-B-32/laion", {}, InputError, "open_clip:ViT-B-32 has no weights 'laion'", "laion2b_s34b_b79k"),
+        ("ViT-S-32", {}, InputError, "does not say which weights", "random weights: 'open_clip:ViT-S-32?pretrained=0'"),
+        ("ViT-B-32/no", {"pretrained": False}, InputError, "ViT-B-32 has no weights 'no'", "/TAG with one of"),
+        ("ViT-B-32/openai", {"embed_dim": 8}, UsageError, "takes no options (embed_dim)", "pretrained=0"),
+        ("ViT-B-32", {"pretrained": False, "x": 1, "text_cfg.y": 2}, UsageError, "no setting text_cfg.y, x", "_cfg."),
+        ("RN50/openai", {}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
+        ("RN50", {"pretrained": False}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
+        ("ViTamin-S/datacomp1b", {}, InputError, "its visual tower is a TimmModel", "ViT-B-32"),
+        ("coca_ViT-B-32", {"pretrained": False}, InputError, "open_clip's CoCa is not supported", "ViT-B-32"),
+        ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "its texts are read by an HFTokenizer", "ViT-B-32"),
+        ("roberta-ViT-B-32", {"pretrained": False}, InputError, "its text tower is an HFTextEncoder", "ViT-B-32"),
+    ],
+)  # fmt: skip
+def test_names_that_cannot_be_opened_say_what_can(
+    name: str, options: dict[str, Any], kind: type[InputError | UsageError], message: str, hint: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        FAMILY.load_name(name, options, 0)
+    assert message in caught.value.message and hint in str(caught.value.hint)
+
+
+class Hub:
+    """A hub on this machine: it gives what a folder holds and notes what was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, repo: str, file: str) -> str:
+        self.asked.append((repo, file))
+        if not (self.folder / file).exists():
+            raise FileNotFoundError(file)
+        return str(self.folder / file)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    import huggingface_hub
+
+    found = Hub(publish_clip(pico_clip(), "clip", tmp_path))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", found)
+    return found
+
+
+def test_pretrained_weights_are_the_safetensors_of_the_hub(hub: Hub) -> None:
+    loaded = FAMILY.load_name("ViT-B-32/laion2b_s34b_b79k", {}, 0)
+    repo = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+    assert hub.asked == [(repo, CONFIG), (repo, WEIGHTS)]
+    state = pico_clip().state_dict()
+    assert loaded.config == clip_config() and all(torch.equal(loaded.tensors.read(n), state[n]) for n in state)
+    FAMILY.load_name("ViT-B-32/LAION2B-s34b-b79k", {"pretrained": True}, 0)  # the library folds tags too
+    assert hub.asked[2:] == hub.asked[:2]
+
+
+def test_a_repository_without_safetensors_is_refused(hub: Hub) -> None:
+    (hub.folder / WEIGHTS).unlink()
+    with pytest.raises(InputError) as caught:
+        FAMILY.load_name("ViT-B-32/laion2b_s34b_b79k", {}, 0)
+    assert "cannot get laion/CLIP-ViT-B-32-laion2B-s34B-b79K from the hub: FileNotFoundError" in caught.value.message
+    assert WEIGHTS in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("entry", [{"url": "https://x/ViT-B-32.pt", "hf_hub": ""}, {"hf_hub": "org/name/weights.bin"}])
+def test_weights_that_are_a_pickle_are_refused(
+    hub: Hub, entry: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda arch, tag: entry)
+    with pytest.raises(InputError) as caught:
+        FAMILY.load_name("ViT-B-32/old", {}, 0)
+    assert caught.value.message == "open_clip:ViT-B-32/old is published as a pickle only, which hydractl never opens"
+    assert WEIGHTS in str(caught.value.hint) and hub.asked == []
+
+
+def test_a_doubt_about_the_activation_is_refused(hub: Hub) -> None:
+    with pytest.raises(InputError, match=r"disagree on the activation of ViT-B-32/openai \(quick_gelu\)"):
+        FAMILY.load_name("ViT-B-32/openai", {}, 0)
+    rewrite_clip(hub.folder, quick_gelu=True)
+    assert FAMILY.load_name("ViT-B-32/openai", {}, 0).config["quick_gelu"] is True
+
+
+def test_sites_of_read_folders_are_plain(tmp_path: Path) -> None:
+    loaded = FAMILY.load_folder(publish_clip(pico_clip(), "clip", tmp_path))
+    shutil.rmtree(tmp_path)
+    assert loaded is not None
+    assert FAMILY.sites(loaded.config)[0] == Site("visual.transformer.resblocks.0.attn", 3, 8, 24, "visual")
