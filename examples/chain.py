@@ -36,7 +36,8 @@ class Study:
         samples: calibration samples of a Taylor member.
         pretraining, tuning: options of ``finetune`` for the base and for each member; empty leaves them as they are.
         everywhere: options of every command, for example the ``--labels`` of a zero-shot model.
-        scoring, search, bench: options of score-based ``prune``, of ``extract-circuit`` and of ``bench``.
+        scoring, search, bench: options of score-based ``prune``, of ``extract-circuit`` and of ``bench``; they win over
+            ``everywhere``. With ``--keep`` in ``scoring``, ``remove`` counts for the circuits only.
         criteria: which score-based ensembles to make beside the circuits.
     """
 
@@ -86,7 +87,7 @@ def run(study: Study) -> None:
         models += [f"hydra-{kind}={study.runs}/hydra-{kind}.st", f"ensemble-{kind}={'+'.join(members)}"]
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
     hydractl("eval", *models, "--data", study.test, *ood, *more, "-o", f"{study.runs}/eval.json")
-    hydractl("bench", *models, *study.bench.split(), *more, "-o", f"{study.runs}/bench.json")
+    hydractl("bench", *models, *more, *study.bench.split(), "-o", f"{study.runs}/bench.json")
     show(study.runs)
     print(f"{time.monotonic() - started:.0f} s")
 
@@ -96,22 +97,24 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
     members = []
     for seed in SEEDS:
         pruned = f"{study.runs}/{kind}{seed}.pruned.st"
-        how = ["--method", kind, *study.scoring.split(), "--remove", str(study.remove), "--seed", seed]
+        amount = [] if "--keep" in study.scoring else ["--remove", str(study.remove)]
+        how = ["--method", kind, *shlex.split(study.everywhere), *study.scoring.split(), *amount, "--seed", seed]
         data = ["--data", study.train, "--samples", str(study.samples)] if kind in ("taylor", "gate") else []
-        hydractl("prune", base, *how, *data, *shlex.split(study.everywhere), "-o", pruned)
+        hydractl("prune", base, *how, *data, "-o", pruned)
         members.append(tuned(study, pruned, f"{study.runs}/{kind}{seed}.st"))
     return members
 
 
 def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
+    more = shlex.split(study.everywhere)
     data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
-    how = ["--budget", str(study.remove), *study.search.split(), *shlex.split(study.everywhere)]
+    how = ["--budget", str(study.remove), *more, *study.search.split()]
     hydractl("extract-circuit", base, *data, *how, "-o", f"{study.runs}/circuit.json", "-q")
     members = []
     for objective in OBJECTIVES:
         pruned = f"{study.runs}/circuit-{objective}.pruned.st"
-        hydractl("prune", base, "--circuit", f"{study.runs}/circuit.{objective}.json", "-o", pruned)
+        hydractl("prune", base, "--circuit", f"{study.runs}/circuit.{objective}.json", *more, "-o", pruned)
         members.append(tuned(study, pruned, f"{study.runs}/circuit-{objective}.st"))
     return members
 
@@ -120,7 +123,8 @@ def tuned(study: Study, pruned: str, path: str) -> str:
     """The pruned member after fine-tuning, or as it is."""
     if not study.tuning:
         return pruned
-    hydractl("finetune", pruned, "--data", study.train, "--val", study.val, *study.tuning.split(), "-o", path, "-q")
+    data = ["--data", study.train, "--val", study.val]
+    hydractl("finetune", pruned, *data, *shlex.split(study.everywhere), *study.tuning.split(), "-o", path, "-q")
     return path
 
 

@@ -433,7 +433,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"family": "keras"}, "unknown model family 'keras'; this version knows: timm"),
+    "family": ({"family": "keras"}, "unknown model family 'keras'; this version knows: open_clip, timm, hf"),
     "architecture": ({"config": {"architecture": "vit_nope"}}, "cannot build 'vit_nope': "),
     "no architecture": ({"config": {}}, "cannot build None: "),
     "other sites": (

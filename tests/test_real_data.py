@@ -1,14 +1,27 @@
-"""The chain on real images (Fashion-MNIST against MNIST and grey CIFAR-10), small enough for every run of the tests."""
+"""The chain on real images (Fashion-MNIST against MNIST and grey CIFAR-10) and on a real BERT (MiniLM on SST-2).
+
+Small enough for every run of the tests.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import hydractl
+from hydractl._torchvision import declare_operators
+from hydractl.checkpoint import read_header
 from hydractl.cli.app import main
+from tests.pico import close
+
+declare_operators()
+
+import transformers  # noqa: E402
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=7&in_chans=1"
@@ -49,3 +62,73 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     assert hydra["ood_avg"]["auroc"] == pytest.approx(deep["ood_avg"]["auroc"], abs=1e-4)
     assert hydra["far_avg"]["auroc"] == hydra["ood_avg"]["auroc"]
     assert hydra["diversity"]["mnist"]["mi"] > 0
+
+
+# --- MiniLM on SST-2 --------------------------------------------------------------------------------------------------
+
+
+def first(path: Path, count: int) -> list[dict[str, str]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+
+
+@torch.no_grad()
+def test_predictions_of_minilm_are_the_librarys(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, test = real_data / "checkpoints" / "minilm-sst2", real_data / "text" / "sst2_test.jsonl.gz"
+    run("eval", str(folder), "--data", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
+    found = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    rows = first(test, 64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    p = model(**tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")).logits.softmax(-1)
+    names = [model.config.id2label[int(i)] for i in p.argmax(-1)]
+    assert [row["label"] for row in found] == names
+    assert [row["confidence"] for row in found] == pytest.approx(p.amax(-1).tolist(), rel=1e-5)
+    accuracy = json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
+    labels = torch.tensor([int(row["label"]) for row in rows])
+    assert accuracy == float((p.argmax(-1) == labels).double().mean())
+
+
+def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    test = str(real_data / "text" / "sst2_test.jsonl.gz")
+    run("eval", str(real_data / "checkpoints" / "minilm-sst2"), "--data", test, "-o", "e.json", "-q")
+    inside = json.loads(Path("e.json").read_text())["models"][0]["id"]
+    # A recorded fact; one sample more or less may be the rounding of another machine.
+    assert inside["n"] == 436 and inside["accuracy"] == pytest.approx(377 / 436, abs=1.5 / 436)
+
+
+@torch.no_grad()
+def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, text = str(real_data / "checkpoints" / "minilm-sst2"), real_data / "text"
+    keep = ["--method", "magnitude", "--keep", "8"]
+    run("prune", folder, *keep, "-o", "a.st")
+    run("prune", folder, *keep, "-o", "zeroed/")
+    run("prune", folder, "--method", "random", "--keep", "8", "--seed", "1", "-o", "b.st")
+    assert {info.dtype for info in read_header("a.st").tensors.values()} == {"F16"}
+    sliced = hydractl.load("a.st", device="cpu")
+    assert [attention.head_counts for attention in sliced.attentions] == [[8]] * 6
+    zeroed, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        "zeroed", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values())
+    pairs = [(row["text_a"], row["text_b"]) for row in first(text / "rte_dev.jsonl.gz", 4)]
+    sentences = [row["text"] for row in first(text / "sst2_test.jsonl.gz", 12)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained("zeroed")
+    for samples, columns in ((sentences, [sentences]), (pairs, [list(column) for column in zip(*pairs, strict=True)])):
+        batch = tokenizer(*columns, padding=True, truncation=True, return_tensors="pt")
+        close(sliced.member_logits(sliced.preprocess(samples))[0], zeroed.eval()(**batch).logits)
+
+    run("fuse", "a.st", "b.st", "-o", "hydra.st", "-q")
+    test = ["--data", str(text / "sst2_test.jsonl.gz"), "--ood", f"rte:far={text / 'rte_dev.jsonl.gz'}"]
+    limit = ["--limit", "24", "--max-length", "64"]
+    run("eval", "hydra.st", "deep=a.st+b.st", *test, *limit, "-o", "eval.json", "-q")
+    hydra, deep = json.loads(Path("eval.json").read_text())["models"]
+    # Nothing was trained, so averaging equal MLPs changes nothing, and fp16 holds the mean of two equal numbers.
+    assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
+    assert hydra["ood"]["rte"] == pytest.approx(deep["ood"]["rte"]) and hydra["ood"]["rte"]["n"] == 24
+    assert len(hydra["members"]) == 2 and hydra["diversity"]["rte"]["mi"] > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import canonical_json
+from hydractl.checkpoint import MAX_HEADER_BYTES, canonical_json
 from hydractl.errors import InputError
 from hydractl.families.base import first_line
 from hydractl.heads import shown
@@ -24,6 +24,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 LONGEST_DEFAULT = 512
 """Tokens of a text at most, where the checkpoint itself sets no lower limit."""
+
+MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
+"""What a tokenizer may take of the header of a checkpoint; the rest is for everything else that is said there."""
 
 _EXAMPLE_TOKENS = 128
 _NEEDED = {
@@ -48,7 +51,8 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
         token_types: how many kinds of segment it tells apart; below 2, the model is given no ``token_type_ids``.
 
     Raises:
-        InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model.
+        InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
+            and for a tokenizer that is too large for the header of a checkpoint.
     """
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -74,13 +78,15 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
     # Lengths are settings of a call; a file may still hold those of the last one.
     rust.no_truncation()
     rust.no_padding()
+    text = rust.to_str()
+    _check_size(text, folder)
     wanted = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types > 1 else [])]
     longest = int(min(found.model_max_length, positions))
     return {
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
         "tokenizer": {
-            "json": rust.to_str(),
+            "json": text,
             "special_tokens": {k: str(v) for k, v in found.special_tokens_map.items() if not isinstance(v, list)},
             "padding_side": found.padding_side,
             "truncation_side": found.truncation_side,
@@ -94,10 +100,8 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
     }
 
 
-def text_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], dict[str, Tensor]]:
+def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     """From a list of ``str`` or ``(str, str)`` to ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
-
-    Each is int64 ``[B, T]``: T is the longest text of the batch in tokens, and at most ``max_length``.
 
     Raises:
         InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
@@ -107,21 +111,54 @@ def text_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], dict[st
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if type(length) is not int or not least <= length <= longest:
         raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
+    return TextCollate(tokenizer, length)
 
-    def collate(samples: list[Any]) -> dict[str, Tensor]:
-        rows = [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
-        for row in rows:
-            if len(row) not in (1, 2) or not all(map(_is_text, row)):
-                raise InputError(f"this is no text that can be tokenized: {shown(row)}")
-        options = {"truncation": True, "max_length": length}
+
+class TextCollate:
+    """The library's tokenizer on a list of texts, or of pairs of texts.
+
+    Attributes:
+        max_length: tokens of a text (or of a pair) at most; longer ones are cut.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self.max_length = max_length
+
+    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
+        """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
+
+        Raises:
+            InputError: for what is no text.
+        """
+        rows = [_row(sample) for sample in samples]
+        options = {"truncation": True, "max_length": self.max_length}
         if len({len(row) for row in rows}) == 1:
             columns = [list(column) for column in zip(*rows, strict=True)]
-            batch = tokenizer(*columns, padding="longest", return_tensors="pt", **options)
+            batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
         else:  # texts and pairs in one batch
-            batch = tokenizer.pad([tokenizer(*row, **options) for row in rows], return_tensors="pt")
+            batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
         return dict(batch)
 
-    return collate
+    def cut(self, samples: Iterable[Any]) -> int:
+        """How many of these samples have more than ``max_length`` tokens, so that their ends are lost.
+
+        Raises:
+            InputError: for what is no text.
+        """
+        rust = self._tokenizer.backend_tokenizer
+        # The library sets both anew at every call.
+        rust.no_truncation()
+        rust.no_padding()
+        return sum(len(rust.encode(*_row(sample)).ids) > self.max_length for sample in samples)
+
+
+def _row(sample: Any) -> tuple[str, ...]:
+    """A sample as one or two texts."""
+    row = (sample,) if isinstance(sample, str) else tuple(sample)
+    if len(row) not in (1, 2) or not all(map(_is_text, row)):
+        raise InputError(f"this is no text that can be tokenized: {shown(row)}")
+    return row
 
 
 def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[str, Tensor]:
@@ -146,6 +183,18 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
     (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _check_size(text: str, folder: Path) -> None:
+    """Refuse now what would make a checkpoint that cannot be opened again."""
+    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
+    size = len(canonical_json(canonical_json(text)).encode("utf-8"))
+    if size > MOST_BYTES:
+        raise InputError(
+            f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
+            f"{MOST_BYTES / 2**20:.1f}",
+            hint="remove the words that your texts do not use from the vocabulary, and their rows from the embeddings",
+        )
 
 
 def _is_text(value: Any) -> bool:
