@@ -312,6 +312,8 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
         }
         position += info.nbytes
     text = canonical_json(entries).encode("utf-8")
+    if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
+        raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, order
 

@@ -50,6 +50,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
         # Every output is claimed before anything is computed.
         output = None if path is None else stack.enter_context(Output(path, force=settings.force))
         claimed = {n: stack.enter_context(Output(p, force=settings.force)) for n, p in predictions.items()}
+        _report_cut(sets, arguments, log)
         rows, files = [], []
         for argument in arguments:
             row, written = _row(argument, sets, settings, claimed.get(argument.name), log)
@@ -125,9 +126,22 @@ def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> li
     for name, group, spec in settings.ood_sets():
         outside = open_data(spec, option=f"--ood {name}", limit=settings.limit, ignore_labels=True, reads=reads)
         sets.append((name, group, outside))
-        if sets[-1][2].fingerprint() == inside.fingerprint():
+        if outside.sample_fingerprints() == inside.sample_fingerprints():
             raise InputError(f"--ood {name} and --data are the same samples", hint="give an OOD set of its own")
     return sets
+
+
+def _report_cut(sets: list[tuple[str, Any, Any]], arguments: Sequence[ModelArgument], log: Log) -> None:
+    """Say how many texts of each set are cut, once for all models that cut alike."""
+    from hydractl.data.text_cut import report_cut
+
+    told: list[Any] = []
+    for source in (argument.sources[0] for argument in arguments):
+        preprocess = source.description.preprocess
+        if source.description.reads == "text" and preprocess not in told:
+            told.append(preprocess)
+            for _, _, dataset in sets:
+                report_cut(dataset, source.family.collate(preprocess), log)
 
 
 def predict(model: Any, dataset: Any, settings: Any, log: Log, title: str) -> np.ndarray:

@@ -26,6 +26,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, check_outputs, file_path, write_with
     from hydractl.checkpoint import DictTensors, write_tensors
     from hydractl.cost import cost_of
+    from hydractl.data.text_cut import report_cut
     from hydractl.models import ModelOptions, build_model, check_finite, open_sources
     from hydractl.provenance import provenance
     from hydractl.training.loop import train
@@ -50,6 +51,9 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         return Outcome({"schema": "hydractl.finetune/1", "dry_run": True, **plan})
     with Output(path, force=settings.force) as output:
         model = build_model(source, settings.device, settings.dtype)
+        for dataset in (train_set, val_set):
+            if dataset is not None:
+                report_cut(dataset, model.preprocess, log)
         history = train(model, _training_data(model, train_set, val_set, settings), settings, log)
         details = {
             **{key: getattr(settings, key) for key in _DECISIVE},
@@ -136,7 +140,7 @@ def _open_data(source: Source, settings: FinetuneSettings) -> tuple[Any, Any, li
         differences = label_differences(labels, val_set.label_names)
         if differences:
             raise InputError(f"--val against the training set: {'; '.join(differences)}")
-        if val_set.fingerprint() == train_set.fingerprint():
+        if val_set.sample_fingerprints() == train_set.sample_fingerprints():
             raise InputError("--data and --val are the same samples", hint="give a validation set of its own")
     return train_set, val_set, None if labels is None else list(labels)
 

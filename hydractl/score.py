@@ -117,6 +117,7 @@ def calibration_sample(
 
     from hydractl.criteria import Calibration
     from hydractl.data import batches
+    from hydractl.data.text_cut import report_cut
     from hydractl.fusion.runtime import move
 
     if not needed:
@@ -127,6 +128,7 @@ def calibration_sample(
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
     drawn = sorted(np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist())
+    report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, Any]]:

@@ -108,7 +108,7 @@ def test_the_text_commands_of_the_readme(tmp_path: Path) -> None:
     )
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(train.encode()))
     (tmp_path / "test.tsv").write_text("sentence\tlabel\nnot so fine\t2\ndull\t1\n")
-    (tmp_path / "questions.csv").write_text("text\nso , so ?\na\n")
+    (tmp_path / "questions.csv").write_text("text\nso so ?\na\n")
     first, *rest = block_with("MY-BERT").splitlines()
     first = first.replace("hf:ORG/MY-BERT", "bert").replace("--keep 8", "--keep 2").partition("#")[0]
     others = [first.replace("--seed 0 ", f"--seed {seed} ").replace("a.st", f"{seed}.st") for seed in (1, 2)]

@@ -80,7 +80,7 @@ def _search(source: Source, settings: CircuitSettings, budget: int, log: Log) ->
     assert settings.data is not None  # settings.check() holds it
     source = named_by_data(source, settings.data, settings.limit)
     model = build_model(source, settings.device, settings.dtype)
-    batches, data = search_data(source, model, settings)
+    batches, data = search_data(source, model, settings, log)
     evaluator: Evaluator = Evaluator(model, batches)
     kept = source.description.mask.kept
     meant = {site.path for site in sites_of(source, settings.tower)}
@@ -162,11 +162,12 @@ def _document(
 
 
 def search_data(
-    source: Source, model: HydraModel, settings: CircuitSettings
+    source: Source, model: HydraModel, settings: CircuitSettings, log: Log
 ) -> tuple[list[Sample], dict[str, str | None]]:
     """ID and OOD validation batches in memory on the model's device, and the fingerprints of both sets."""
     from hydractl.circuit.evaluator import Sample
     from hydractl.data import batches, open_data
+    from hydractl.data.text_cut import report_cut
     from hydractl.fusion.runtime import move
 
     assert settings.data is not None  # settings.check() holds it
@@ -177,11 +178,12 @@ def search_data(
     sets = [inside]
     if settings.ood is not None:
         sets.append(open_data(settings.ood, option="--ood", limit=settings.limit, ignore_labels=True, reads=reads))
-    if len(sets) == 2 and sets[0].fingerprint() == sets[1].fingerprint():
+    if len(sets) == 2 and sets[0].sample_fingerprints() == sets[1].sample_fingerprints():
         raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
     parameter = next(model.parameters())
     samples = []
     for dataset in sets:
+        report_cut(dataset, model.preprocess, log)
         for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             target = known(batch.labels).to(parameter.device) if dataset is inside else None

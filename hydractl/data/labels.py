@@ -26,12 +26,14 @@ class RawLabels:
         problems: why the labels cannot be used, one line each; kept apart because a set that needs no labels may have
             bad ones.
         hint: where there are none, how to say where they are.
+        texts: integers as they stand in a file that does not tell numbers from texts.
     """
 
     values: Labels | list[str] | None = None
     names: list[str] | None = None
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
+    texts: list[str] | None = None
 
 
 def resolve_labels(
@@ -86,12 +88,16 @@ def _indices(
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     if raw.values is None:
         return None
+    if raw.texts is not None and labels and set(raw.texts) <= set(labels):
+        # Five stars are the class named "5", not the class at position 5.
+        raw = RawLabels(raw.texts, sorted(set(raw.texts)))
     own = raw.names
     if isinstance(raw.values, list):
         if own is None:
             own = sorted(set(raw.values))
         values = _index_names(raw.values, own, ids, where)
     else:
+        assert raw.values is not None
         values = raw.values
     if own is None:
         _check_range(values, len(labels) if labels else None, ids, where)

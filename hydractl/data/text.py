@@ -186,7 +186,9 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
         as_text: whether every value is a string whose looks decide.
     """
     values: list[Any] = [(value.strip() or None) if isinstance(value, str) else value for value in found.labels]
+    texts: list[Any] | None = None
     if as_text and all(value is None or _INTEGER.fullmatch(value) for value in values):
+        texts = values
         values = [None if value is None else int(value) for value in values]
     assert found.columns is not None  # there is a row
     missing = [i for i, value in enumerate(values) if value is None]
@@ -213,7 +215,7 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
         return RawLabels(problems=problems)
     if names:
         return RawLabels(values, sorted(set(values)))
-    return RawLabels(np.array(values, dtype=np.int64))
+    return RawLabels(np.array(values, dtype=np.int64), texts=texts)
 
 
 def _label_hint(found: _Collector) -> str:

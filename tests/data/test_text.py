@@ -124,7 +124,8 @@ LABELS: dict[str, tuple[str, str, list[str] | None, list[int] | None]] = {
     ),
     "names map by name": ("a.csv", "text,label\na,neg\nb,pos\n", ["pos", "neg"], [1, 0]),
     "digits in quotes are names in JSON": ("a.jsonl", '{"text": "a", "label": "1"}\n', ["1", "0"], [0]),
-    "digits are indices in csv": ("a.csv", 'text,label\na,"1"\n', ["1", "0"], [1]),
+    "digits are indices in csv": ("a.csv", 'text,label\na,"1"\n', ["x", "y"], [1]),
+    "digits that are names of classes are names in csv": ("a.csv", "text,label\na,1\n", ["1", "0"], [0]),
     "one word among digits makes names": ("a.csv", "text,label\na,1\nb,one\n", ["one", "1"], [1, 0]),
     "none at all": ("a.jsonl", '{"text": "a", "label": null}\n{"text": "b"}\n', ["x"], None),
     "an empty column": ("a.csv", "text,label\na,\nb,\n", ["x"], None),
@@ -213,3 +214,13 @@ def test_parquet(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
     with pytest.raises(InputError, match="b.parquet: cannot read the file"):
         open_data(str(tmp_path / "b.parquet"))
+
+
+def test_numbers_that_are_names_of_classes(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text("text,label\na,5\nb,1\nc,2\n")
+    stars = ["1", "2", "3", "4", "5"]
+    assert open_data(str(path), labels=stars).labels.tolist() == [4, 0, 1]  # type: ignore[union-attr]
+    assert open_data(str(path), labels=stars[::-1]).labels.tolist() == [0, 4, 3]  # type: ignore[union-attr]
+    assert open_data(str(path), labels=list("abcdef")).labels.tolist() == [5, 1, 2]  # type: ignore[union-attr]
+    assert open_data(str(path)).labels.tolist() == [5, 1, 2]  # type: ignore[union-attr]

@@ -1,0 +1,297 @@
+"""Hostile text data through the command line: an answer, or one clean error with the right exit code and no output."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.data import batches, open_data
+from hydractl.data.text_cut import report_cut
+from hydractl.families import hf_tokenizer
+from hydractl.log import Log
+from tests.pico import publish, stock
+
+LABELS = ["awful", "bad", "fair", "good", "great"]
+IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1&embed_dim=24&depth=2&num_heads=3"
+
+
+def named(model: Any, labels: list[str]) -> Any:
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: i for i, label in enumerate(labels)}
+    return model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``bert`` and ``roberta`` with class names, ``nameless``, ``reordered`` (the classes of ``bert``), ``words``.
+
+    ``reordered`` gives the logits of ``bert`` in another order; ``words`` has a tokenizer that knows one word more.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    publish(named(stock("bert"), LABELS), "bert", folder / "bert")
+    publish(named(stock("roberta"), LABELS), "roberta", folder / "roberta")
+    publish(stock("bert"), "bert", folder / "nameless")
+    reordered = named(stock("bert"), [*LABELS[2:], *LABELS[:2]])
+    with torch.no_grad():
+        for parameter in reordered.classifier.parameters():
+            parameter.copy_(parameter.roll(-2, 0))
+    publish(reordered, "bert", folder / "reordered")
+    publish(named(stock("bert", seed=1), LABELS), "bert", folder / "words")
+    path = folder / "words" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["extra"] = len(document["model"]["vocab"])
+    path.write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in models.iterdir():
+        Path(folder.name).symlink_to(folder)
+    rows("data.jsonl", *({"text": "a fine film " * i, "label": LABELS[i % 5]} for i in range(4)))
+
+
+def rows(name: str, *documents: dict[str, Any]) -> str:
+    Path(name).write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
+    return name
+
+
+def evaluated(model: str, data: str, *more: str) -> Any:
+    assert main(["eval", model, "--data", data, *more, "-o", "e.json", "--force", "-q"]) == 0
+    return json.loads(Path("e.json").read_text())["models"][0]
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def whole() -> bytes:
+    return gzip.compress(b'{"text": "fine", "label": 1}\n' * 500)
+
+
+def one(label: Any) -> bytes:
+    return json.dumps({"text": "fine", "label": label}).encode() + b"\n"
+
+
+# model, file, its content, exit code, what the error says
+REFUSED: dict[str, tuple[str, str, Callable[[], bytes], int, str]] = {
+    "latin-1": ("bert", "a.csv", lambda: b"text,label\nfine,good\ncaf\xe9,bad\n", 3, "line 3 is not UTF-8 text"),
+    "half a character": ("bert", "a.jsonl", lambda: b'{"text": "\\ud800"}\n', 3, "1 row cannot be read"),
+    "nothing": ("bert", "a.jsonl", lambda: b"", 3, "no texts in the file"),
+    "unknown name": ("bert", "a.jsonl", lambda: one("nice"), 3, "1 class name is not among the model's 5"),
+    "name for no names": ("nameless", "a.jsonl", lambda: one("good"), 3, "the model has no class names to map them to"),
+    "placeholder": ("nameless", "a.jsonl", lambda: one("LABEL_1"), 3, "the model has no class names to map them to"),
+    "too large": ("bert", "a.jsonl", lambda: one(5), 3, "label 5 of sample a.jsonl#0 is outside 0..4"),
+    "too large, no names": ("nameless", "a.jsonl", lambda: one(5), 3, "label 5 of sample a.jsonl#0 is outside 0..4"),
+    "negative": ("nameless", "a.jsonl", lambda: one(-1), 3, "label -1 of sample a.jsonl#0 is negative"),
+    "truncated": ("bert", "a.jsonl.gz", lambda: whole()[:-20], 3, "cannot read the file: Compressed file ended before"),
+    "no gzip": ("bert", "a.csv.gz", lambda: b"text\nfine\n", 3, "cannot read the file: Not a gzipped file"),
+    "texts for images": (f"{IMAGES}&num_classes=5", "a.jsonl", lambda: one(1), 3, "holds texts, and "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, name, content, code, expected = REFUSED[case]
+    Path(name).write_bytes(content())
+    assert main(["eval", model, "--data", name, "-o", "e.json"]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: ") and expected in lines[0]
+    assert all(line.startswith(("  - ", "hint: ")) for line in lines[1:]) and not Path("e.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1xxxxPAR1", b"no parquet at all"])
+def test_a_broken_parquet_file(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    Path("a.parquet").write_bytes(content)
+    assert main(["eval", "bert", "--data", "a.parquet"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --data a.parquet: cannot read the file: ")
+
+
+@pytest.mark.parametrize("tokens", ["0", "-1", "4", "17", "100000", "9" * 30, "2.5", "all"])
+def test_lengths_that_make_no_sense(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "bert", "--data", "data.jsonl", "--max-length", tokens]) == 2
+    assert capsys.readouterr().err.startswith("error: --max-length")
+
+
+def test_every_verb_with_data_refuses_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.jsonl").write_bytes(one("nice"))
+    bad = ["--data", "a.jsonl"]
+    commands = [
+        ["score", "bert", "--method", "taylor", *bad],
+        ["prune", "bert", "--method", "taylor", "--keep", "2", *bad],
+        ["extract-circuit", "bert", *bad, "--ood", "data.jsonl", "--budget", "1"],
+        ["finetune", "bert", *bad],
+        ["finetune", "bert", "--data", "data.jsonl", "--val", "a.jsonl"],
+    ]
+    before = sorted(Path().iterdir())
+    for command in commands:
+        assert main(command) == 3, command
+        said = capsys.readouterr().err
+        assert "1 class name is not among the model's 5" in said and "--label-map" in said
+    assert sorted(Path().iterdir()) == before
+
+
+# --- members that do not belong together ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("other", "expected"), {
+    "words": "words against bert: another tokenizer",
+    "reordered": "reordered against bert: the same classes in another order",
+    "roberta": "roberta against bert: architecture 'RobertaForSequenceClassification', not",
+}.items())  # fmt: skip
+def test_members_that_differ(other: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuse", "bert", other, "-o", "hydra.st"]) == 3
+    assert f"  - {expected}" in capsys.readouterr().err and not Path("hydra.st").exists()
+
+
+def test_rows_of_other_tokenizers_are_allowed_and_of_other_classes_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "bert", "words", "roberta", "nameless", "--data", "data.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "bert", "reordered", "--data", "data.jsonl"]) == 3
+    assert "reordered: the same classes in another order" in capsys.readouterr().err
+
+
+# --- handled ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_by_name_whatever_the_order() -> None:
+    ids = [{"text": text, "label": LABELS.index(label)} for text, label in (("so", "good"), ("dull film", "bad"))]
+    names = [{**row, "label": LABELS[row["label"]]} for row in ids]
+    first = evaluated("bert", rows("names.jsonl", *names))["id"]
+    assert evaluated("reordered", rows("names.jsonl", *names))["id"] == pytest.approx(first, rel=1e-5)
+    assert evaluated("bert", rows("ids.jsonl", *ids))["id"] == first
+    assert evaluated("nameless", rows("ids.jsonl", *ids))["id"] == first
+    assert evaluated("reordered", rows("ids.jsonl", *ids))["id"]["nll"] != pytest.approx(first["nll"], rel=1e-3)
+
+
+STRANGE = {
+    "nothing": "",
+    "spaces": " \t\n ",
+    "NUL": "fine \0 film",
+    "only NUL": "\0",
+    "100,000 tokens": "fine " * 100_000,
+    "one word": "f" * 300_000,
+    "special tokens": "[CLS] [SEP] [PAD] <s> </s> [MASK]",
+    "accents": "e" + "\u0301" * 5_000,
+    "other planes": "\U0001f600 \u202e \ufeff \uffff",
+}
+
+
+@pytest.mark.parametrize("model", ["bert", "roberta"])
+def test_strange_texts_are_texts(model: str) -> None:
+    loaded = hydractl.load(model, device="cpu")
+    samples = list(STRANGE.values())
+    written = [{"text": text, "label": "good"} for text in samples]
+    found = evaluated(model, rows("a.jsonl", *written), "--batch-size", "4", "--predictions", "p.jsonl")
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert found["id"]["n"] == len(lines) == len(samples)
+    with torch.no_grad():
+        alone = [float(loaded(loaded.preprocess([text])).exp().max()) for text in samples]
+    assert [line["confidence"] for line in lines] == pytest.approx(alone, rel=1e-4)
+
+
+def test_one_sample_of_one_class_in_batches_of_one() -> None:
+    rows("one.jsonl", {"text": "fine", "label": "good"})
+    rows("ood.jsonl", {"text_a": "so", "text_b": "dull"})
+    row = evaluated("bert", "one.jsonl", "--batch-size", "1", "--ood", "x=ood.jsonl")
+    assert row["id"]["n"] == 1 and row["ood"]["x"]["auroc"] in (0.0, 0.5, 1.0)
+    data = ["--data", "one.jsonl", "--batch-size", "1", "-q"]
+    assert main(["prune", "bert", "--method", "taylor", "--keep", "2", *data, "-o", "a.st"]) == 0
+    circuit = [*data, "--ood", "ood.jsonl", "--budget", "2", "-o", "c.json"]
+    assert main(["extract-circuit", "bert", *circuit]) == 0
+    assert main(["finetune", "a.st", *data, "--epochs", "1", "-o", "f.st"]) == 0
+
+
+# --- texts that are cut -----------------------------------------------------------------------------------------------
+
+
+class Heard(Log):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def test_texts_that_are_cut_are_counted() -> None:
+    # [CLS] and [SEP] belong to the 16 tokens of a text, and one [SEP] more to those of a pair.
+    texts = ["fine " * 14, "fine " * 15, "fine " * 100_000, "", "unkind " * 7, "unkind " * 8]
+    data = open_data(rows("a.jsonl", *({"text": text} for text in texts)))
+    collate, log = hydractl.load("bert", device="cpu").preprocess, Heard()
+    assert report_cut(data, collate, log) == 3
+    assert log.warnings == [
+        "--data a.jsonl: 3 of 6 texts are longer than 16 tokens, and what is behind them is not read"
+    ]
+    assert report_cut(data, collate, log, indices=[0, 1, 3]) == 1 and "1 of 3 texts is longer" in log.warnings[1]
+    assert report_cut(data, collate, log, indices=[0, 3]) == 0 and len(log.warnings) == 2
+    # Counting leaves the tokenizer, which cuts and pads, as it was.
+    widths = [batch.inputs["input_ids"].shape[1] for batch in batches(data, collate, 1)]
+    assert widths == [16, 16, 16, 16, 16, 2]
+    pairs = open_data(rows("b.jsonl", *({"text_a": "fine " * n, "text_b": "so " * 6} for n in (7, 8, 0))))
+    assert report_cut(pairs, collate, log) == 1
+    assert report_cut(open_data("builtin:digits/val", limit=3), None, log) is None
+
+
+# --- tokenizers that are too large for a header -----------------------------------------------------------------------
+
+
+def test_a_tokenizer_that_a_checkpoint_cannot_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "a.st"]) == 0
+    header = Path("a.st").read_bytes()
+    needed = int.from_bytes(header[:8], "little")
+    stored = header.partition(b'\\"json\\":')[2].partition(b',\\"model_input_names')[0]
+    assert 0.2 * needed < len(stored) < needed
+    size = len(stored) + 2  # with quotes around it
+    monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", size)
+    assert main(["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "b.st"]) == 0
+    monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", size - 1)
+    capsys.readouterr()
+    for command in (["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "c.st"], ["finetune", "bert"]):
+        assert main([*command, "--data", "data.jsonl"]) == 3
+        error, hint = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: the tokenizer in bert would take 0.0 MiB of a checkpoint's header, which has")
+        assert hint.startswith("hint: remove the words that your texts do not use")
+    assert not Path("c.st").exists()
+    assert hf_tokenizer.MAX_HEADER_BYTES - (1 << 20) > 10 << 20  # XLM-R's takes about 11 MiB
+
+
+CUTTING = [
+    ["eval", "bert", "NAME=bert", "--data", "long.jsonl", "--ood", "x=longer.jsonl", "-o", "e.json"],
+    ["score", "bert", "--method", "taylor", "--data", "long.jsonl", "-o", "s.json"],
+    ["prune", "bert", "--method", "gate", "--keep", "2", "--data", "long.jsonl", "-o", "a.st"],
+    ["extract-circuit", "bert", "--data", "long.jsonl", "--ood", "longer.jsonl", "--budget", "1", "-o", "c.json"],
+    ["finetune", "bert", "--data", "longer.jsonl", "--val", "long.jsonl", "--steps", "1", "-o", "f.st"],
+]
+
+
+@pytest.mark.parametrize("command", CUTTING, ids=lambda command: command[0])
+def test_verbs_say_once_how_many_texts_are_cut(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows("long.jsonl", *({"text": "fine " * n, "label": "good"} for n in (14, 15)))
+    rows("longer.jsonl", *({"text": "so " * n, "label": "bad"} for n in (14, 15, 16)))
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    assert said.count("warning: --") == said.count(" longer than 16 tokens") == len({"long", "longer"} & {
+        Path(word.rpartition("=")[2]).stem for word in command})  # fmt: skip
+    assert "long.jsonl: 1 of 2 texts is longer" in said
+
+
+@pytest.mark.parametrize("verb", ["eval", "extract-circuit", "finetune"])
+def test_the_same_samples_on_both_sides(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Labels that are names: of the model's classes on one side, left out or mapped anew on the other.
+    rows("one.jsonl", {"text": "fine", "label": "good"}, {"text": "so", "label": "good"})
+    other = {"eval": ["--ood", "x=one.jsonl"], "extract-circuit": ["--ood", "one.jsonl", "--budget", "1"],
+             "finetune": ["--val", "one.jsonl"]}  # fmt: skip
+    assert main([verb, "bert", "--data", "one.jsonl", *other[verb]]) == 3
+    assert "are the same samples" in capsys.readouterr().err

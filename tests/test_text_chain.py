@@ -1,0 +1,322 @@
+"""Texts through the command line: scores, circuits, folders and a whole chain, against transformers' own models.
+
+What is expected is computed here from the library's model and tokenizer and from the paper's definitions alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch.nn import functional as F
+
+import hydractl
+from hydractl._torchvision import declare_operators
+from hydractl.cli.app import main
+from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
+
+declare_operators()
+
+import transformers  # noqa: E402
+
+LABELS = ["awful", "bad", "fair", "good", "great"]
+SITES = [f"bert.encoder.layer.{layer}.attention" for layer in range(3)]
+HEADS = [(site, head) for site in SITES for head in range(3)]
+CLASSIFIERS = (transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification)
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str | Path) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def sentences(random: np.random.Generator, words: Sequence[str], count: int) -> list[str]:
+    """Different texts of 1 to 11 tokens, in no order of length: most of them are padded in any batch."""
+    texts = [" ".join(random.choice(words, int(n))) for n in random.permutation(np.arange(count) % 11 + 1)]
+    assert len(set(texts)) > count // 2
+    return texts
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``bert``, a published folder, and data: ``id.jsonl``, ``val.csv``, ``pairs.tsv`` (labelled), ``ood.jsonl``."""
+    folder = tmp_path_factory.mktemp("text")
+    model = stock("bert")
+    model.config.id2label = dict(enumerate(LABELS))
+    model.config.label2id = {label: i for i, label in enumerate(LABELS)}
+    publish(model, "bert", folder / "bert")
+    random = np.random.default_rng(0)
+    known, strange = WORDS[:6], WORDS[6:]
+    rows = [{"text": t, "label": LABELS[i % 5]} for i, t in enumerate(sentences(random, known, 23))]
+    (folder / "id.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = [f"{t},{i * 3 % 5}\n" for i, t in enumerate(sentences(random, known, 9))]
+    (folder / "val.csv").write_text("text,label\n" + "".join(fields))
+    both = [sentences(random, words, 17) for words in (known, strange)]
+    fields = [f"{LABELS[i * 2 % 5]}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(*both, strict=True))]
+    (folder / "pairs.tsv").write_text("label\ttext_a\ttext_b\n" + "".join(fields))
+    outside = [{"sentence": text} for text in sentences(random, strange, 13)]
+    (folder / "ood.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outside))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working directory of its own that sees the files of the fixture."""
+    monkeypatch.chdir(tmp_path)
+    for file in chain.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+
+
+def labelled() -> tuple[list[str], torch.Tensor]:
+    rows = [json.loads(line) for line in Path("id.jsonl").read_text().splitlines()]
+    return [row["text"] for row in rows], torch.tensor([LABELS.index(row["label"]) for row in rows])
+
+
+def unlabelled() -> list[str]:
+    return [json.loads(line)["sentence"] for line in Path("ood.jsonl").read_text().splitlines()]
+
+
+def tokens(folder: str | Path, *columns: Sequence[str]) -> Any:
+    """The library's own batch, all of it padded to the longest."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    batch = tokenizer(*map(list, columns), padding=True, truncation=True, return_tensors="pt")
+    assert bool((batch["attention_mask"] == 0).any())
+    return dict(batch)
+
+
+def theirs(folder: str | Path, kind: Any = transformers.AutoModelForSequenceClassification) -> Any:
+    """The library's own model of a folder, in fp32; nothing may be missing from it or left over."""
+    model, report = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32, output_loading_info=True)
+    assert not any(report.values())
+    return model.eval()
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def naive_taylor(model: Any, site: str) -> list[float]:
+    """The paper's D.1.1 word for word: autograd on the library's model, mean loss over the whole sample."""
+    texts, labels = labelled()
+    model.zero_grad()
+    F.cross_entropy(model(**tokens("bert", texts)).logits, labels).backward()
+    attention = model.get_submodule(site).self
+    scores = []
+    for head in range(3):
+        rows = slice(head * 8, (head + 1) * 8)
+        weights = [getattr(attention, name).weight for name in ("query", "key", "value")]
+        scores.append(sum(float((w.detach()[rows] * w.grad[rows]).abs().mean()) for w in weights) / 3)
+    return scores
+
+
+@pytest.mark.parametrize("batch_size", ["1", "6", "64"])
+def test_taylor_equals_autograd_on_padded_texts(batch_size: str) -> None:
+    how = ["--method", "taylor", "--data", "id.jsonl", "--order", "one-shot", "--batch-size", batch_size]
+    run("score", "bert", *how, "-o", "scores.json")
+    found = read("scores.json")["sites"]
+    for site in SITES:
+        assert found[site] == pytest.approx(naive_taylor(stock("bert"), site), rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", ["6", "64"])
+def test_sequential_taylor_scores_the_model_as_pruned_so_far(batch_size: str) -> None:
+    how = ["--method", "taylor", "--data", "id.jsonl", "--order", "sequential", "--keep", "1"]
+    run("score", "bert", *how, "--batch-size", batch_size, "-o", "scores.json")
+    run("prune", "bert", *how, "--batch-size", batch_size, "-o", "a.st")
+    found, kept = read("scores.json")["sites"], read("a.mask.json")["sites"]
+    removed: list[tuple[str, int]] = []
+    for site in SITES:
+        expected = naive_taylor(zero_columns(stock("bert"), removed), site)
+        assert found[site] == pytest.approx(expected, rel=1e-4)
+        order = sorted(range(3), key=lambda head: expected[head])
+        removed += [(site, head) for head in order[:2]]
+        assert kept[site]["kept"] == order[2:]
+    one_shot = naive_taylor(stock("bert"), SITES[2])
+    assert found[SITES[2]] != pytest.approx(one_shot, rel=1e-2)  # or the order would make no difference here
+
+
+# --- circuits ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measured(model: Any) -> tuple[int, int]:
+    """Number classified right, and the Mann-Whitney 2U of ID over OOD confidences, pairs counted one by one."""
+    texts, labels = labelled()
+    known = model(**tokens("bert", texts)).logits
+    strange = model(**tokens("bert", unlabelled())).logits
+    sure, unsure = (z.double().softmax(-1).amax(-1).tolist() for z in (known, strange))
+    two_u = sum(2 if o < i else 1 if o == i else 0 for i in sure for o in unsure)
+    return int((known.argmax(-1) == labels).sum()), two_u
+
+
+def objective_of(correct: int, two_u: int, name: str) -> Fraction:
+    accuracy, auroc = Fraction(correct, 23), Fraction(two_u, 2 * 23 * 13)
+    return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[name]
+
+
+@pytest.mark.parametrize("batch_size", ["5", "64"])
+def test_circuits_equal_the_naive_algorithm(batch_size: str) -> None:
+    """Algorithm 1: each remaining head ablated alone, the highest score removed, the first of equals wins."""
+    data = ["--data", "id.jsonl", "--ood", "ood.jsonl", "--batch-size", batch_size]
+    run("extract-circuit", "bert", *data, "--objective", "acc,ood,avg", "--budget", "6", "-o", "c.json")
+    known: dict[frozenset[tuple[str, int]], tuple[int, int]] = {}
+    ties = 0
+    for name in ("acc", "ood", "avg"):
+        found = read(f"c.{name}.json")["removed"]
+        assert len(found) == 6
+        removed: list[tuple[str, int]] = []
+        for step in found:
+            scores = {}
+            for head in HEADS:
+                key = frozenset([*removed, head])
+                if head in removed:
+                    continue
+                if key not in known:
+                    known[key] = measured(zero_columns(stock("bert"), key))
+                scores[head] = objective_of(*known[key], name)
+            best = max(scores.values())
+            winners = [head for head in HEADS if scores.get(head) == best]
+            ties += len(winners) > 1
+            removed.append(winners[0])
+            assert (step["site"], step["head"]) == winners[0]
+            assert (step["correct"], step["two_u"]) == known[frozenset(removed)]
+            assert (step["n_id"], step["n_ood"]) == (23, 13) and step["score"] == pytest.approx(float(best), abs=1e-12)
+    assert ties >= 3  # so the rule for ties was needed
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+TEXTS = ["a fine film!", "not so dull, so unkind", "fine " * 40, "so"]
+PAIRS = [("a fine film", "not so dull"), ("so", "fine " * 30), ("dull", "a")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("variant", ["bert", "roberta", "distilbert", "electra", "hf-vit"])
+@torch.no_grad()
+def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.dtype) -> None:
+    published = stock(variant).to(dtype)
+    publish(published, variant, Path("in"))
+    run("prune", "in", "--method", "magnitude", "--keep", "2", "-o", "sliced.st")
+    run("prune", "in", "--method", "magnitude", "--keep", "2", "-o", "zeroed/")
+    shutil.rmtree("in")  # both stand alone
+    removed = [
+        (site, head)
+        for site, entry in read("sliced.mask.json")["sites"].items()
+        for head in range(3)
+        if head not in entry["kept"]
+    ]
+    assert len(removed) == 3 and removed == [
+        (site, head)
+        for site, entry in read("zeroed/hydractl.mask.json")["sites"].items()
+        for head in sorted(set(range(3)) - set(entry["kept"]))
+    ]
+    of_text = "vocab_size" in HF[variant][2]
+    library = theirs("zeroed", CLASSIFIERS[0 if of_text else 1])
+    reference = zero_columns(published.float(), removed)
+    zeroed, sliced = (hydractl.load(path, device="cpu") for path in ("zeroed", "sliced.st"))
+    batches: list[tuple[Any, Any]] = [(images(), images())]
+    if of_text:
+        batches = [(tokens("zeroed", TEXTS), TEXTS), (tokens("zeroed", *zip(*PAIRS, strict=True)), PAIRS)]
+    for batch, samples in batches:
+        expected = logits(reference, batch)
+        close(logits(library, batch), expected)
+        for model in (zeroed, sliced):
+            ours = model.preprocess(samples) if of_text else batch
+            close(model.member_logits(ours)[0], expected)
+            close(model(ours), expected.log_softmax(-1))
+    assert float((expected - logits(published, batch)).abs().max()) > 1e-2  # the removed heads mattered
+    _check_stored(published.to(dtype).state_dict(), removed, dtype)
+
+
+def _check_stored(original: dict[str, torch.Tensor], removed: list[tuple[str, int]], dtype: torch.dtype) -> None:
+    """The dtypes of the source, and not a bit changed but in what was cut."""
+    whole, cut = (safetensors.torch.load_file(path) for path in ("zeroed/model.safetensors", "sliced.st"))
+    assert set(whole) == set(cut) == set(original)
+    assert {tensor.dtype for stored in (whole, cut) for tensor in stored.values()} == {dtype}
+    outputs = {name for name in original if name.endswith(("attention.output.dense.weight", "out_lin.weight",
+                                                           "o_proj.weight"))}  # fmt: skip
+    assert len(outputs) == 3
+    for name, tensor in original.items():
+        if name in outputs:
+            (head,) = [head for site, head in removed if name.startswith(f"{site}.")]
+            kept = [column for column in range(24) if column // 8 != head]
+            assert torch.equal(whole[name][:, kept], tensor[:, kept]) and torch.equal(cut[name], tensor[:, kept])
+            assert not whole[name][:, head * 8 : (head + 1) * 8].any()
+        else:
+            assert torch.equal(whole[name], tensor)
+        if not any(name.startswith(f"{site}.") for site, _ in removed):
+            assert torch.equal(cut[name], tensor)
+
+
+# --- all verbs --------------------------------------------------------------------------------------------------------
+
+
+def by_hand(masks: dict[str, str], *columns: Sequence[str]) -> np.ndarray:
+    """softmax per member, then the mean: of the library's own models of zeroed folders, in float64."""
+    members = []
+    for name, mask in masks.items():
+        if not Path(f"{name}-folder").exists():
+            run("prune", name, "--mask", mask, "--layout", "zeroed", "-o", f"{name}-folder/")
+        with torch.no_grad():
+            found = theirs(f"{name}-folder")(**tokens(f"{name}-folder", *columns)).logits
+        members.append(found.double().softmax(-1))
+    return torch.stack(members).mean(0).numpy()
+
+
+def test_the_whole_chain_on_texts() -> None:
+    data, ood = ["--data", "id.jsonl"], ["--ood", "ood.jsonl"]
+    run("score", "bert", "--method", "gate", *data, "-o", "gate.json")
+    run("prune", "bert", "--scores", "gate.json", "--keep", "2", "-o", "a.st")
+    run("prune", "bert", "--method", "taylor", "--keep", "2", *data, "--samples", "8", "--seed", "1", "-o", "b.st")
+    run("extract-circuit", "bert", *data, *ood, "--objective", "avg", "--budget", "3", "-o", "c.json")
+    run("prune", "bert", "--circuit", "c.json", "-o", "c.st")
+    train = ["--data", "id.jsonl", "--val", "val.csv", "--epochs", "2", "--lr", "1e-2", "--batch-size", "8"]
+    run("finetune", "b.st", *train, "-o", "t.st")
+    masks = {"a.st": "a.mask.json", "t.st": "b.mask.json", "c.st": "c.mask.json"}
+    run("fuse", *masks, "--merge", "none", "-o", "hydra.st")
+    run("fuse", *masks, "-o", "merged.st")
+    test = ["--data", "pairs.tsv", "--ood", "words:far=ood.jsonl", "--ood", "val:near=val.csv"]
+    models = ["hydra.st", f"deep={'+'.join(masks)}", "merged.st", "single=bert"]
+    run("eval", *models, *test, "--batch-size", "5", "--predictions", "p.jsonl", "-o", "eval.json")
+
+    lines = [line.split("\t") for line in Path("pairs.tsv").read_text().splitlines()[1:]]
+    labels = np.array([LABELS.index(label) for label, _, _ in lines])
+    p = by_hand(masks, *([line[i] for line in lines] for i in (1, 2)))
+    outside = by_hand(masks, unlabelled())
+    rows = {row["name"]: row for row in read("eval.json")["models"]}
+    for name in ("hydra", "deep"):
+        found = rows[name]["id"]
+        assert found["n"] == 17 and found["accuracy"] == (p.argmax(-1) == labels).mean()
+        assert found["nll"] == pytest.approx(-np.log(p[np.arange(17), labels]).mean(), rel=1e-4)
+        assert found["brier"] == pytest.approx(((p - np.eye(5)[labels]) ** 2).sum(-1).mean(), rel=1e-4)
+        pairs = [(i, o) for i in p.max(-1) for o in outside.max(-1)]
+        auroc = sum(1.0 if o < i else 0.5 if o == i else 0.0 for i, o in pairs) / len(pairs)
+        assert rows[name]["ood"]["words"]["auroc"] == pytest.approx(auroc, abs=1e-9)
+    written = [json.loads(line) for line in Path("p.hydra.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in written] == [f"pairs.tsv#{i}" for i in range(17)]
+    assert [line["label"] for line in written] == [LABELS[i] for i in p.argmax(-1)]
+    assert [line["confidence"] for line in written] == pytest.approx(p.max(-1), rel=1e-4)
+    # Fine-tuning changed the MLPs of one member, so averaging them changes what the ensemble says.
+    assert rows["merged"]["id"]["nll"] != pytest.approx(rows["hydra"]["id"]["nll"], rel=1e-3)
+
+    run("bench", "single=bert", "hydra.st", "merged.st", "--batch-size", "2", "--rounds", "2", "-o", "bench.json")
+    costs = {row["model"]: row for row in read("bench.json")["results"]}
+    assert costs["single"]["ratio"] == 1.0 and costs["single"]["params"] == _numel("bert/model.safetensors")
+    assert costs["hydra"]["params"] == sum(map(_numel, masks)) > costs["merged"]["params"] == _numel("merged.st")
+    # The MLPs run once on the rows of all members, so averaging them saves parameters and no mult-adds.
+    assert costs["hydra"]["macs"] == costs["merged"]["macs"] > costs["single"]["macs"]
+
+
+def _numel(path: str) -> int:
+    return sum(tensor.numel() for tensor in safetensors.torch.load_file(path).values())
