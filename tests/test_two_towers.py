@@ -18,6 +18,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.fusion.chain import Chain
 from hydractl.models import build_model, open_source
+from hydractl.report.info import describe
 from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
 
 LABELS = ["tin", "oak", "salt"]
@@ -265,6 +266,7 @@ def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
     description = open_source("h.st").description
     assert description.labels == LABELS and description.prompt == ["one {label}"]
     assert open_source("b.st").description.labels is None
+    assert describe("h.st")["prompt"] == ["one {label}"] and "prompt" not in describe("b.st")
     model = hydractl.load("h.st", device="cpu")
     with torch.no_grad():
         assert model(clip_images()).shape == (3, 3)

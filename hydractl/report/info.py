@@ -93,6 +93,8 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         labels=None if description.labels is None else list(description.labels),
         preprocess=_readable(description.preprocess),
     )
+    if description.prompt is not None:
+        info["prompt"] = list(description.prompt)
     if description.merge is not None:
         info["merge"] = list(description.merge)
     maps = [
