@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-THREADS = "2"
+THREADS = "1"
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
@@ -20,8 +20,8 @@ REAL_DATA = _FOUND.get("HYDRACTL_DATA")
 
 # No test may ask a hub for a model.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# The models are so small that more threads would only wait for each other. Read by torch when it is imported, which
-# happens after this file and in the processes that tests start.
+# The models are so small that more threads only wait for each other, on a busy machine for long. Read by torch, which
+# is imported after this file, and by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
