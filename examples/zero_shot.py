@@ -3,7 +3,7 @@
     python examples/zero_shot.py --train train/ --val val/ --test test/ --ood-val others/ --ood rocks:far=rocks/
 
     # A small CLIP is trained first; nothing is downloaded, and the data come with the package.
-    python examples/zero_shot.py --small --remove 12 --prompt "The digit {label}." \\
+    python examples/zero_shot.py --small --remove 12 --limit 100 --prompt "The digit {label}." \\
         --train builtin:digits/train --val builtin:digits/val --test builtin:digits/test \\
         --ood-val builtin:symbols --ood letters:near=builtin:letters --ood photos:far=builtin:photos
 
