@@ -119,7 +119,7 @@ def _open_sets(settings: EvalSettings, arguments: Sequence[ModelArgument]) -> li
         label_map = read_json_file(settings.label_map)
         if not isinstance(label_map, dict) or not all(isinstance(v, str) for v in label_map.values()):
             raise InputError(f"{settings.label_map} is not a JSON object from name to name")
-    assert settings.data is not None
+    assert settings.data is not None  # settings.check() holds it
     inside = open_data(settings.data, limit=settings.limit, labels=labels or [], label_map=label_map, reads=reads)
     check_labels(inside, arguments[0].sources[0])
     sets: list[tuple[str, Any, Any]] = [("id", None, inside)]

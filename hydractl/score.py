@@ -57,7 +57,7 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     if criterion.needs_data:
         source = named_by_data(source, settings.data, settings.limit)
     model = build_model(source, settings.device, settings.dtype)
-    calibration, drawn = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
+    calibration, drawn, fingerprint = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
     if settings.order == "sequential" and criterion.needs_data:
         found = _sequential(source, model, criterion, calibration, settings, paths)
     else:
@@ -77,7 +77,7 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         "keep": settings.keep if sequential else None,
         "remove": settings.remove if sequential else None,
         "samples": len(drawn) or None,
-        "data": calibration_fingerprint(source, settings) if criterion.needs_data else None,
+        "data": fingerprint,
         "dtype": settings.dtype if criterion.needs_data else None,
         "batch_size": settings.batch_size if criterion.needs_data else None,
         "max_length": source.description.preprocess.get("max_length") if criterion.needs_data else None,
@@ -91,11 +91,6 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     return HeadScores(scores, info)
 
 
-def calibration_fingerprint(source: Source, settings: Any) -> str:
-    """The fingerprint of the data the sample was drawn from."""
-    return _open(source, settings).fingerprint()
-
-
 def _open(source: Source, settings: Any) -> Any:
     from hydractl.data import open_data
 
@@ -107,11 +102,12 @@ def _open(source: Source, settings: Any) -> Any:
 
 def calibration_sample(
     source: Source, model: HydraModel, settings: Any, log: Log, *, needed: bool
-) -> tuple[Any, list[int]]:
+) -> tuple[Any, list[int], str | None]:
     """Draw ``--samples`` labelled samples by ``--seed`` without replacement.
 
     Returns:
-        The calibration and the indices drawn, ascending (empty when the criterion needs no data).
+        The calibration, the indices drawn, ascending, and the fingerprint of the data they were drawn from; no indices
+        and no fingerprint when the criterion needs no data.
     """
     import numpy as np
 
@@ -121,7 +117,7 @@ def calibration_sample(
     from hydractl.fusion.runtime import move
 
     if not needed:
-        return Calibration(lambda: iter(()), 0, settings.seed, log), []
+        return Calibration(lambda: iter(()), 0, settings.seed, log), [], None
     dataset = _open(source, settings)
     check_labels(dataset, source)
     count = min(settings.samples, len(dataset))
@@ -135,7 +131,7 @@ def calibration_sample(
         for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
             yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
-    return Calibration(iterate, count, settings.seed, log), drawn
+    return Calibration(iterate, count, settings.seed, log), drawn, dataset.fingerprint()
 
 
 def _sequential(
