@@ -6,7 +6,7 @@ It names no library. A family reads the weights of its own attention module into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -132,25 +132,69 @@ class MemberProjections(nn.Module):
             },
         )
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[B, h, T, head_dim]`` of activations ``[B, T, d_model]``."""
-        batch, tokens, _ = x.shape
-        packed = F.linear(x, self.qkv, self.qkv_bias)  # [B, T, 3 h dk]
-        q, k, v = packed.reshape(batch, tokens, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of ``x [B, q, d_model]``, keys and values of ``memory [B, T, d_model]`` (None: of x as well).
+
+        Returns:
+            ``[B, h, q, head_dim]`` and twice ``[B, h, T, head_dim]``.
+        """
+        if memory is None:
+            q, k, v = self._linear(x, 0, 3)
+        else:
+            (q,), (k, v) = self._linear(x, 0, 1), self._linear(memory, 1, 3)
         return self.q_norm(q), self.k_norm(k), v
 
-    def combine(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Gate, join the heads ``[B, h, T, head_dim]`` and project them to ``[B, T, d_model]``."""
+    def _linear(self, x: Tensor, first: int, last: int) -> Sequence[Tensor]:
+        """Some of the three projections, in one product."""
+        width = self.heads * self.head_dim
+        rows = slice(first * width, last * width)
+        packed = F.linear(x, self.qkv[rows], None if self.qkv_bias is None else self.qkv_bias[rows])
+        shape = (*x.shape[:2], last - first, self.heads, self.head_dim)
+        return packed.reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def join(self, attended: Tensor, x: Tensor) -> Tensor:
+        """The heads ``[B, h, q, head_dim]`` side by side, gated where there is a gate: ``[B, q, h * head_dim]``."""
         batch, _, tokens, _ = attended.shape
         joined = attended.transpose(1, 2).reshape(batch, tokens, self.heads * self.head_dim)
         if self.gate is not None:
             joined = joined * F.linear(x, self.gate, self.gate_bias).sigmoid()
+        return joined
+
+    def output(self, joined: Tensor) -> Tensor:
+        """Joined heads to the residual stream, ``[B, q, d_model]``."""
         return F.linear(joined, self.out, self.out_bias)
+
+    def share(self, joined: Tensor, position: int) -> Tensor:
+        """What one head adds to the residual stream, ``[B, q, d_model]``."""
+        columns = slice(position * self.head_dim, (position + 1) * self.head_dim)
+        return F.linear(joined[..., columns], self.out[:, columns])
 
     def bias_only(self, x: Tensor) -> Tensor:
         """What a site without heads adds to the residual stream: the bias of its output projection."""
         zeros = x.new_zeros((x.shape[0], x.shape[1], self.out.shape[0]))
         return zeros if self.out_bias is None else zeros + self.out_bias
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block that runs for some tokens only: they ask, all tokens answer.
+
+    Attributes:
+        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``.
+        positions: which tokens ask, ``[B, q]``.
+    """
+
+    memory: Tensor
+    positions: Tensor
+
+    def mask(self, attn_mask: Tensor | None) -> Tensor | None:
+        """The rows of a mask that belong to the tokens that ask."""
+        if attn_mask is None or attn_mask.shape[-2] == 1:
+            return attn_mask
+        if attn_mask.dim() == 2:  # the same for every sample
+            return attn_mask[self.positions][:, None]
+        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])
+        return attn_mask.expand(len(self.positions), -1, -1, -1).gather(2, rows)
 
 
 class HeadAttention(nn.Module):
@@ -162,7 +206,11 @@ class HeadAttention(nn.Module):
     Attributes:
         members: the projections of each member.
         head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
-            as a zeroed column block of the output projection. Used by the circuit search and the gate criterion.
+            as a zeroed column block of the output projection. Used by the gate criterion.
+        observer: None, or a function that is given the joined heads of member 0, ``[B, T, heads * head_dim]`` (none
+            where it has no heads), each time they are computed.
+        given: None, or what :meth:`forward` answers in the place of attending, ``[M * B, T, d_model]``.
+        cut: None, or that the inputs are those of some tokens only.
     """
 
     def __init__(
@@ -179,6 +227,9 @@ class HeadAttention(nn.Module):
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
+        self.observer: Callable[[Tensor], None] | None = None
+        self.given: Tensor | None = None
+        self.cut: Cut | None = None
 
     @property
     def projections(self) -> list[MemberProjections]:
@@ -201,18 +252,28 @@ class HeadAttention(nn.Module):
         Returns:
             ``[M * B, T, d_model]``.
         """
+        if self.given is not None:
+            return self.given
         parts = x.chunk(len(self.members))
         outputs: list[Tensor] = []
         attended = self._attend(parts, attn_mask, is_causal)
-        for member, part, heads in zip(self.projections, parts, attended, strict=True):
-            outputs.append(member.bias_only(part) if heads is None else member.combine(heads, part))
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return F.dropout(joined, self.output_dropout, self.training)
+        for index, (member, part, heads) in enumerate(zip(self.projections, parts, attended, strict=True)):
+            joined = None if heads is None else member.join(heads, part)
+            if self.observer is not None and index == 0:
+                self.observer(part.new_zeros((*part.shape[:2], 0)) if joined is None else joined)
+            outputs.append(member.bias_only(part) if joined is None else member.output(joined))
+        together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return F.dropout(together, self.output_dropout, self.training)
 
     def _attend(self, parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool) -> list[Tensor | None]:
         """The attended heads ``[B, h, T, head_dim]`` of each member; None where it has no head."""
         counts = self.head_counts
-        projected = [m.project(p) for m, p, n in zip(self.projections, parts, counts, strict=True) if n]
+        memories: Sequence[Tensor | None] = [None] * len(counts)
+        if self.cut is not None:
+            assert not is_causal, "a block that is cut needs its mask written out"
+            memories, attn_mask = self.cut.memory.chunk(len(counts)), self.cut.mask(attn_mask)
+        each = zip(self.projections, parts, memories, counts, strict=True)
+        projected = [member.project(part, memory) for member, part, memory, n in each if n]
         if not projected:
             return [None] * len(counts)
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))

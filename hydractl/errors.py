@@ -60,3 +60,17 @@ class StorageError(HydraError):
     """No space left, or an input/output error of the machine (exit code 7)."""
 
     exit_code = 7
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interruption of work that can go on later; unlike a plain one it knows how.
+
+    No error, so that nothing which handles errors takes it for one.
+
+    Args:
+        hint: the command that goes on with the work, one line.
+    """
+
+    def __init__(self, hint: str) -> None:
+        super().__init__()
+        self.hint = hint

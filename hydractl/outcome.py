@@ -16,9 +16,11 @@ class Outcome:
         files: the files written, in the order a person should read them; empty after ``--dry-run``.
         unmet: the ``--require`` expressions that did not hold, each with the value found.
         print_document: the artefact itself goes to standard output (``-o -``), so ``document`` is what to print.
+        silent: another process gives the answer.
     """
 
     document: dict[str, Any]
     files: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
     print_document: bool = False
+    silent: bool = False

@@ -12,6 +12,7 @@ from hydractl.heads import HeadMask, HeadScores, mask_from_json, ranking_from_js
 from hydractl.log import Log
 from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
+from hydractl.settings.pruning import DECIDE
 
 if TYPE_CHECKING:
     from hydractl.models import Source
@@ -110,6 +111,11 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     if not present.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
+    if settings.method in DECIDE:
+        chosen = scores.info[settings.method]["kept"]
+        # At shared sites the other mask decides, and what this model already lost stays lost.
+        kept = {p: present.kept[p] if p in fixed else tuple(chosen[p]) for p in present.heads}
+        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
@@ -127,7 +133,7 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
     """
     towers = {site.tower for site in source.sites}
-    scope = settings.scope or ("global" if len(towers) > 1 else "site")
+    scope = settings.scope or ("global" if len(towers) > 1 or settings.method in DECIDE else "site")
     order = settings.order or ("one-shot" if scope == "global" else "sequential")
     if scope == "global" and settings.order == "sequential":
         raise UsageError(
@@ -141,7 +147,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     from hydractl.score import score_source
 
     towers = {site.tower for site in sites_of(source, settings.tower)}
-    if settings.scope == "global" and len(towers) > 1 and settings.method not in ("random",):
+    if settings.scope == "global" and len(towers) > 1 and settings.method not in ("random", *DECIDE):
         log.warn(
             f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
@@ -254,6 +260,7 @@ def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
 
 def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
     """What would happen. The mask itself is known beforehand only when no data has to be read."""
+    from hydractl.score import criterion_of
     from hydractl.select import site_budget, total_budget
 
     whole = source.description.mask
@@ -266,6 +273,9 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         "layout": layout,
         "files": [str(path), str(mask_path)],
     }
+    if settings.method in DECIDE:
+        criterion_of(source, settings)
+        return Outcome({**document, "note": "how many heads are kept, and which, is known only after scoring"})
     if settings.method and settings.scope == "site":
         budget = site_budget(present, settings.keep, settings.remove)
         any_heads = [(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]]

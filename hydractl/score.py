@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import NonFiniteError
@@ -13,6 +14,7 @@ from hydractl.matching import asked_classes, check_labels, known, named_by_data,
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
+    from hydractl.criteria import Criterion
     from hydractl.fusion.runtime import HydraModel
     from hydractl.models import Source
     from hydractl.settings import ScoreSettings
@@ -29,7 +31,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
     if settings.dry_run:
         check_outputs([] if to_stdout else [path], force=settings.force)
-        sites_of(source, settings.tower)
+        criterion_of(source, settings)
         plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
         return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
     if to_stdout:
@@ -39,8 +41,20 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
         return Outcome(document, files=[write_json(output, document)])
 
 
+def criterion_of(source: Source, settings: Any) -> Criterion:
+    """The criterion of ``--method``, with all checked that can be before the model is loaded."""
+    from hydractl.criteria import Decider, get_criterion
+
+    criterion, sites = get_criterion(settings.method), sites_of(source, settings.tower)
+    if isinstance(criterion, Decider):
+        criterion.check(sites)
+    return criterion
+
+
 def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     """Score the heads of a source; of a model of two towers those that ``tower`` means.
+
+    Of a criterion that decides how many heads are kept, ``info`` holds under its name how, and as ``kept`` which.
 
     Args:
         settings: anything with the options of ``score``: method, order, keep, remove, samples, data, seed, ...
@@ -48,29 +62,31 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     Raises:
         NonFiniteError: when a score is not finite.
     """
-    from hydractl.criteria import get_criterion
+    from hydractl.criteria import Decider
     from hydractl.models import build_model
     from hydractl.provenance import provenance
 
-    criterion = get_criterion(settings.method)
+    criterion = criterion_of(source, settings)
     paths = [site.path for site in sites_of(source, settings.tower)]
     if criterion.needs_data:
         source = named_by_data(source, settings.data, settings.limit)
     model = build_model(source, settings.device, settings.dtype)
     calibration, drawn, fingerprint = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
-    if settings.order == "sequential" and criterion.needs_data:
+    kept, indices = source.description.mask.kept, [i for i, s in enumerate(model.sites) if s.path in paths]
+    sequential = settings.order == "sequential" and criterion.needs_data
+    own: dict[str, Any] = {}
+    decided: dict[str, Any] = {}
+    if isinstance(criterion, Decider):
+        own = {name: getattr(settings, name) for name in criterion.options}
+        decision = criterion.decide(model, replace(calibration, options=own), indices)
+        found = decision.scores
+        chosen = {model.sites[i].path: at for i, at in decision.kept.items()}
+        originals = {path: [kept[path][n] for n in at] for path, at in chosen.items()}
+        decided = {criterion.name: {**decision.info, "kept": originals}}
+    elif sequential:
         found = _sequential(source, model, criterion, calibration, settings, paths)
     else:
-        found = criterion.score(model, calibration, [i for i, s in enumerate(model.sites) if s.path in paths])
-    scores = {}
-    for i in found:
-        site = model.sites[i]
-        values = dict(zip(source.description.mask.kept[site.path], found[i], strict=True))
-        for head, value in values.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the {settings.method} score of {site.path} head {head} is {value}")
-        scores[site.path] = tuple(values.get(h, -math.inf) for h in range(site.heads))
-    sequential = settings.order == "sequential" and criterion.needs_data
+        found = criterion.score(model, calibration, indices)
     details = {
         "method": settings.method,
         "order": settings.order if criterion.needs_data else None,
@@ -81,14 +97,35 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         "dtype": settings.dtype if criterion.needs_data else None,
         "batch_size": settings.batch_size if criterion.needs_data else None,
         "max_length": source.description.preprocess.get("max_length") if criterion.needs_data else None,
+        **own,
         **asked_classes(source, settings.tower),
     }
     info = {
         "arch": source.description.arch,
         "method": settings.method,
+        **decided,
         "source": provenance("score", settings, [source.sha256], details),
     }
-    return HeadScores(scores, info)
+    return HeadScores(_by_head(source, model, settings.method, found), info)
+
+
+def _by_head(
+    source: Source, model: HydraModel, method: str, found: dict[int, list[float]]
+) -> dict[str, tuple[float, ...]]:
+    """The scores of the heads present as one of every head of the original numbering.
+
+    Raises:
+        NonFiniteError: when a score is not finite.
+    """
+    scores = {}
+    for i in found:
+        site = model.sites[i]
+        values = dict(zip(source.description.mask.kept[site.path], found[i], strict=True))
+        for head, value in values.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the {method} score of {site.path} head {head} is {value}")
+        scores[site.path] = tuple(values.get(h, -math.inf) for h in range(site.heads))
+    return scores
 
 
 def _open(source: Source, settings: Any) -> Any:

@@ -26,7 +26,10 @@ LAYERS = (
     ("models and data", ["fusion.runtime", "fusion.chain", "fusion.prompted", "models", "families", "slicing", "data"]),
     (
         "files and heads",
-        ["checkpoint", "description", "members", "heads", "attention", "atomic", "provenance", "_torchvision"],
+        [
+            *["checkpoint", "description", "members", "provenance", "_torchvision"],
+            *["heads", "overlap", "attention", "atomic", "processes"],
+        ],
     ),
     ("ground", ["settings", "requirements", "outcome", "errors", "log"]),
 )
@@ -40,7 +43,8 @@ LIBRARIES = {
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "torchvision": ["families/", "data/torchvision_sets.py"],
-    "sklearn": ["data/"],
+    "sklearn": ["data/", "criteria/separability.py"],
+    "kmedoids": ["criteria/cahp.py"],
 }
 NEEDS_OPERATORS = ("timm", "open_clip", "torchvision")  # see hydractl/_torchvision.py
 PRINTS = "cli/console.py"

@@ -1,145 +1,236 @@
-"""Measuring every remaining head at once: one pass over the data, each candidate re-running only what follows it."""
+"""What the model gives with some heads removed: the counts of each batch, for the model as it is and each candidate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import Measured
-from hydractl.errors import NonFiniteError
+from hydractl.circuit.samples import Sample
+from hydractl.circuit.tally import Values, values_of
+from hydractl.circuit.tower import Candidate, Tower, Trace
 from hydractl.families.base import State
-from hydractl.fusion.chain import Chain
 from hydractl.fusion.prompted import PROMPTS_AT_ONCE
 from hydractl.fusion.runtime import HydraModel
-from hydractl.metrics.ood import two_u
-
-Candidate = tuple[int, int]
-"""(index of the site, position of the head among those present in the model)."""
-
-
-@dataclass
-class Sample:
-    """One batch of the search data, on the model's device; labels are None for OOD."""
-
-    inputs: Any
-    labels: Tensor | None
-    size: int
 
 
 class Evaluator:
-    """Counts for the model with some heads gated off.
+    """The towers of one model, the batches, and what of them is kept in memory.
 
-    A gate of zero on a head's output is the same as a zeroed column block of the output projection.
+    Args:
+        model: with one member; it must not be used otherwise until :meth:`close`.
+        batches: ID and OOD batches.
+        stream: the inputs of all batches in turn, where that is faster than reading each.
+        ood_score: see :data:`hydractl.metrics.ood_scores.OOD_SCORES`.
+        memory_bytes: how much the kept states may take; None: as much as they need.
+        lanes: how many models with different heads removed are searched in turn.
     """
 
-    def __init__(self, model: HydraModel, batches: Sequence[Sample]) -> None:
+    def __init__(
+        self,
+        model: HydraModel,
+        batches: Sequence[Sample],
+        *,
+        stream: Iterable[Any] | None = None,
+        ood_score: str = "msp",
+        memory_bytes: int | None = None,
+        lanes: int = 1,
+    ) -> None:
         self.model = model
-        self.batches = batches
+        self.batches = list(batches)
+        self.ood_score = ood_score
         self.n_id = sum(b.size for b in batches if b.labels is not None)
         self.n_ood = sum(b.size for b in batches if b.labels is None)
+        self.samples = Tower(model, model.chain_of_samples)
+        self.labels = None if model.prompted is None else Tower(model, model.chain_of_labels)
+        self._stems: dict[int, State] = {}
+        self._keep_stems = True
+        self._traces: dict[int, list[Trace]] = {}
+        self._label_stems: list[State] = []
+        self._label_traces: list[Trace] = []
+        self._classes: Tensor | None = None
+        self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
+        self._lanes = lanes
+        self._shapes: list[tuple[int, int, int]] = []
+        self.chunks = self._plan(stream or (batch.read() for batch in batches), memory_bytes)
+
+    def close(self) -> None:
+        """Give the model its heads back and let go of what was kept."""
+        self._install([])
+        self._traces.clear()
+        self._stems.clear()
+
+    @property
+    def work(self) -> float:
+        """Sample-block evaluations so far, in fractions of a block; see :class:`hydractl.circuit.tower.Tower`."""
+        return self.samples.work + (self.labels.work if self.labels else 0.0)
+
+    @property
+    def largest_batch_tokens(self) -> int:
+        """Samples times tokens of the largest batch."""
+        return max(size * tokens for size, tokens, _ in self._shapes)
+
+    def naive_work(self, samples: int) -> int:
+        """Sample-block evaluations of one evaluation of so many samples by the whole model."""
+        found = samples * len(self.samples.sites)
+        if self.labels is not None:
+            found += sum(len(stem.hidden) for stem in self._labels_read()) * len(self.labels.sites)
+        return found
+
+    def price(self, site: int, samples: int, share: float | None = None) -> float:
+        """What a candidate of a site costs, in sample-block evaluations.
+
+        Args:
+            site: its index.
+            samples: on how many samples, each like the mean of those that are here.
+            share: how much of the heads there is at each site; None: as many as now.
+        """
+        if site in self.samples.sites:
+            return samples * self._mean_price(self.samples, self._shapes, site, share)
+        assert self.labels is not None
+        shapes = [_shape(self.labels, stem, len(stem.hidden)) for stem in self._labels_read()]
+        return sum(size for size, _, _ in shapes) * self._mean_price(self.labels, shapes, site, share)
+
+    def price_of_current(self, samples: int, share: float) -> float:
+        """What the model costs on so many samples with a share of its heads at each site."""
+        return samples * self._mean_price(self.samples, self._shapes, -1, share)
+
+    def _mean_price(
+        self, tower: Tower, shapes: Sequence[tuple[int, int, int]], site: int, share: float | None
+    ) -> float:
+        total = sum(size * tower.price(site, tokens, asking, share) for size, tokens, asking in shapes)
+        return total / sum(size for size, _, _ in shapes)
+
+    # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def measure(self, removed: Sequence[Candidate], candidates: Sequence[Candidate]) -> tuple[Measured, list[Measured]]:
-        """Counts with ``removed`` gated off, and with each candidate gated off on top of them."""
-        gates = self._gates(removed)
-        correct = np.zeros(len(candidates) + 1, dtype=np.int64)
-        confidence = np.empty((len(candidates) + 1, self.n_id + self.n_ood))
-        offsets = {True: 0, False: self.n_id}
-        try:
-            self._set(gates)
-            classes = self._class_features(gates, candidates)
-            for batch in self.batches:
-                start = offsets[batch.labels is not None]
-                columns = slice(start, start + batch.size)
-                offsets[batch.labels is not None] += batch.size
-                for row, logits in enumerate(self._all_logits(batch, gates, candidates, classes)):
-                    right, top = _count(logits, batch.labels)
-                    correct[row] += right
-                    confidence[row, columns] = top
-        finally:
-            for attention in self.model.attentions:
-                attention.head_gate = None
-        rows = [self._measured(int(correct[row]), confidence[row]) for row in range(len(candidates) + 1)]
-        return rows[0], rows[1:]
-
-    def _all_logits(
-        self, batch: Sample, gates: list[Tensor], candidates: Sequence[Candidate], classes: list[Tensor]
-    ) -> Iterator[Tensor]:
-        """Logits ``[B, C]`` of the current model, then of each candidate."""
-        chain = self.model.chain_of_samples
-        outputs = self._with_each(chain, chain.states(batch.inputs), gates, candidates)
-        current = outputs[0]
-        if not classes:
-            yield from (output[0] for output in outputs)
+    def begin(self, removed: Sequence[Candidate]) -> None:
+        """Go to the model without these heads."""
+        self._install(removed)
+        self._of_text = None
+        if self.labels is None:
             return
-        # A candidate of the one tower leaves what the other tower reads out as it is.
-        yield self.model.logits([current, classes[0]])[0]
-        of_samples, of_labels = iter(outputs[1:]), iter(classes[1:])
-        for site, _ in candidates:
-            pair = [next(of_samples), classes[0]] if site in chain.sites else [current, next(of_labels)]
-            yield self.model.logits(pair)[0]
+        stems = self._labels_read()
+        known = self._label_traces or [None] * len(stems)
+        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in zip(stems, known, strict=True)]
+        self._classes = torch.cat([trace.read for trace in self._label_traces])
 
-    def _class_features(self, gates: list[Tensor], candidates: Sequence[Candidate]) -> list[Tensor]:
-        """What the tower of the labels reads out now, then with each candidate of it; empty where there is none.
+    @torch.inference_mode()
+    def current(self, batch: int) -> Values:
+        """The counts of one batch under the model without the removed heads."""
+        return self._values(batch, self._trace(batch).read, self._classes)
 
-        It depends on no sample, so one pass serves the whole data.
-        """
-        prompted = self.model.prompted
-        if prompted is None:
-            return []
-        chain = self.model.chain_of_labels
-        parts = [
-            self._with_each(chain, chain.states(inputs), gates, candidates)
-            for inputs in prompted.inputs(PROMPTS_AT_ONCE)
-        ]
-        return [torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)]
+    @torch.inference_mode()
+    def without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
+        """The counts of one batch with each of some heads of one site removed as well."""
+        trace = self._trace(batch)
+        if site in self.samples.sites:
+            reads = self.samples.without_each(trace, site, heads)
+            return [self._values(batch, read, self._classes) for read in reads]
+        # What the tower of the labels reads out depends on no sample: one pass serves all batches.
+        return [self._values(batch, trace.read, classes) for classes in self._classes_without(site, heads)]
 
-    def _with_each(
-        self, chain: Chain, states: list[State], gates: list[Tensor], candidates: Sequence[Candidate]
-    ) -> list[Tensor]:
-        """What a tower reads out ``[1, B, ...]`` as it is, and with each candidate at its own sites gated off."""
-        outputs = [chain.readout(states[-1])]
-        for site, head in candidates:
-            if site not in chain.sites:
-                continue
-            gate = gates[site].clone()
-            gate[0, head] = 0
-            self.model.attentions[site].head_gate = gate
-            outputs.append(chain.rest(site, states[site - chain.sites.start]))
-            self.model.attentions[site].head_gate = gates[site]
-        return outputs
+    def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
+        assert self.labels is not None
+        asked = tuple((site, head) for head in heads)
+        if self._of_text is None or self._of_text[0] != asked:
+            parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
+            self._of_text = asked, list(torch.cat(parts, dim=1))
+        return self._of_text[1]
 
-    def _gates(self, removed: Sequence[Candidate]) -> list[Tensor]:
-        parameter = next(self.model.parameters())
-        gates = [
-            torch.ones(1, a.head_counts[0], device=parameter.device, dtype=parameter.dtype)
-            for a in self.model.attentions
-        ]
-        for site, head in removed:
-            gates[site][0, head] = 0
-        return gates
+    def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
+        outputs = [read] if classes is None else [read, classes]
+        # One member's outputs, in the order of the towers: samples first, as the families list them.
+        logits = self.model.logits([output[None] for output in outputs])[0]
+        return values_of(logits, self.batches[batch].labels, self.ood_score)
 
-    def _set(self, gates: list[Tensor]) -> None:
-        for attention, gate in zip(self.model.attentions, gates, strict=True):
-            attention.head_gate = gate
+    def _install(self, removed: Sequence[Candidate]) -> None:
+        for tower in (self.samples, self.labels):
+            if tower is not None:
+                tower.remove(removed)
 
-    def _measured(self, correct: int, confidence: np.ndarray) -> Measured:
-        if not self.n_ood:
-            return Measured(correct, self.n_id, None, 0)
-        # OOD is the positive class and its score is minus the confidence.
-        return Measured(correct, self.n_id, two_u(-confidence[: self.n_id], -confidence[self.n_id :]), self.n_ood)
+    # --- what is kept -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _plan(self, stream: Iterable[Any], memory_bytes: int | None) -> list[list[int]]:
+        """Batches in chunks whose traces fit into the memory together; decides what else is kept."""
+        sizes = []
+        for batch, inputs in enumerate(stream):
+            stem = self.samples.chain.stem(inputs)
+            sizes.append(stem.hidden.nbytes)
+            self._shapes.append(_shape(self.samples, stem, self.batches[batch].size))
+            if memory_bytes is not None and sum(sizes) > memory_bytes // 4:
+                self._keep_stems = False
+                self._stems.clear()
+            elif self._keep_stems:
+                self._stems[batch] = stem
+        # A state, joined heads and an output per block, and the state before the last.
+        traces = [size * (3 * len(self.samples.sites) + 1) for size in sizes]
+        self.stem_bytes = sum(sizes) if self._keep_stems else 0
+        self.trace_bytes = sum(traces)
+        left = None if memory_bytes is None else memory_bytes - self.stem_bytes
+        if left is None or self.trace_bytes <= left:
+            self._kept_traces = self._lanes if left is None else max(1, min(self._lanes, left // self.trace_bytes))
+            return [list(range(len(self.batches)))]
+        self._kept_traces = 0
+        chunks: list[list[int]] = []
+        filled = 0
+        for batch, size in enumerate(traces):
+            if not chunks or filled + size > left:
+                chunks.append([])
+                filled = 0
+            chunks[-1].append(batch)
+            filled += size
+        return chunks
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much is kept at a time."""
+        most = max(len(chunk) for chunk in self.chunks)
+        share = self.trace_bytes * most / len(self.batches)
+        return int(self.stem_bytes + max(1, self._kept_traces) * share)
+
+    def _stem(self, batch: int) -> State:
+        return self._stems[batch] if self._keep_stems else self.samples.chain.stem(self.batches[batch].read())
+
+    def _labels_read(self) -> list[State]:
+        if not self._label_stems:
+            prompted = self.model.prompted
+            assert self.labels is not None and prompted is not None
+            with torch.inference_mode():
+                self._label_stems = [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
+        return self._label_stems
+
+    def _trace(self, batch: int) -> Trace:
+        """The trace of the model as it is, made from the nearest one there is."""
+        kept = self._traces.setdefault(batch, [])
+        tower = self.samples
+        nearest = max(kept, key=lambda trace: _shared(trace, tower), default=None)
+        if nearest is not None and nearest.kept == tower.kept:
+            return nearest
+        trace = tower.trace(self._stem(batch), nearest)
+        # A model with more of the same heads removed follows the one before it; another one stands beside it.
+        if nearest is not None and all(set(n) <= set(o) for n, o in zip(trace.kept, nearest.kept, strict=True)):
+            kept.remove(nearest)
+        while kept and len(kept) >= max(1, self._kept_traces):
+            kept.pop(0)
+        kept.append(trace)
+        return trace
+
+    def forget(self, batches: Sequence[int]) -> None:
+        """Let go of the traces of a chunk, where not all of them fit into memory."""
+        if len(self.chunks) > 1:
+            for batch in batches:
+                self._traces.pop(batch, None)
 
 
-def _count(logits: Tensor, labels: Tensor | None) -> tuple[int, np.ndarray]:
-    """Number classified right (0 without labels) and the maximum softmax probability of each sample, in float64."""
-    logits = logits.double()
-    if not bool(torch.isfinite(logits).all()):
-        raise NonFiniteError("a logit is NaN or infinite during the search", hint="try --dtype float32")
-    confidence = logits.softmax(-1).amax(-1).cpu().numpy()
-    right = 0 if labels is None else int((logits.argmax(-1) == labels).sum())
-    return right, confidence
+def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:
+    """Samples, tokens, and tokens that are read out."""
+    return size, stem.hidden.shape[1], tower.chain.asking(stem).hidden.shape[1]
+
+
+def _shared(trace: Trace, tower: Tower) -> int:
+    pairs = zip(trace.kept, tower.kept, strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(trace.kept))

@@ -6,11 +6,18 @@ gives the highest score is removed for good. Ties: lowest site first, then lowes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hydractl.circuit.evaluator import Candidate, Evaluator
+from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Measured
+from hydractl.circuit.race import Race, Runner
+from hydractl.circuit.tally import Tally
+from hydractl.circuit.tower import Candidate
+
+if TYPE_CHECKING:
+    from hydractl.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -19,47 +26,258 @@ class Step:
 
     candidate: Candidate
     measured: Measured
-    evaluations: int
+
+
+@dataclass
+class Found:
+    """The ranking of one objective: what the model gave before the first removal, and the removals."""
+
+    base: Measured
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def removed(self) -> list[Candidate]:
+        """The heads removed so far, in order."""
+        return [step.candidate for step in self.steps]
+
+
+class Memory(Protocol):
+    """What survives the end of the process: a journal, or nothing."""
+
+    records: list[dict[str, Any]]
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Keep one more."""
+
+    def sync(self) -> None:
+        """Make sure that it is kept."""
+
+
+class Nothing:
+    """A memory that keeps nothing."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Forget it."""
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+
+@dataclass
+class Observer:
+    """What a search tells while it runs.
+
+    Attributes:
+        evaluated: a candidate is done.
+        removed: by which objective, in which step, what.
+        begins: a step, with how many different models, and the evaluations that are left of each.
+    """
+
+    evaluated: Callable[[], None] = lambda: None
+    removed: Callable[[str, int, Step], None] = lambda objective, number, step: None
+    begins: Callable[[int, int, int], None] = lambda number, groups, left: None
 
 
 class GreedySearch:
-    """Rankings for any number of objectives over the same data; what two of them have in common is measured once."""
+    """Rankings for any number of objectives; those that have removed the same heads share their evaluations.
 
-    def __init__(self, evaluator: Evaluator, heads: Sequence[Candidate]) -> None:
-        """``heads`` are the candidates in model order."""
+    Args:
+        evaluator: what is to be searched.
+        heads: the candidates in model order.
+        bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
+        memory: where evaluations are kept and found again.
+        processes: who shares the candidates.
+        observer: who is told.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        heads: Sequence[Candidate],
+        *,
+        bounds: bool = True,
+        at_once: int = 1,
+        memory: Memory | None = None,
+        processes: Processes | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self.evaluator = evaluator
         self.heads = list(heads)
-        self._known: dict[tuple[Candidate, ...], tuple[Measured, list[Measured]]] = {}
+        self.bounds, self.at_once = bounds, at_once
+        self.memory = memory or Nothing()
+        self.processes = processes
+        self.observer = observer or Observer()
         self.evaluations = 0
 
-    def rank(self, objective: str, budget: int, report: Callable[[Step], None]) -> tuple[Measured, list[Step]]:
-        """Remove ``budget`` heads one after another.
+    def run(self, objectives: Sequence[str], budget: int) -> dict[str, Found]:
+        """Remove ``budget`` heads one after another, for each objective."""
+        base = self._base()
+        found = {objective: Found(base) for objective in objectives}
+        for number in range(1, budget + 1):
+            groups = list(self._groups(found).values())
+            left = evaluations(len(self.heads) - number + 1, budget - number + 1)
+            self.observer.begins(number, len(groups), left)
+            for group in groups:
+                steps = self._remembered(group, number) or self._step(group, number, found[group[0]].removed)
+                for objective in group:
+                    found[objective].steps.append(steps[objective])
+                    self.observer.removed(objective, number, steps[objective])
+        return found
 
-        Returns:
-            What the model gave before the first removal, and the steps.
+    def _groups(self, found: Mapping[str, Found]) -> dict[tuple[Candidate, ...], list[str]]:
+        """Objectives by the heads they have removed: the same heads in another order are the same model."""
+        groups: dict[tuple[Candidate, ...], list[str]] = {}
+        for objective, ranking in found.items():
+            groups.setdefault(tuple(sorted(ranking.removed)), []).append(objective)
+        return groups
+
+    def _base(self) -> Measured:
+        for record in self.memory.records:
+            if "base" in record:
+                return measured_of(record["base"])
+        self.evaluator.begin([])
+        tally = Tally()
+        for chunk in self.evaluator.chunks:
+            for batch in chunk:
+                tally.add(batch, self.evaluator.current(batch))
+            self.evaluator.forget(chunk)
+        base = tally.measured()
+        self._keep({"base": counts_of(base)})
+        return base
+
+    def _step(self, group: list[str], number: int, removed: list[Candidate]) -> dict[str, Step]:
+        """One removal for objectives that have removed the same heads."""
+        self.evaluator.begin(removed)
+        gone = set(removed)
+        left = [(index, head) for index, head in enumerate(self.heads) if head not in gone]
+        steps = self.choose(group, number, left)
+        for objective, step in steps.items():
+            self._keep({"removed": objective, "step": number, "head": list(step.candidate), **counts_of(step.measured)})
+        self.memory.sync()
+        return steps
+
+    def choose(self, group: list[str], number: int, left: list[tuple[int, Candidate]]) -> dict[str, Step]:
+        """The best candidate for each objective, the evaluator being at the model without the heads removed so far.
+
+        Args:
+            group: the objectives.
+            number: of the step, from 1.
+            left: the candidates with their places in model order.
         """
-        removed: list[Candidate] = []
-        steps: list[Step] = []
-        base: Measured | None = None
-        while len(removed) < budget:
-            left = [head for head in self.heads if head not in set(removed)]
-            current, results = self._measure(removed, left)
-            base = base or current
-            # max() keeps the first of equals, and candidates come in model order.
-            best = max(range(len(left)), key=lambda i: results[i].key(objective))
-            removed.append(left[best])
-            steps.append(Step(left[best], results[best], len(left)))
-            report(steps[-1])
-        assert base is not None
-        return base, steps
+        race = Race(
+            self.evaluator,
+            group,
+            self._own(left),
+            bounds=self.bounds,
+            at_once=self.at_once,
+            known=self._evaluated(group, number),
+            finished=lambda runner: self._finished(runner, group, number),
+        )
+        winners = self._together(race.run())
+        return {objective: self._complete(*winners[objective], race) for objective in group}
 
-    def _measure(self, removed: list[Candidate], left: list[Candidate]) -> tuple[Measured, list[Measured]]:
-        # The same heads removed in another order are the same model.
-        key = tuple(sorted(removed))
-        if key not in self._known:
-            self._known[key] = self.evaluator.measure(removed, left)
-            self.evaluations += len(left)
-        return self._known[key]
+    def _finished(self, runner: Runner, group: list[str], number: int) -> None:
+        self.evaluations += 1
+        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": list(runner.given_up)}
+        self.memory.append({**record, **counts_of(runner.measured)})
+        self.observer.evaluated()
+
+    # --- several processes --------------------------------------------------------------------------------------------
+
+    def _own(self, left: list[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
+        """The candidates of this process: the dearest first, each to the one that has least to do."""
+        if self.processes is None or self.processes.size == 1:
+            return left
+        loads = [0.0] * self.processes.size
+        mine = []
+        samples = self.evaluator.n_id + self.evaluator.n_ood
+        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(head[0] for _, head in left)}
+        for index, candidate in sorted(left, key=lambda one: (-prices[one[1][0]], one[0])):
+            least = loads.index(min(loads))
+            loads[least] += prices[candidate[0]]
+            if least == self.processes.rank:
+                mine.append((index, candidate))
+        return sorted(mine)
+
+    def _together(self, winners: Mapping[str, Runner]) -> dict[str, tuple[Candidate, Measured, bool]]:
+        """The best of all processes for each objective, and whether all samples have been counted."""
+        own: dict[str, dict[str, Any]] = {
+            objective: {
+                "rank": [runner.measured.key(objective), -runner.index],
+                "head": list(runner.candidate),
+                **counts_of(runner.measured),
+            }
+            for objective, runner in winners.items()
+        }
+        everyone = [own] if self.processes is None else self.processes.gather(own)
+        found = {}
+        for objective in dict.fromkeys(o for one in everyone for o in one):
+            best = max((one[objective] for one in everyone if objective in one), key=lambda one: tuple(one["rank"]))
+            measured = measured_of(best)
+            found[objective] = (_head(best), measured, measured.n_ood == self.evaluator.n_ood)
+        return found
+
+    def _complete(self, candidate: Candidate, measured: Measured, complete: bool, race: Race) -> Step:
+        """Count what the winner's objective did not need, so that each step says how the whole data fares."""
+        if complete:
+            return Step(candidate, measured)
+        tally = race.tally_of(candidate)
+        site, head = candidate
+        for chunk in self.evaluator.chunks:
+            for batch in chunk:
+                if batch not in tally.seen:
+                    tally.add(batch, self.evaluator.without_each(batch, site, [head] * self.at_once)[0])
+            self.evaluator.forget(chunk)
+        return Step(candidate, tally.measured())
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        """What all processes know is kept by the first."""
+        if self.processes is None or self.processes.rank == 0:
+            self.memory.append(record)
+
+    def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
+        """The step as a journal has it, if it has all of it."""
+        found = {
+            record["removed"]: Step(_head(record), measured_of(record))
+            for record in self.memory.records
+            if record.get("removed") in group and record.get("step") == number
+        }
+        return found if len(found) == len(group) else None
+
+    def _evaluated(self, group: list[str], number: int) -> dict[Candidate, tuple[Measured, list[str]]]:
+        """What a journal has of a step that was not finished."""
+        return {
+            _head(record): (measured_of(record), record["given_up"])
+            for record in self.memory.records
+            if record.get("of") == group[0] and record.get("step") == number
+        }
+
+
+def _head(record: Mapping[str, Any]) -> Candidate:
+    site, head = record["head"]
+    return site, head
+
+
+def counts_of(measured: Measured) -> dict[str, int | None]:
+    """The integers of an evaluation, as a journal holds them."""
+    return {
+        "correct": measured.correct,
+        "n_id": measured.n_id,
+        "two_u": measured.two_u,
+        "n_ood": measured.n_ood,
+        "nll": measured.nll,
+        "brier": measured.brier,
+    }
+
+
+def measured_of(record: Mapping[str, Any]) -> Measured:
+    """The inverse of :func:`counts_of`."""
+    return Measured(*(record[name] for name in ("correct", "n_id", "two_u", "n_ood", "nll", "brier")))
 
 
 def evaluations(heads: int, budget: int) -> int:

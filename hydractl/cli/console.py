@@ -9,21 +9,24 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hydractl.cli.pace import Pace, duration
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
     from hydractl.cli.failures import Failure
+    from hydractl.cli.live import Bars
 
 # Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
 # terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
+_ROWS = 8
 _MOST_PROBLEMS = 50
 
 
@@ -140,11 +143,13 @@ class ConsoleLog(Log):
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
         if self.quiet:
             yield Progress()
             return
-        task = _Task(self, description, total, unit, self._clock)
+        task = _Task(self, description, total, unit, columns, self._clock)
         if not is_terminal(sys.stderr):
             yield task
         else:
@@ -160,21 +165,9 @@ class ConsoleLog(Log):
             yield
             task.hide()
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
+        from hydractl.cli.live import Bars
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}", markup=False),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-        )
-        console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-        bars = Bars(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        with bars:
+        with Bars() as bars:
             self._bars = bars
             try:
                 task.show(bars)
@@ -190,21 +183,34 @@ class ConsoleLog(Log):
 
 
 class _Task(Progress):
-    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end."""
+    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
+
+    A row stands in a table above the bar; where there is no bar, it is a line.
+    """
 
     def __init__(
-        self, log: ConsoleLog, description: str, total: int | None, unit: str, clock: Callable[[], float]
+        self,
+        log: ConsoleLog,
+        description: str,
+        total: int | None,
+        unit: str,
+        columns: Sequence[str],
+        clock: Callable[[], float],
     ) -> None:
         self._log, self._description, self._total, self._unit = log, clean(description), total, clean(unit)
+        self._columns = tuple(map(clean, columns))
         self._clock = clock
         self._start = self._last = clock()
         self._done = 0
+        self._pace = Pace()
+        self._rows: tuple[tuple[str, ...], ...] = ()
         self._bars: Bars | None = None
         self._id: TaskID | None = None
 
     def show(self, bars: Bars) -> None:
         self._bars = bars
-        self._id = bars.add_task(self._description, total=self._total, unit=self._unit, note="")
+        fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "left": self._left}
+        self._id = bars.add_task(self._description, total=self._total, note="", rows=(), **fields)
 
     def hide(self) -> None:
         if self._bars is not None and self._id is not None:
@@ -212,18 +218,35 @@ class _Task(Progress):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
+        now = self._clock()
+        self._pace.mark(now, self._done)
         if self._bars is not None and self._id is not None:
             self._bars.update(self._id, advance=amount, note=clean(note))
-            return
-        now = self._clock()
-        if now - self._last >= _LINE_EVERY_S:
+        elif now - self._last >= _LINE_EVERY_S:
             self._last = now
-            elapsed = now - self._start
-            left = "" if not self._total else f", about {elapsed * (self._total - self._done) / self._done:.0f} s left"
-            self._log.info(f"{self._state(elapsed)}{left}{', ' + note if note else ''}")
+            left = self._pace.left(now, self._total)
+            about = "" if left is None else f", about {duration(left)} left"
+            self._log.info(f"{self._state(now - self._start)}{about}{', ' + note if note else ''}")
+
+    def row(self, cells: Sequence[str]) -> None:
+        cells = tuple(map(clean, cells))
+        if self._bars is not None and self._id is not None:
+            self._rows = (*self._rows, cells)[-_ROWS:]
+            self._bars.update(self._id, rows=self._rows)
+            return
+        named = zip_longest(self._columns, cells, fillvalue="")
+        self._log.info(f"{self._description}: " + "  ".join(f"{name} {cell}".strip() for name, cell in named if cell))
+
+    def set_total(self, total: int) -> None:
+        self._total = total
+        if self._bars is not None and self._id is not None:
+            self._bars.update(self._id, total=total)
 
     def finish(self) -> None:
         self._log.info(self._state(self._clock() - self._start))
+
+    def _left(self) -> float | None:
+        return self._pace.left(self._clock(), self._total)
 
     def _state(self, elapsed: float) -> str:
         of = "" if self._total is None else f"/{self._total}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import typer
 
-from hydractl.errors import HydraError, StorageError, UsageError
+from hydractl.errors import HydraError, Interrupted, StorageError, UsageError
 
 INTERRUPTED = 130
 _INTERNAL = 1
@@ -32,7 +32,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(INTERRUPTED, "interrupted")
+        return Failure(INTERRUPTED, "interrupted", error.hint if isinstance(error, Interrupted) else None)
     if _is_out_of_memory(error):
         return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
     if isinstance(error, OSError) and error.errno in _STORAGE:

@@ -31,7 +31,8 @@ def run_verb(request: Request, answer: Answer) -> None:
     verb = importlib.import_module(VERBS[request.verb].module)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log):
         outcome: Outcome = verb.run(settings, log)
-    _give(outcome, settings, answer, log)
+    if not outcome.silent:
+        _give(outcome, settings, answer, log)
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:
@@ -58,11 +59,11 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
 
 
 def describe_files(request: Request, answer: Answer) -> None:
-    """``--info``: describe every file, or say what is wrong with each that cannot be described."""
+    """``--info``: describe every file and compare their heads, or say what is wrong with each that is no such file."""
     files = request.given["files"]
     if not isinstance(files, list) or not files:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
-    from hydractl.report.info import describe
+    from hydractl.report.info import compare, describe
 
     documents: list[dict[str, Any]] = []
     errors: list[HydraError] = []
@@ -75,6 +76,9 @@ def describe_files(request: Request, answer: Answer) -> None:
         raise errors[0]
     if errors:
         raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
+    overlap = compare(documents)
+    if overlap is not None:
+        documents.append(overlap)
     if request.given["json"]:
         answer.document(documents[0] if len(documents) == 1 else documents)
         return

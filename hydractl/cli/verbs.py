@@ -139,9 +139,13 @@ APP_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("what is in a file", "hydractl --info hydra.st"),
 )
 
-INFO_ABOUT = "Describe files that hydractl writes, from their headers, with a map of the heads."
+INFO_ABOUT = (
+    "Describe files that hydractl writes, from their headers, with a map of the heads; of several files of one model "
+    "also how far their heads overlap."
+)
 
 INFO_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("a fused model", "hydractl --info hydra.st"),
+    ("how much three members have in common", "hydractl --info a.mask.json b.mask.json c.mask.json"),
     ("for a script", "hydractl --info hydra.st --json"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from hydractl.criteria.base import Calibration, Criterion
+from hydractl.criteria.base import Calibration, Criterion, Decider, Decision
 from hydractl.errors import UsageError
 
 # name -> module that defines CRITERION; imported when first asked for
@@ -13,6 +13,7 @@ MODULES = {
     "gate": "hydractl.criteria.gate",
     "magnitude": "hydractl.criteria.magnitude",
     "random": "hydractl.criteria.random",
+    "cahp": "hydractl.criteria.cahp",
 }
 
 
@@ -27,4 +28,4 @@ def get_criterion(name: str) -> Criterion:
     return importlib.import_module(MODULES[name]).CRITERION
 
 
-__all__ = ["MODULES", "Calibration", "Criterion", "get_criterion"]
+__all__ = ["MODULES", "Calibration", "Criterion", "Decider", "Decision", "get_criterion"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from hydractl.attention import HeadWeights
@@ -41,7 +42,12 @@ class Stages:
         block_paths: the module path of each block.
         stem_prefixes: how the names of the parameters start that act before the first block.
         readout: the state after the last block to the output of the tower: the logits ``[B, classes]`` of a model of
-            one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together.
+            one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together. Where ``reads`` is
+            given, it also takes a state of those tokens only, ``[B, k, d_model]``, with ``read`` in its context.
+        attention_inputs: for each block, what its attention is given of the state before it, ``[B, T, d_model]``.
+        reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from the state before the last
+            block; None where it looks at all of them.
+        per_sample: which entries of the context have the samples in dimension 0.
         tower: as in :class:`hydractl.heads.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
@@ -52,9 +58,21 @@ class Stages:
     block_paths: Sequence[str]
     stem_prefixes: tuple[str, ...]
     readout: Callable[[State], Tensor]
+    attention_inputs: Sequence[Callable[[State], Tensor]]
+    reads: Callable[[State], Tensor] | None = None
+    per_sample: tuple[str, ...] = ()
     tower: str = "main"
     of_labels: bool = False
     prefixes: tuple[str, ...] = ("",)
+
+
+def first_tokens(count: int) -> Callable[[State], Tensor]:
+    """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
+
+    def reads(state: State) -> Tensor:
+        return torch.arange(count, device=state.hidden.device).expand(len(state.hidden), -1)
+
+    return reads
 
 
 @dataclass

@@ -40,12 +40,14 @@ class Layout:
     # The module that computes attention, within the attention block, and the end of its class's name.
     core: str
     core_class: str
+    # The norm of a layer that its attention reads through; none where the norm comes after.
+    norm: str = ""
 
 
 _BERT = Layout("encoder.layer", "self.query", "self.key", "self.value", "output.dense", "self", "SelfAttention")
 _DISTILBERT = Layout("transformer.layer", "q_lin", "k_lin", "v_lin", "out_lin", "", "SelfAttention")
-_VIT = Layout("layers", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention")
-_DINOV2 = Layout("encoder.layer", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention")
+_VIT = Layout("layers", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "layernorm_before")
+_DINOV2 = Layout("encoder.layer", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "norm1")
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout.
 LAYOUTS = {
@@ -98,6 +100,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
 }
+READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
+"""How many of the first tokens a readout looks at, where it is not one; None: all."""
 NORMS = {"sa_layer_norm", "output_layer_norm", "layernorm_before", "layernorm_after", "norm1", "norm2"}
 
 

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from hydractl._torchvision import declare_operators
 from hydractl.attention import HeadWeights
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, ModelFamily, Stages, State
-from hydractl.families.hf_architectures import ARCHITECTURES, LAYOUTS, NORMS, base_of, core_of, layout_of, meta_model
+from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.hf_architectures import (
+    ARCHITECTURES,
+    LAYOUTS,
+    NORMS,
+    READS,
+    base_of,
+    core_of,
+    layout_of,
+    meta_model,
+)
 from hydractl.families.hf_folder import WEIGHTS, download, open_folder
 from hydractl.families.hf_images import image_collate, random_pixels, write_processor
 from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
@@ -192,12 +201,20 @@ class HFEncoder(ModelFamily):
                 layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context
             )
 
+        def attention_input(layer: Any) -> Callable[[State], Tensor]:
+            norm = getattr(layer, layout.norm) if layout.norm else nn.Identity()
+            return lambda state: norm(state.hidden)
+
+        count = READS.get(readout, 1)
         tower = Stages(
             stem=stem,
             blocks=[block(layer) for layer in layers],
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
             stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
             readout=lambda state: readout(model, base, state.hidden),
+            attention_inputs=[attention_input(layer) for layer in layers],
+            reads=None if count is None else first_tokens(count),
+            per_sample=("attention_mask",),
         )
         return [tower]
 

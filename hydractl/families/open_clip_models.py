@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hydractl._torchvision import declare_operators
 from hydractl.checkpoint import canonical_json
 from hydractl.errors import InputError
-from hydractl.families.base import Stages, State, first_line
+from hydractl.families.base import Stages, State, first_line, first_tokens
 from hydractl.families.open_clip_inputs import tokenizer_of
 from hydractl.heads import shown
 
@@ -199,6 +199,10 @@ def _block(module: nn.Module) -> Callable[[State], State]:
     return lambda state: State(module(state.hidden, attn_mask=state.context.get("attn_mask")), state.context)
 
 
+def _attention_input(module: Any) -> Callable[[State], Tensor]:
+    return lambda state: module.ln_1(state.hidden)
+
+
 def visual_stages(model: Any) -> Stages:
     """Stem and pooling are the library's own."""
     visual = model.visual
@@ -214,6 +218,8 @@ def visual_stages(model: Any) -> Stages:
         block_paths=[f"visual.transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
         readout=readout,
+        attention_inputs=[_attention_input(block) for block in blocks],
+        reads=first_tokens(1) if visual.attn_pool is None and visual.pool_type == "tok" else None,
         tower="visual",
         prefixes=("visual.",),
     )
@@ -240,6 +246,9 @@ def text_stages(model: Any) -> Stages:
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
         readout=lambda state: _class_features(tower, state),
+        attention_inputs=[_attention_input(block) for block in blocks],
+        reads=lambda state: _pooled_tokens(tower, state),
+        per_sample=("text",),
         tower="text",
         of_labels=True,
         prefixes=(
@@ -253,8 +262,11 @@ def text_stages(model: Any) -> Stages:
 def _class_features(tower: TextTower, state: State) -> Tensor:
     """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
     text, holder = state.context["text"], tower.module
-    hidden = holder.ln_final(state.hidden)
-    features = text_global_pool(hidden, text.flatten(0, 1), tower.pool, eos_token_id=tower.eos)
+    if "read" in state.context:
+        features = holder.ln_final(state.hidden[:, 0])
+    else:
+        hidden = holder.ln_final(state.hidden)
+        features = text_global_pool(hidden, text.flatten(0, 1), tower.pool, eos_token_id=tower.eos)
     projection = holder.text_projection
     if isinstance(projection, nn.Linear):
         features = projection(features)
@@ -262,3 +274,10 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
         features = features @ projection
     features = F.normalize(features, dim=-1).reshape(*text.shape[:2], -1).mean(dim=1)
     return features / features.norm(dim=1, keepdim=True)
+
+
+def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
+    """The position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
+    text = state.context["text"].flatten(0, 1)
+    positions = torch.arange(text.shape[1], device=text.device).expand(len(text), -1)
+    return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)

@@ -22,7 +22,7 @@ from hydractl.attention import HeadWeights
 from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_line, read_config
+from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_line, first_tokens, read_config
 from hydractl.heads import Site, shown
 
 declare_operators()
@@ -32,6 +32,8 @@ import timm.data  # noqa: E402
 from timm.layers import Attention  # noqa: E402
 from timm.models import VisionTransformer  # noqa: E402
 from timm.models._hub import save_config_for_hf  # noqa: E402
+from timm.models.deit import VisionTransformerDistilled  # noqa: E402
+from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -251,12 +253,18 @@ class TimmViT(ModelFamily):
         def block(module: nn.Module) -> Callable[[State], State]:
             return lambda state: State(module(state.hidden), state.context)
 
+        def normed(module: Any) -> Callable[[State], Tensor]:
+            # A block with its norms behind attention and MLP gives attention the stream as it is.
+            return lambda state: state.hidden if isinstance(module, ResPostBlock) else module.norm1(state.hidden)
+
         tower = Stages(
             stem=lambda images: State(stem_model.forward_features(images)),
             blocks=[block(b) for b in model.blocks],
             block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
+            attention_inputs=[normed(b) for b in model.blocks],
+            reads=_reads(model),
         )
         return [tower]
 
@@ -284,6 +292,13 @@ class TimmViT(ModelFamily):
         """Standard normal pixels ``[B, C, H, W]``."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn((batch, *preprocess["input_size"]), generator=generator)
+
+
+def _reads(model: Any) -> Callable[[State], Tensor] | None:
+    """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
+    if isinstance(model, VisionTransformerDistilled):
+        return first_tokens(2)
+    return first_tokens(1) if model.attn_pool is None and model.global_pool == "token" else None
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hydractl.attention import Cut, HeadAttention
 from hydractl.families.base import Stages, State
 
 
@@ -16,19 +17,23 @@ class Chain:
 
     Args:
         stages: the tower in each member's network. The first one's blocks run; stems and readouts are each their own.
+        attentions: those of its blocks.
         sites: the indices of its sites among those of the model.
         shared_stem: whether the members' stems have the same weights, so that one of them runs for all.
 
     Attributes:
         tower: as in :class:`hydractl.heads.Site`.
         of_labels: whether its inputs are the prompts of the classes instead of samples.
-        sites: as given.
+        attentions, sites: as given.
     """
 
-    def __init__(self, stages: Sequence[Stages], sites: range, shared_stem: bool) -> None:
+    def __init__(
+        self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], sites: range, shared_stem: bool
+    ) -> None:
         self.tower = stages[0].tower
         self.of_labels = stages[0].of_labels
         self.sites = sites
+        self.attentions = list(attentions)
         self._stages = list(stages)
         self._shared_stem = shared_stem
 
@@ -36,6 +41,11 @@ class Chain:
     def members(self) -> int:
         """Number of members."""
         return len(self._stages)
+
+    @property
+    def block_paths(self) -> list[str]:
+        """The module path of each block."""
+        return list(self._stages[0].block_paths)
 
     def __call__(self, inputs: Any) -> Tensor:
         """What the tower reads out for every member: ``[M, B, ...]``."""
@@ -53,18 +63,43 @@ class Chain:
         """Run the block of one site (its index among those of the model)."""
         return self._stages[0].blocks[site - self.sites.start](state)
 
-    def states(self, inputs: Any) -> list[State]:
-        """The state before each block, and that after the last."""
-        found = [self.stem(inputs)]
-        for site in self.sites:
-            found.append(self.block(site, found[-1]))
-        return found
-
     def rest(self, site: int, state: State) -> Tensor:
         """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
         for index in range(site, self.sites.stop):
             state = self.block(index, state)
         return self.readout(state)
+
+    def last_block(self, state: State) -> State:
+        """Run the last block for those tokens only that are read out; all tokens where all are."""
+        last, asking = self.sites.stop - 1, self.asking(state)
+        if asking is state:
+            return self.block(last, state)
+        attention = self.attentions[-1]
+        attention.cut = Cut(self._stages[0].attention_inputs[-1](state), asking.context["read"])
+        try:
+            return self.block(last, asking)
+        finally:
+            attention.cut = None
+
+    def asking(self, state: State) -> State:
+        """Of the state before the last block, the tokens that are read out; the state itself where all are."""
+        reads = self._stages[0].reads
+        if reads is None:
+            return state
+        positions = reads(state)
+        index = positions.repeat(self.members, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])
+        return State(state.hidden.gather(1, index), {**state.context, "read": positions})
+
+    def repeated(self, state: State, times: int) -> State:
+        """The same samples ``times`` over, one copy behind the other, in a chain of one member."""
+        if times == 1:
+            return state
+        context = dict(state.context)
+        for name in (*self._stages[0].per_sample, "read"):
+            value = context.get(name)
+            if value is not None:
+                context[name] = value.repeat(times, *[1] * (value.dim() - 1))
+        return State(state.hidden.repeat(times, 1, 1), context)
 
     def readout(self, state: State) -> Tensor:
         """The state after the last block to the output of every member, ``[M, B, ...]``."""

@@ -123,7 +123,7 @@ class HydraModel(nn.Module):
         for stages in zip(*(self.family.stages(network) for network in self.networks), strict=True):
             stem, last = stages[0].stem_prefixes, first + len(stages[0].blocks)
             shared = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stem))
-            chains.append(Chain(stages, range(first, last), shared))
+            chains.append(Chain(stages, self.attentions[first:last], range(first, last), shared))
             first = last
         return chains
 

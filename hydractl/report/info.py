@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from hydractl.checkpoint import DTYPES, Header, read_header
 from hydractl.description import Description
 from hydractl.errors import InputError
-from hydractl.heads import parse_json
+from hydractl.heads import HeadMask, parse_json
+from hydractl.overlap import comparable, mask_overlap
 
 INFO_SCHEMA = "hydractl.info/1"
+OVERLAP_SCHEMA = "hydractl.overlap/1"
+_MOST_HEADS = 4096  # of a site, where a file may say any number: each is drawn
 
 
 def describe(path: str | Path) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def _describe_json(path: Path) -> dict[str, Any]:
             info[key] = document[key]
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
         info["head_map"] = [
-            {"site": p, "heads": e.get("heads"), "kept": e.get("kept")}
+            {"site": p, "heads": _count(e.get("heads")), "kept": e.get("kept")}
             for p, e in document["sites"].items()
             if isinstance(e, dict)
         ]
@@ -59,13 +63,36 @@ def _describe_json(path: Path) -> dict[str, Any]:
 
 
 def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
-    gone = {(s.get("site"), s.get("head")) for s in document["removed"] if isinstance(s, dict)}
-    start = document.get("start_mask", {}).get("sites", {})
+    """The heads that a circuit leaves; empty where the file does not say of how many."""
+    gone = [(s.get("site"), s.get("head")) for s in document["removed"] if isinstance(s, dict)]
+    sites, start = document.get("sites"), document.get("start_mask")
+    first = start.get("sites") if isinstance(start, dict) else None
     result = []
-    for site, heads in document.get("sites", {}).items():
-        there = start.get(site, {}).get("kept", range(heads))
-        result.append({"site": site, "heads": heads, "kept": [h for h in there if (site, h) not in gone]})
+    for site, heads in sites.items() if isinstance(sites, dict) else ():
+        entry = first.get(site) if isinstance(first, dict) else None
+        there = entry.get("kept") if isinstance(entry, dict) else range(_count(heads) or 0)
+        kept = [h for h in there if (site, h) not in gone] if isinstance(there, (list, range)) else None
+        result.append({"site": site, "heads": _count(heads), "kept": kept})
     return result
+
+
+def _count(value: Any) -> int | None:
+    """A number of heads as a file gives it, if it can be one."""
+    return value if type(value) is int and 0 <= value <= _MOST_HEADS else None
+
+
+def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How far the heads of several files overlap: ``hydractl.overlap/1`` of all pairs of masks of the same sites.
+
+    Args:
+        documents: what :func:`describe` gave. Members of one fused file are compared in its own document.
+
+    Returns:
+        None where no two files can be compared.
+    """
+    masks = [(index, named) for index, d in enumerate(documents) for named in _masks(d, str(d.get("file")))]
+    pairs = [_pair(a, b) for (i, a), (j, b) in combinations(masks, 2) if i != j and comparable(a[1], b[1])]
+    return {"schema": OVERLAP_SCHEMA, "pairs": pairs} if pairs else None
 
 
 def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
@@ -102,9 +129,37 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         for mask in description.masks
     ]
     info["head_map" if len(maps) == 1 else "head_maps"] = maps[0] if len(maps) == 1 else maps
-    info.update({key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)})
+    if len(maps) > 1:
+        info["overlap"] = [_pair(a, b) for a, b in combinations(_masks(info), 2)]
+    extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
+    info.update({key: value for key, value in extra.items() if key not in info})
     info["source"] = dict(description.provenance)
     return info
+
+
+def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
+    """The masks behind the head maps of a document, by name; those are left out that a stranger's file has broken."""
+    if "head_maps" in document:
+        named = [(f"{file} member {index}".lstrip(), entries) for index, entries in enumerate(document["head_maps"])]
+    else:
+        named = [(file, document.get("head_map", []))]
+    for name, entries in named:
+        heads = {entry["site"]: entry["heads"] for entry in entries}
+        kept = {entry["site"]: entry["kept"] for entry in entries}
+        if heads and all(_is_part(kept[site], count) for site, count in heads.items()):
+            yield name, HeadMask(heads, {site: tuple(sorted(some)) for site, some in kept.items()})
+
+
+def _is_part(kept: Any, heads: int | None) -> bool:
+    """Whether ``kept`` lists some of ``heads`` heads, each once."""
+    if heads is None or not isinstance(kept, list) or not all(type(head) is int for head in kept):
+        return False
+    return len(set(kept)) == len(kept) and all(0 <= head < heads for head in kept)
+
+
+def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:
+    """Two named masks as they stand in ``hydractl.overlap/1``."""
+    return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1]).to_json()}
 
 
 def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
+from hydractl.report.head_map import HeatMap, KeptMap
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
@@ -95,18 +97,6 @@ def _bench(document: dict[str, Any], width: int) -> RenderableType:
 # --- file verbs -------------------------------------------------------------------------------------------------------
 
 
-def head_map(entries: Sequence[dict[str, Any]]) -> Text:
-    """One line per site: a filled square for each kept head, an empty one for each removed head."""
-    text = Text()
-    longest = max((len(e["site"]) for e in entries), default=0)
-    for entry in entries:
-        kept = set(entry["kept"] or [])
-        marks = "".join("■" if h in kept else "·" for h in range(entry["heads"] or 0))
-        text.append(f"{entry['site']:<{longest}}  {marks}  {len(kept)}/{entry['heads']}\n")
-    text.rstrip()
-    return text
-
-
 def _costs(before: dict[str, Any], after: dict[str, Any], names: tuple[str, str]) -> Table:
     rows = []
     for key, form in (("params", count_text), ("macs", count_text), ("bytes", bytes_text)):
@@ -119,7 +109,7 @@ def _prune(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = []
     if "mask" in document:
         entries = [{"site": p, **e} for p, e in document["mask"]["sites"].items()]
-        parts += [head_map(entries), Text("")]
+        parts += [KeptMap(entries), Text("")]
     elif "heads" in document:
         parts.append(Text(f"heads kept per site: {', '.join(map(str, document['heads']))}"))
     if "note" in document:
@@ -152,10 +142,17 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
 
 def _scores(document: dict[str, Any], width: int) -> RenderableType:
     sites = document["sites"]
+    picture = HeatMap(f"importance ({document.get('method', 'given')}), shaded by rank", list(sites.items()))
     widest = max((len(v) for v in sites.values()), default=0)
     rows = [[site, *[number(v, 3) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()]
     columns = ("site", *[f"head {h}" for h in range(widest)])
-    return _table(f"importance ({document.get('method', 'given')}), higher = keep", columns, rows)
+    table = _table("higher = keep", columns, rows)
+    table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
+    needed = Console(width=10**4).measure(table).maximum
+    if needed > width:
+        # Cut numbers say nothing, and twice the lines would push the picture off the screen.
+        return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
+    return Group(picture, Text(""), table)
 
 
 def _circuit(document: dict[str, Any], width: int) -> RenderableType:
@@ -167,11 +164,27 @@ def _circuit(document: dict[str, Any], width: int) -> RenderableType:
             [str(step["step"]), str(step["site"]), str(step["head"]), *map(number, (step["score"], accuracy, auroc))]
         )
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
-    return _table(f"circuit for {document['objective']}", columns, rows, left=2)
+    table = _table(f"circuit for {document['objective']}", columns, rows, left=2)
+    return Group(_removal_map(document), Text(""), table) if document.get("sites") else table
+
+
+def _removal_map(document: dict[str, Any]) -> HeatMap:
+    """When each head was removed; infinity for those that never were, None for those gone before the first step."""
+    steps = {(step["site"], step["head"]): step["step"] for step in document["removed"]}
+    start = document.get("start_mask", {}).get("sites", {})
+    rows = []
+    for site, heads in document["sites"].items():
+        there = start[site]["kept"] if site in start else range(heads)
+        rows.append((site, [steps.get((site, h), math.inf) if h in there else None for h in range(heads)]))
+    title = f"circuit for {document['objective']}: when each head was removed"
+    return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
 def _circuits(document: dict[str, Any], width: int) -> RenderableType:
-    return Group(*[_circuit(circuit, width) for circuit in document["circuits"]])
+    parts: list[RenderableType] = []
+    for circuit in document["circuits"]:
+        parts += [Text("")] * bool(parts) + [_circuit(circuit, width)]
+    return Group(*parts)
 
 
 def _finetune(document: dict[str, Any], width: int) -> RenderableType:
@@ -190,15 +203,32 @@ def _finetune(document: dict[str, Any], width: int) -> RenderableType:
 
 def _info(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = []
-    plain = {k: v for k, v in document.items() if k not in ("schema", "head_map", "head_maps", "source")}
+    plain = {k: v for k, v in document.items() if k not in ("schema", "head_map", "head_maps", "overlap", "source")}
     parts.append(_facts([(k, _short(v)) for k, v in plain.items()]))
     for index, entries in enumerate(document.get("head_maps", [])):
-        parts += [Text(f"\nmember {index}"), head_map(entries)]
+        parts += [Text(f"\nmember {index}"), KeptMap(entries)]
     if "head_map" in document:
-        parts += [Text(""), head_map(document["head_map"])]
+        parts += [Text(""), KeptMap(document["head_map"])]
+    if "overlap" in document:
+        parts += [Text(""), _pairs(document["overlap"])]
     if document.get("source"):
         parts += [Text("\nmade by"), _facts([(k, _short(v)) for k, v in document["source"].items()])]
     return Group(*parts)
+
+
+def _overlap(document: dict[str, Any], width: int) -> RenderableType:
+    return _pairs(document["pairs"])
+
+
+def _pairs(pairs: Sequence[dict[str, Any]]) -> RenderableType:
+    measures = (("jaccard", "Jaccard"), ("overlap", "overlap"), ("divergence", "JSD"))
+    shown = [(key, side, f"{name}\n{side}") for key, name in measures for side in ("kept", "removed")]
+    shown.remove(("overlap", "kept", "overlap\nkept"))  # near 1 wherever most heads are kept
+    rows = [[p["a"], p["b"], *[number(p[side][key], 3) for key, side, _ in shown]] for p in pairs]
+    table = _table("", ("", "", *[title for _, _, title in shown]), rows, left=2)
+    for column in table.columns[:2]:
+        column.overflow = "fold"  # a name cut short would be another name
+    return Group(Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)"), table)
 
 
 def _short(value: Any) -> str:
@@ -221,5 +251,6 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.circuits/1": _circuits,
     "hydractl.finetune/1": _finetune,
     "hydractl.info/1": _info,
+    "hydractl.overlap/1": _overlap,
 }
 _WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.bench/1"}

@@ -8,11 +8,16 @@ from typing import ClassVar
 from hydractl.settings.common import Batched
 from hydractl.settings.option import option
 
-CRITERIA = ("taylor", "magnitude", "gate", "random")
-NEED_DATA = ("taylor", "gate")
+CRITERIA = ("taylor", "magnitude", "gate", "random", "cahp")
+NEED_DATA = ("taylor", "gate", "cahp")
+DECIDE = ("cahp",)
+"""The criteria that decide by themselves how many heads are kept."""
+
+OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
 
 _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
+_DEGREE = "Of the polynomial whose knee is the number of heads that --method cahp keeps"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
 
@@ -26,6 +31,7 @@ class ScoreSettings(Batched):
 
     method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="Scoring")
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
+    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="Scoring")
     order: str = option(
         "one-shot",
         help="All scores from the full model, or site after site on the model as pruned so far",
@@ -40,8 +46,11 @@ class ScoreSettings(Batched):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order."""
-        return {} if self.order == "sequential" else {"keep": "order", "remove": "order"}
+        """A head count belongs to the sequential order, the degree to CAHP."""
+        if self.method in DECIDE:
+            return dict.fromkeys(("order", "keep", "remove"), "method")
+        found = {} if self.order == "sequential" else {"keep": "order", "remove": "order"}
+        return {**found, "degree": "method"} if self.method else found
 
     def conflicts(self) -> list[str]:
         """A criterion, its data, and a head count in the sequential order."""
@@ -58,28 +67,125 @@ class CircuitSettings(Batched):
     """Options of ``extract-circuit``."""
 
     verb: ClassVar[str] = "extract-circuit"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"),)
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
     ood: str | None = option(None, help="The out-of-distribution data, as a SPEC", metavar="SPEC", group="Search")
     objective: list[str] = option(
         ["avg"],
-        help="What to maximise: accuracy, AUROC against --ood, or their mean; several make one file each",
-        choices=("acc", "ood", "avg"),
-        metavar="acc|ood|avg,...",
+        help="What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each",
+        choices=OBJECTIVES,
+        metavar="acc|ood|avg|nll|brier,...",
         split=True,
+        default_text="avg; nll with --algorithm headmap",
+        group="Search",
+    )
+    ood_score: str = option(
+        "msp",
+        help="The OOD score whose AUROC is measured",
+        choices=("msp", "entropy", "energy", "maxlogit"),
         group="Search",
     )
     budget: int | None = option(None, help=f"{_REMOVE} in all", unit="heads", at_least=1, group="Search")
     keep: int | None = option(None, help=f"{_KEEP}, mean per site", unit="heads", at_least=0, group="Search")
+    algorithm: str = option(
+        "greedy",
+        help="Remove heads one after another (Algorithm 1 of the paper), or keep the best of each site in one pass",
+        choices=("greedy", "headmap"),
+        group="Search",
+    )
+    approx: str | None = option(
+        None,
+        help="Search less than everything, and say so in the file: the N heads that a gradient suggests, the heads "
+        "that were best before, or N samples of each set",
+        metavar="shortlist:N|lazy|subset:N",
+        pattern=r"lazy|(shortlist|subset):[1-9][0-9]{0,8}",
+        default_text="exact",
+        group="Search",
+    )
+    check_against: str | None = option(
+        None,
+        help="Say how far the result agrees with this exact circuit",
+        metavar="CIRCUIT",
+        default_text="no comparison",
+        group="Search",
+    )
+    sites: str | None = option(
+        None,
+        help="Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7",
+        metavar="LIST",
+        pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
+        default_text="everywhere",
+        group="Which heads",
+    )
+    start_mask: str | None = option(
+        None,
+        help="Begin with the heads that this mask keeps; what it removes counts for the budget",
+        metavar="MASK",
+        default_text="all heads of the model",
+        group="Which heads",
+    )
+    share_from: str | None = option(
+        None,
+        help="In the first --share-sites, remove what this circuit removes at the same budget",
+        metavar="CIRCUIT",
+        default_text="none",
+        group="Which heads",
+    )
+    share_sites: int | None = option(
+        None,
+        help="How many sites of each tower --share-from decides; the rest of the budget goes to later ones",
+        unit="sites",
+        at_least=1,
+        default_text="none",
+        group="Which heads",
+    )
+    bounds: bool = option(
+        True, help="Give a candidate up as soon as it can no longer win; the result is the same", group="Running"
+    )
+    memory: str | None = option(
+        None,
+        help="How much memory the states kept between evaluations may take, such as 8G",
+        metavar="SIZE",
+        pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
+        default_text="half of what is free",
+        group="Running",
+    )
+    resume: bool = option(
+        False, help="Go on with the search that the journal beside the output records", group="Running"
+    )
+    timeout: float = option(
+        1800.0,
+        help="How long the processes of a search by several wait for each other",
+        unit="seconds",
+        above=0,
+        group="Running",
+    )
+
+    def settle(self) -> None:
+        """Headmap's own score is the loss."""
+        if self.algorithm == "headmap" and self.objective == ["avg"] and not self._rank("objective"):
+            self.objective = ["nll"]
+
+    def inapplicable(self) -> dict[str, str]:
+        """Headmap is one pass without steps."""
+        return {} if self.algorithm == "greedy" else dict.fromkeys(("approx", "bounds"), "algorithm")
 
     def conflicts(self) -> list[str]:
-        """Data of both kinds, and how far to go."""
-        found = self.needs("data") + self.exactly_one("budget", "keep")
+        """Data of both kinds, how far to go, and what belongs together."""
+        found = self.needs("data") + self.exactly_one("budget", "keep") + self.at_most_one("start_mask", "share_from")
         wanting = [o for o in self.objective if o in ("ood", "avg")]
         if wanting:
             found += self.needs("ood", f"--objective {wanting[0]}")
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
+        for name, other in (("share_from", "share_sites"), ("share_sites", "share_from")):
+            if self.given(name) and not self.given(other):
+                found.append(f"{self.called(name)}{self.where(name)} needs {self.called(other)}")
+        if self.resume and self.output == "-":
+            found.append("--resume needs an output file: a search that goes to standard output keeps no journal")
+        read = [n for n in ("start_mask", "share_from", "check_against") if getattr(self, n) == "-"]
+        if len(read) > 1:
+            found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
         return found
 
 
@@ -125,6 +231,7 @@ class PruneSettings(Batched):
         group="How much",
     )
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="How much")
+    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="How much")
     sample_from: int | None = option(
         None,
         help="Draw the heads to remove by --seed from the first N of the circuit",
@@ -155,12 +262,17 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            return dict.fromkeys(("keep", "remove", "scope", "order", "samples", "sample_from", "tower"), "mask")
+            counts = ("keep", "remove", "scope", "order", "samples", "degree", "sample_from", "tower")
+            return dict.fromkeys(counts, "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples"), "circuit")
+            return dict.fromkeys(("scope", "order", "samples", "degree"), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "sample_from"), "scores")
+            return dict.fromkeys(("order", "samples", "degree", "sample_from"), "scores")
+        if self.method in DECIDE:
+            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from"), "method")
         found = {"sample_from": "method"}
+        if self.method:
+            found["degree"] = "method"
         if self.scope == "global" and self.order == "sequential":
             found["order"] = "scope"
         return found
@@ -168,7 +280,7 @@ class PruneSettings(Batched):
     def conflicts(self) -> list[str]:
         """One source of the decision, and what it needs."""
         found = self.exactly_one("method", "scores", "circuit", "mask")
-        if self.given("method") or self.given("scores"):
+        if self.given("scores") or (self.given("method") and self.method not in DECIDE):
             found += self.exactly_one("keep", "remove")
         elif self.given("circuit"):
             found += self.at_most_one("keep", "remove")

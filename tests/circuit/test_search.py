@@ -1,96 +1,94 @@
-"""Algorithm 1 written naively on the libraries' own models, against the product's search."""
+"""The product's search against Algorithm 1 written naively on the libraries' own models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
+import itertools
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
-from hydractl.circuit.evaluator import Evaluator, Sample
-from hydractl.circuit.objective import Measured
-from hydractl.circuit.search import GreedySearch, evaluations
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.objective import OBJECTIVES, Measured
+from hydractl.circuit.samples import Sample
+from hydractl.circuit.search import Found, GreedySearch, evaluations
+from hydractl.circuit.tally import Tally
 from hydractl.fusion.runtime import HydraModel
 from hydractl.heads import HeadMask
-from tests.pico import CLIP, images, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.circuit import naive
+from tests.pico import CLIP, mask_of, prune_source, source_of, stock, zero_columns
 
-BLOCKS = tuple(f"blocks.{site}.attn" for site in range(3))
-
-
-def data() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """ID batches, their labels and OOD batches; small numbers make ties the rule."""
-    inside, outside = images(11, seed=5), images(7, seed=6) * 1.5
-    labels = torch.randint(0, 5, (11,), generator=torch.Generator().manual_seed(7))
-    return list(inside.split(4)), list(labels.split(4)), list(outside.split(4))
+HEADS = [(site, head) for site in range(3) for head in range(3)]
 
 
-@torch.no_grad()
-def naive_score(model: Any, objective: str) -> Fraction:
-    """S of the paper, D.1.2, with pairs counted one by one."""
-    inside, labels, outside = data()
-    found = [logits(model, x).double() for x in inside]
-    correct = sum(int((z.argmax(-1) == y).sum()) for z, y in zip(found, labels, strict=True))
-    confident = [float(c) for z in found for c in z.softmax(-1).amax(-1)]
-    strange = [float(c) for x in outside for c in logits(model, x).double().softmax(-1).amax(-1)]
-    pairs = sum(Fraction(1) if o < i else Fraction(1, 2) if o == i else Fraction(0) for o in strange for i in confident)
-    accuracy = Fraction(correct, len(confident))
-    auroc = pairs / (len(confident) * len(strange))
-    return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective]
+def samples(found: naive.Data) -> list[Sample]:
+    def known(inputs: Any, labels: torch.Tensor | None, size: int) -> Sample:
+        return Sample(lambda: inputs, None if labels is None else labels.numpy(), size)
+
+    sizes = [len(next(iter(x.values())) if isinstance(x, dict) else x) for x in found.outside]
+    inside = [known(x, y, len(y)) for x, y in zip(found.inside, found.labels, strict=True)]
+    return inside + [known(x, None, n) for x, n in zip(found.outside, sizes, strict=True)]
 
 
-def naive_ranking(
-    model: Any, objective: str, budget: int, start: list[tuple[str, int]], paths: Sequence[str] = BLOCKS
-) -> list[tuple[str, int, Fraction]]:
-    """Algorithm 1: ablate each remaining head alone, remove the one with the highest score, first one wins a tie."""
-    removed = list(start)
-    steps = []
-    for _ in range(budget):
-        best: tuple[Fraction, str, int] | None = None
-        for path in paths:
-            for head in range(3):
-                if (path, head) in removed:
-                    continue
-                score = naive_score(zero_columns(model, [*removed, (path, head)]), objective)
-                if best is None or score > best[0]:
-                    best = (score, path, head)
-        assert best is not None
-        removed.append((best[1], best[2]))
-        steps.append((best[1], best[2], best[0]))
-    return steps
-
-
-def samples() -> list[Sample]:
-    inside, labels, outside = data()
-    known = [Sample(x, y, len(y)) for x, y in zip(inside, labels, strict=True)]
-    return known + [Sample(x, None, len(x)) for x in outside]
-
-
-@pytest.mark.parametrize("variant", ["class-token", "average-pooling", "qk-norm", "clip"])
-@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-def test_ranking_equals_the_naive_algorithm(variant: str, objective: str) -> None:
-    reference = stock(variant)
+def model_of(reference: Any, variant: str) -> HydraModel:
     source = source_of(reference, variant)
-    model = HydraModel(source.description, source.tensors)
-    heads = [(site, head) for site in range(3) for head in range(3)]
-    # A CLIP whose visual heads are all gone gives every image the same features, and rounding would decide the rest.
-    budget = 6 if variant in CLIP else 9
-    base, steps = GreedySearch(Evaluator(model, samples()), heads).rank(objective, budget, lambda step: None)
-    assert base.score(objective) == pytest.approx(float(naive_score(reference, objective)), abs=1e-12)
+    return HydraModel(source.description, source.tensors)
+
+
+def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = None) -> list[tuple[str, int]]:
+    heads = kept or [tuple(range(site.heads)) for site in model.sites]
+    return [(model.sites[site].path, heads[site][position]) for site, position in found.removed]
+
+
+@pytest.mark.parametrize("variant", ["class-token", "average-pooling", "qk-norm", "bert", "distilbert", "clip"])
+def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
+    reference, data = stock(variant), naive.data(variant)
+    model = model_of(reference, variant)
     paths = [site.path for site in model.sites]
-    found = [(paths[s.candidate[0]], s.candidate[1]) for s in steps]
-    expected = naive_ranking(reference, objective, budget, [], paths)
-    assert found == [(site, head) for site, head, _ in expected]
-    for step, (_, _, score) in zip(steps, expected, strict=True):
-        assert step.measured.score(objective) == pytest.approx(float(score), abs=1e-12)
+    # Without any (visual) head all samples are the same, and rounding would decide.
+    budget = 6 if variant in CLIP else 8
+    expected = {
+        o: naive.ranking(reference, lambda m, o=o: naive.score(m, o, data), budget, paths) for o in OBJECTIVES
+    }
+    for bounds in (True, False):
+        evaluator = Evaluator(model, samples(data), lanes=2)
+        found = GreedySearch(evaluator, HEADS, bounds=bounds).run(list(OBJECTIVES), budget)
+        evaluator.close()
+        for objective, ranking in found.items():
+            assert names(model, ranking) == [(site, head) for site, head, _ in expected[objective]], objective
+            scale = len(torch.cat(data.labels)) if objective in ("nll", "brier") else 1
+            for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
+                assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+                assert step.measured.n_ood == 7  # counted for every objective
+        assert found["acc"].base.score("avg") == pytest.approx(float(naive.score(reference, "avg", data)), abs=1e-12)
+
+
+@pytest.mark.parametrize("objectives", [["acc"], ["ood"], ["acc", "ood", "avg"]])
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("memory", [None, 30_000, 0])
+def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
+    objectives: list[str], at_once: int, memory: int | None
+) -> None:
+    data = naive.data(inside=31, outside=23)
+    model = model_of(stock("class-token"), "class-token")
+    plain = Evaluator(model, samples(data))
+    # Another number of candidates at once is another shape of the matrix products, and rounds otherwise.
+    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 7)
+    plain.close()
+    evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
+    assert (len(evaluator.chunks) > 1) == (memory is not None)
+    search = GreedySearch(evaluator, HEADS, at_once=at_once)
+    assert search.run(objectives, 7) == expected
+    if memory is None and at_once == 1:
+        assert evaluator.work < plain.work
 
 
 @pytest.mark.parametrize("tower", ["visual", "text"])
 def test_the_heads_of_one_tower(tower: str) -> None:
     """Here more classes than run at once make several passes of the text tower, and removed heads lie in both."""
-    reference = stock("clip")
+    reference, data = stock("clip"), naive.data("clip")
     source = source_of(reference, "clip")
     gone = [("visual.transformer.resblocks.1.attn", 1), ("transformer.resblocks.0.attn", 2)]
     mask = HeadMask.full(source.sites).without(gone)
@@ -100,43 +98,63 @@ def test_the_heads_of_one_tower(tower: str) -> None:
     sites = [i for i, site in enumerate(source.sites) if site.tower == tower]
     heads = [(i, position) for i in sites for position in range(len(kept[i]))]
     with mock.patch("hydractl.circuit.evaluator.PROMPTS_AT_ONCE", 4):
-        _, steps = GreedySearch(Evaluator(model, samples()), heads).rank("avg", 2, lambda step: None)
+        found = GreedySearch(Evaluator(model, samples(data)), heads).run(["avg"], 2)["avg"]
     paths = [source.sites[i].path for i in sites]
-    found = [(source.sites[s.candidate[0]].path, kept[s.candidate[0]][s.candidate[1]]) for s in steps]
-    expected = naive_ranking(reference, "avg", 2, gone, paths)
-    assert found == [(site, head) for site, head, _ in expected]
-    for step, (_, _, score) in zip(steps, expected, strict=True):
+    expected = naive.ranking(reference, lambda m: naive.score(m, "avg", data), 2, paths, gone)
+    assert names(model, found, kept) == [(site, head) for site, head, _ in expected]
+    for step, (_, _, score) in zip(found.steps, expected, strict=True):
         assert step.measured.score("avg") == pytest.approx(float(score), abs=1e-12)
 
 
-def test_ties_really_occur_in_this_data() -> None:
-    model = stock("class-token")
-    scores = [naive_score(zero_columns(model, [(f"blocks.{s}.attn", h)]), "acc") for s in range(3) for h in range(3)]
-    assert len(set(scores)) < len(scores)
-
-
 def test_search_from_a_pruned_model() -> None:
-    reference = stock("class-token")
+    reference, data = stock("class-token"), naive.data()
     source = source_of(reference, "class-token")
     mask = mask_of(source, [[0, 2], [1], [0, 1, 2]])
     pruned = prune_source(source, mask)
     model = HydraModel(pruned.description, pruned.tensors)
     heads = [(i, p) for i, kept in enumerate(mask.kept.values()) for p in range(len(kept))]
-    _, steps = GreedySearch(Evaluator(model, samples()), heads).rank("avg", 4, lambda step: None)
-    kept = list(mask.kept.values())
-    found = [(f"blocks.{s.candidate[0]}.attn", kept[s.candidate[0]][s.candidate[1]]) for s in steps]
-    assert found == [(site, head) for site, head, _ in naive_ranking(reference, "avg", 4, mask.removed_heads)]
+    found = GreedySearch(Evaluator(model, samples(data)), heads).run(["avg"], 4)["avg"]
+    paths = [site.path for site in model.sites]
+    expected = naive.ranking(reference, lambda m: naive.score(m, "avg", data), 4, paths, mask.removed_heads)
+    assert names(model, found, list(mask.kept.values())) == [(site, head) for site, head, _ in expected]
+
+
+def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
+    reference, data = stock("class-token"), naive.data()
+    idle = [("blocks.0.attn", 2), ("blocks.1.attn", 0), ("blocks.1.attn", 1), ("blocks.2.attn", 1)]
+    reference = zero_columns(reference, idle)
+    model = model_of(reference, "class-token")
+    for objective in OBJECTIVES:
+        for at_once in (1, 2):
+            evaluator = Evaluator(model, samples(data))
+            found = GreedySearch(evaluator, HEADS, at_once=at_once).run([objective], 6)[objective]
+            evaluator.close()
+            measure = lambda m, o=objective: naive.score(m, o, data)  # noqa: E731
+            expected = naive.ranking(reference, measure, 6, [site.path for site in model.sites])
+            assert names(model, found) == [(site, head) for site, head, _ in expected]
+            ranks = [names(model, found).index(head) for head in idle if head in names(model, found)]
+            assert ranks == sorted(ranks)
+
+
+def test_ties_really_occur_in_this_data() -> None:
+    model, data = stock("class-token"), naive.data()
+    one_gone = [zero_columns(model, [(f"blocks.{s}.attn", h)]) for s, h in HEADS]
+    scores = [naive.score(m, "acc", data) for m in one_gone]
+    assert len(set(scores)) < len(scores)
 
 
 def test_objectives_share_what_they_have_in_common() -> None:
-    source = source_of(stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
-    heads = [(site, head) for site in range(3) for head in range(3)]
-    search = GreedySearch(Evaluator(model, samples()), heads)
-    search.rank("acc", 3, lambda step: None)
-    assert search.evaluations == 9 + 8 + 7
-    search.rank("ood", 1, lambda step: None)
-    assert search.evaluations == 9 + 8 + 7
+    model = model_of(stock("class-token"), "class-token")
+    runs = {}
+    for objectives in (["acc"], ["ood"], ["acc", "ood"]):
+        search = GreedySearch(Evaluator(model, samples(naive.data())), HEADS, bounds=False)
+        found = search.run(objectives, 3)
+        search.evaluator.close()
+        runs[tuple(objectives)] = search.evaluations
+    apart = next((i for i, (a, b) in enumerate(zip(found["acc"].removed, found["ood"].removed)) if {a} != {b}), 3)
+    assert runs[("acc",)] == runs[("ood",)] == 9 + 8 + 7
+    shared = sum((9, 8, 7)[: apart + 1])
+    assert 24 <= runs[("acc", "ood")] == 48 - shared or set(found["acc"].removed) == set(found["ood"].removed)
 
 
 def test_scores_are_exact_integers() -> None:
@@ -146,12 +164,37 @@ def test_scores_are_exact_integers() -> None:
     assert Measured(2, 4, 9, 3).score("avg") == pytest.approx((0.5 + 9 / 24) / 2)
 
 
+def test_the_best_case_is_reached_and_never_exceeded() -> None:
+    """All ways to complete a part of the data: none beats the best case, and for the pairs one of them reaches it."""
+    seen = Measured(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
+    best = seen.best_case(3, 2)
+    for right, unseen in itertools.product((0, 1), range(0, 2 * (3 * 2 - 2 * 1) + 1)):
+        done = Measured(1 + right, 3, 3 + unseen, 2, 5, 7)
+        assert all(done.key(o) <= best.key(o) for o in OBJECTIVES)
+    assert Measured(2, 3, 3 + 8, 2, 5, 7) == best
+
+
+def test_tally_counts_pairs_of_what_it_has_seen() -> None:
+    from hydractl.circuit.tally import Values
+
+    tally = Tally()
+    tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
+    assert tally.measured().two_u is None
+    tally.add(3, Values(False, np.array([-0.5, -0.2])))
+    assert tally.measured() == Measured(1, 2, 2 + 1 + 2 + 2, 2)
+
+
 def test_number_of_evaluations_of_the_paper() -> None:
     assert evaluations(144, 48) == 5784
 
 
-def test_gates_are_off_after_a_search() -> None:
-    source = source_of(stock("class-token"), "class-token")
-    model = HydraModel(source.description, source.tensors)
-    Evaluator(model, samples()).measure([(0, 1)], [(2, 2)])
-    assert all(a.head_gate is None for a in model.attentions)
+def test_the_model_is_whole_after_a_search() -> None:
+    model = model_of(stock("clip"), "clip")
+    data = naive.data("clip")
+    before = model.member_logits(data.inside[0])
+    evaluator = Evaluator(model, samples(data))
+    GreedySearch(evaluator, HEADS).run(["acc"], 4)
+    evaluator.close()
+    model.eval()  # class features are kept; compute them anew
+    assert torch.equal(model.member_logits(data.inside[0]), before)
+    assert all(a.head_gate is None and a.given is None and a.observer is None for a in model.attentions)

@@ -83,6 +83,7 @@ def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.ModuleType("hydractl.report.info")
     module.describe = describe  # type: ignore[attr-defined]
+    module.compare = lambda documents: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "hydractl.report.info", module)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.errors import HydraError, InputError, NonFiniteError, OutputError, StorageError, UsageError
+from hydractl.errors import HydraError, InputError, Interrupted, NonFiniteError, OutputError, StorageError, UsageError
 from hydractl.outcome import Outcome
 
 Run = Callable[..., Any]
@@ -69,6 +69,7 @@ def test_usage(arguments: list[str], lines: str, hydractl: Run) -> None:
         ),
         (OSError(errno.EIO, "Input/output error"), 7, "error: cannot write: Input/output error\n" + SPACE),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (Interrupted("hydractl prune --resume"), 130, "error: interrupted\nhint: hydractl prune --resume\n"),
         (MemoryError(), 1, "error: out of memory\n" + SMALLER),
         (OutOfMemoryError("CUDA"), 1, "error: out of memory\n" + SMALLER),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "error: out of memory\n" + SMALLER),

@@ -143,6 +143,29 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
     close(together, expected)  # a shorter text is summed in another order
 
 
+READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
+READ |= {"hf-dinov2": None, "hf-dinov2-swiglu": None}
+
+
+def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
+    """With padding, causal masks, repeated samples, and a site without heads."""
+    source = source_of(stock(variant), variant)
+    pruned = prune_source(source, mask_of(source, [[0, 2], [1], [0, 2]]))
+    for one in (source, pruned, prune_source(source, mask_of(source, [[], [0, 1, 2], []]))):
+        model = HydraModel(one.description, one.tensors)
+        for chain in model.chains:
+            state = chain.stem(prompts(source) if chain.of_labels else inputs(variant))
+            whole = chain.rest(chain.sites.start, state)
+            for site in list(chain.sites)[:-1]:
+                state = chain.block(site, state)
+            last = chain.last_block(state)
+            count = 1 if chain.of_labels else READ.get(variant, 1)
+            assert last.hidden.shape[1] == (state.hidden.shape[1] if count is None else count)
+            close(chain.readout(last), whole)
+            twice = chain.readout(chain.last_block(chain.repeated(state, 2)))
+            close(twice, torch.cat([whole, whole], dim=1))
+
+
 PARTS = {
     "class-token": {
         "head.weight": "own",

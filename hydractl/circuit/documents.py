@@ -1,0 +1,107 @@
+"""The circuit file, and how far a circuit agrees with another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydractl.circuit.objective import LOSS_UNIT
+from hydractl.circuit.search import Found
+from hydractl.circuit.tower import Candidate
+from hydractl.heads import Head
+from hydractl.matching import asked_classes
+from hydractl.overlap import jaccard_at, kendall_tau
+from hydractl.provenance import provenance
+
+if TYPE_CHECKING:
+    from hydractl.circuit.scope import Scope
+    from hydractl.settings import CircuitSettings
+
+
+def document_of(
+    scope: Scope,
+    settings: CircuitSettings,
+    objective: str,
+    found: Found,
+    names: Mapping[Candidate, Head],
+    data: Mapping[str, str],
+) -> dict[str, Any]:
+    """The circuit of one objective, ``hydractl.circuit/1``.
+
+    Args:
+        scope: what was searched.
+        settings: of the search.
+        objective: of this circuit.
+        found: its ranking.
+        names: the heads by their candidates.
+        data: the fingerprints of the sets, ``id`` and ``ood``.
+    """
+    source = scope.source
+    mask = source.description.mask
+    details = {
+        "objective": objective,
+        "algorithm": settings.algorithm,
+        "approx": settings.approx,
+        "ood_score": settings.ood_score,
+        "budget": scope.total,
+        **scope.details,
+        "batch_size": settings.batch_size,
+        "dtype": settings.dtype,
+        "max_length": source.description.preprocess.get("max_length"),
+        **asked_classes(source, settings.tower),
+        "data": data["id"],
+        "ood": data.get("ood"),
+    }
+    removed = []
+    for index, step in enumerate(found.steps, start=1):
+        site, head = names[step.candidate]
+        removed.append({"step": index, "site": site, "head": head, **step.measured.to_json(objective)})
+    document: dict[str, Any] = {
+        "schema": "hydractl.circuit/1",
+        "arch": source.description.arch,
+        "objective": objective,
+        "algorithm": settings.algorithm,
+        "approx": settings.approx,
+        "ood_score": settings.ood_score,
+        "budget": scope.total,
+        **({"loss_unit": LOSS_UNIT} if objective in ("nll", "brier") else {}),
+        "sites": dict(mask.heads),
+        "base": found.base.to_json(objective),
+        "removed": removed,
+        "source": provenance("extract-circuit", settings, [source.sha256], details),
+    }
+    if settings.tower not in (None, "both"):
+        document["tower"] = settings.tower
+    if not mask.is_full:
+        document["start_mask"] = mask.to_json()
+    return document
+
+
+def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> dict[str, Any]:
+    """How far the removals of a circuit are those of an exact one.
+
+    Returns:
+        ``jaccard``: of the first N removals of both, for N at a quarter, half, three quarters and all of the shorter;
+        ``kendall_tau``: of the orders, over the heads both remove; ``score_lost``: the score of the exact circuit
+        minus that of this one after as many removals, None where they are of different objectives or data.
+    """
+    own = [(step["site"], step["head"]) for step in document["removed"]]
+    most = min(len(own), len(exact))
+    budgets = sorted({max(1, round(most * share)) for share in (0.25, 0.5, 0.75, 1.0)})
+    lost = None
+    comparable = all(
+        document.get(key) == other.get(key) for key in ("objective", "ood_score", "sites", "base")
+    ) and _data(document) == _data(other)
+    if comparable:
+        lost = other["removed"][most - 1]["score"] - document["removed"][most - 1]["score"]
+    return {
+        "removals": most,
+        "jaccard": {str(n): value for n, value in jaccard_at(own, exact, budgets).items()},
+        "kendall_tau": kendall_tau(own, list(exact)),
+        "score_lost": lost,
+    }
+
+
+def _data(document: Mapping[str, Any]) -> list[Any]:
+    settings = document.get("source", {}).get("settings", {})
+    return [settings.get("data"), settings.get("ood")]

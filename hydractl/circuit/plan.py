@@ -1,0 +1,115 @@
+"""What a search will cost, before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.search import evaluations
+from hydractl.circuit.tower import Candidate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search by Algorithm 1 takes.
+
+    Attributes:
+        evaluations: of the whole data, for each objective.
+        naive_blocks: sample-block evaluations of the plain algorithm, one objective after another.
+        most_blocks: those of this search without bounds and without what objectives have in common, the removed heads
+            taken evenly from all sites.
+        seconds: about how long that takes.
+        memory_bytes: of what is kept between evaluations.
+        chunks: into how many parts the data are cut so that the memory suffices.
+    """
+
+    evaluations: int
+    naive_blocks: int
+    most_blocks: int
+    seconds: float
+    memory_bytes: int
+    chunks: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For the answer of a dry run."""
+        return {
+            "evaluations_per_objective": self.evaluations,
+            "sample_blocks_naive": self.naive_blocks,
+            "sample_blocks_at_most": self.most_blocks,
+            "seconds_at_most": round(self.seconds, 1),
+            "memory_bytes": self.memory_bytes,
+            "chunks": self.chunks,
+        }
+
+
+def plan_of(
+    evaluator: Evaluator,
+    heads: Sequence[Candidate],
+    budget: int,
+    objectives: Sequence[str],
+    sizes: Mapping[str, int],
+    *,
+    algorithm: str = "greedy",
+    processes: int = 1,
+) -> Plan:
+    """Count what is to be done, and measure on one batch how long it takes.
+
+    Args:
+        evaluator: of the data, or of a part of it.
+        heads: the candidates.
+        budget: how many of them go.
+        objectives: of the search.
+        sizes: samples of all the data, ``id`` and ``ood``.
+        algorithm: ``greedy`` or ``headmap``.
+        processes: how many share the candidates.
+    """
+    headmap = algorithm == "headmap"
+    count = len(heads) if headmap else evaluations(len(heads), budget)
+    rounds = len({site for site, _ in heads}) if headmap else budget
+    present = sum(len(kept) for kept in evaluator.samples.full)
+    naive, most = 0.0, 0.0
+    for objective in objectives:
+        samples = sizes["id"] + (sizes.get("ood", 0) if OBJECTIVES[objective].needs_ood else 0)
+        naive += count * evaluator.naive_work(samples)
+        for step in range(rounds):
+            share = 1.0 if headmap else 1 - step / present
+            left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
+            most += evaluator.price_of_current(samples, share)
+            most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
+    everything = sum(sizes.values())
+    return Plan(
+        count,
+        round(naive),
+        round(most),
+        most * seconds_per_block(evaluator, heads[0]) / processes,
+        round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
+        len(evaluator.chunks),
+    )
+
+
+def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
+    """The time of a sample-block evaluation, counting included, from one candidate on one batch."""
+    evaluator.begin([])
+    batch = next(b for b, sample in enumerate(evaluator.batches) if sample.labels is not None)
+    evaluator.current(batch)
+    # What has been done once before is timed: the first call of a shape prepares a library.
+    site, position = head
+    evaluator.without_each(batch, site, [position])
+    evaluator.begin([])
+    work, start = evaluator.work, time.perf_counter()
+    evaluator.without_each(batch, site, [position])
+    elapsed = time.perf_counter() - start
+    return elapsed / max(evaluator.work - work, 1e-9)
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -1,0 +1,165 @@
+"""The data of a search: ID and OOD samples in batches that stay the same from the first step to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hydractl.circuit.tally import Values, values_of
+from hydractl.metrics.probabilities import Floats, log_softmax
+
+if TYPE_CHECKING:
+    from hydractl.data.base import Dataset
+    from hydractl.fusion.runtime import HydraModel
+
+_STRATA = 4
+"""Into how many parts texts are cut by how undecided they are, before each part is sorted by length."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One batch of the search data.
+
+    Attributes:
+        read: its inputs, on the model's device.
+        labels: int64 ``[B]``; None for OOD samples.
+        size: number of samples.
+    """
+
+    read: Callable[[], Any]
+    labels: np.ndarray | None
+    size: int
+
+
+Order = dict[str, list[int]]
+"""The order of the samples of each set, ``id`` and ``ood``, by their indices."""
+
+
+class SampleSet:
+    """One data set in an order, in batches.
+
+    Args:
+        order: the indices of its samples.
+        labelled: whether it is the ID set.
+    """
+
+    def __init__(
+        self, dataset: Dataset, order: Sequence[int], model: HydraModel, batch_size: int, workers: int, labelled: bool
+    ) -> None:
+        self._dataset, self._model, self._workers = dataset, model, workers
+        self._order, self._batch_size = [int(i) for i in order], batch_size
+        starts = range(0, len(order), batch_size)
+        self.batches = [self._batch(self._order[i : i + batch_size], labelled) for i in starts]
+
+    def _batch(self, indices: list[int], labelled: bool) -> Sample:
+        labels = self._dataset.labels if labelled else None
+        own = None if labels is None else np.asarray(labels)[indices]
+        return Sample(lambda: next(self._inputs(indices, 0)), own, len(indices))
+
+    def stream(self) -> Iterator[Any]:
+        """The inputs of all batches in turn, read ahead by worker processes where there are any."""
+        return self._inputs(self._order, self._workers)
+
+    def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
+        from hydractl.data import batches
+        from hydractl.fusion.runtime import move
+
+        parameter = next(self._model.parameters())
+        model, size = self._model, self._batch_size
+        for batch in batches(self._dataset, model.preprocess, size, workers=workers, indices=indices):
+            yield move(batch.inputs, parameter.device, parameter.dtype)
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """What the model says of every sample of one set before anything is removed, in the order of the data set.
+
+    Attributes:
+        margin: log p of the label minus the highest log p of another class; None for OOD samples.
+        loss: -log p of the label; None for OOD samples.
+        scores: the OOD scores.
+    """
+
+    margin: Floats | None
+    loss: Floats | None
+    scores: Floats
+
+
+def certainty(logits: Floats, labels: np.ndarray | None, values: Values) -> Certainty:
+    """Of one batch, logits ``[B, classes]`` in float64."""
+    if labels is None:
+        return Certainty(None, None, values.scores)
+    log_p = log_softmax(logits[None])[0]
+    rows = np.arange(len(labels))
+    others = log_p.copy()
+    others[rows, labels] = -np.inf
+    return Certainty(log_p[rows, labels] - others.max(axis=1), -log_p[rows, labels], values.scores)
+
+
+def undecided_first(
+    inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
+) -> Order:
+    """An order that shows early what a candidate loses: the samples first that decide the objectives.
+
+    ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
+    Any order is right; this one lets a losing candidate stop early. Where lengths matter, samples of about the same
+    hazard are sorted by length, so that little is padded.
+    """
+    assert inside.margin is not None and inside.loss is not None
+    hazards = np.zeros(len(inside.scores))
+    if any(objective in ("acc", "avg") for objective in objectives):
+        hazards += _rank(-inside.margin)
+    if any(objective in ("nll", "brier") for objective in objectives):
+        hazards += _rank(inside.loss)
+    if outside is not None and any(objective in ("ood", "avg") for objective in objectives):
+        hazards += _rank(inside.scores)
+    found = {"id": _by_hazard(hazards, lengths["id"])}
+    if outside is not None:
+        found["ood"] = _by_hazard(_rank(-outside.scores), lengths["ood"])
+    return found
+
+
+def _rank(values: Floats) -> Floats:
+    """The position of each value among them, from 0 to 1."""
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(values))
+    ranks[order] = np.arange(len(values)) / max(1, len(values) - 1)
+    return ranks
+
+
+def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
+    order = np.argsort(-hazards, kind="stable")
+    if lengths is None:
+        return [int(i) for i in order]
+    parts = np.array_split(order, min(_STRATA, max(1, len(order))))
+    return [int(i) for part in parts for i in sorted(part, key=lambda i: -lengths[i])]
+
+
+def measure_certainty(
+    dataset: Dataset, model: HydraModel, batch_size: int, workers: int, ood_score: str, labelled: bool
+) -> Certainty:
+    """Run the whole model once over one set."""
+    import torch
+
+    from hydractl.data import batches
+    from hydractl.fusion.runtime import move
+
+    parameter = next(model.parameters())
+    parts: list[tuple[list[int], Certainty]] = []
+    with torch.inference_mode():
+        for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
+            logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0]
+            labels = batch.labels.numpy() if labelled and batch.labels is not None else None
+            values = values_of(logits, labels, ood_score)
+            parts.append((batch.indices, certainty(logits.double().cpu().numpy(), labels, values)))
+    order = np.argsort(np.concatenate([indices for indices, _ in parts]))
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for _, part in parts])[order]
+
+    if not labelled:
+        return Certainty(None, None, joined("scores"))
+    return Certainty(joined("margin"), joined("loss"), joined("scores"))

@@ -1,0 +1,354 @@
+"""One search from its settings to its documents: data, journal, processes and what is said on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.checkpoint import canonical_json
+from hydractl.circuit.documents import agreement, document_of
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.journal import Journal, NoJournal
+from hydractl.circuit.plan import Plan, duration, plan_of
+from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.search import Found, GreedySearch, Observer, Step
+from hydractl.circuit.tower import Candidate
+from hydractl.data import open_data
+from hydractl.data.text_cut import report_cut
+from hydractl.errors import InputError
+from hydractl.heads import Head, ranking_from_json
+from hydractl.log import Log, Progress
+from hydractl.matching import asked_classes, check_labels, named_by_data
+from hydractl.models import build_model, read_json_file
+from hydractl.processes import Processes, local_device
+from hydractl.report.figures import bytes_text, number
+
+if TYPE_CHECKING:
+    from hydractl.circuit.scope import Scope
+    from hydractl.data.base import Dataset
+    from hydractl.settings import CircuitSettings
+
+_ROWS_AT_ONCE = 1 << 16
+"""Tokens that run together on a GPU, where a batch of one candidate has fewer."""
+
+
+class Session:
+    """The model and the data of one search.
+
+    Raises:
+        InputError: for data that do not fit the model.
+    """
+
+    def __init__(self, scope: Scope, settings: CircuitSettings, log: Log, team: Processes | None) -> None:
+        import torch
+
+        assert settings.data is not None  # settings.check() holds it
+        self.settings, self.log, self.team = settings, log, team or Processes()
+        source = named_by_data(scope.source, settings.data, settings.limit)
+        self.scope = replace(scope, source=source)
+        self.sets = self._open_sets()
+        self.exact = None if settings.check_against is None else self._read_exact(settings.check_against)
+        self.model = build_model(source, local_device(settings.device), settings.dtype)
+        self.device = next(self.model.parameters()).device
+        for dataset in self.sets.values():
+            report_cut(dataset, self.model.preprocess, log)
+        kept = source.description.mask.kept
+        self.names: dict[Candidate, Head] = {
+            (index, position): (site.path, head)
+            for index, site in enumerate(self.model.sites)
+            if site.path in self.scope.sites
+            for position, head in enumerate(kept[site.path])
+        }
+        self.evaluator: Evaluator | None = None
+        self._threads = torch.get_num_threads()
+
+    def close(self) -> None:
+        """Let go of what is kept in memory."""
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def _open_sets(self) -> dict[str, Dataset]:
+        settings, source = self.settings, self.scope.source
+        assert settings.data is not None
+        labels = source.description.labels or []  # names are never taken by position
+        reads = {source.name: source.description.reads}
+        sets = {"id": open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)}
+        check_labels(sets["id"], source)
+        if settings.ood is not None:
+            limit = settings.limit
+            sets["ood"] = open_data(settings.ood, option="--ood", limit=limit, ignore_labels=True, reads=reads)
+            if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
+                raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
+        return sets
+
+    def _order(self, journal: Journal) -> dict[str, list[int]]:
+        """The order of the samples: found once, kept by the journal, the same in all processes."""
+        if journal.order is not None:
+            return journal.order
+        settings = self.settings
+        order: dict[str, list[int]] = {}
+        if settings.bounds and settings.algorithm == "greedy":
+            certain = {
+                name: measure_certainty(
+                    dataset, self.model, settings.batch_size, settings.workers, settings.ood_score, name == "id"
+                )
+                for name, dataset in self.sets.items()
+            }
+            lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
+            order = undecided_first(certain["id"], certain.get("ood"), settings.objective, lengths)
+        else:
+            order = {name: plain_order(dataset) for name, dataset in self.sets.items()}
+        order = self.team.gather(order)[0]
+        if self.team.rank == 0:
+            journal.set_order(order)
+        self.team.gather(None)  # nobody appends before the order is kept
+        return order
+
+    def _evaluator(self, order: dict[str, list[int]]) -> Evaluator:
+        settings = self.settings
+        parts = [
+            SampleSet(dataset, order[name], self.model, settings.batch_size, settings.workers, name == "id")
+            for name, dataset in self.sets.items()
+        ]
+        total = sum(len(one) for one in order.values())
+
+        def stream() -> Iterator[Any]:
+            with self.log.progress("reading", total, "samples") as progress:
+                for part in parts:
+                    for sample, inputs in zip(part.batches, part.stream(), strict=True):
+                        yield inputs
+                        progress.advance(sample.size)
+
+        self.evaluator = Evaluator(
+            self.model,
+            [batch for part in parts for batch in part.batches],
+            stream=stream(),
+            ood_score=settings.ood_score,
+            memory_bytes=self._memory_bytes(),
+            lanes=len(settings.objective),
+        )
+        return self.evaluator
+
+    def _memory_bytes(self) -> int:
+        text = self.settings.memory
+        if text is None:
+            return free_memory(self.device) // (2 * self.team.size if self.device.type == "cpu" else 2)
+        factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1], 1)
+        return int(float(text.rstrip("KMGT")) * factor)
+
+    def _at_once(self, evaluator: Evaluator) -> int:
+        """How many candidates run together: on a CPU a batch of one is enough work."""
+        if self.device.type != "cuda":
+            return 1
+        return max(1, min(8, _ROWS_AT_ONCE // max(1, evaluator.largest_batch_tokens)))
+
+    def _read_exact(self, path: str) -> tuple[list[Head], dict[str, Any]]:
+        document = read_json_file(path)
+        return list(ranking_from_json(document, self.scope.source.sites, path).removed), document
+
+    # --- searching ----------------------------------------------------------------------------------------------------
+
+    def probe(self) -> Plan:
+        """What the search would take, judged by one batch of each set."""
+        part = {}
+        for name, dataset in self.sets.items():
+            order = plain_order(dataset)
+            middle = max(0, (len(order) - self.settings.batch_size) // 2)  # texts are sorted by length
+            part[name] = order[middle : middle + self.settings.batch_size]
+        return self._plan(self._evaluator(part))
+
+    def _plan(self, evaluator: Evaluator) -> Plan:
+        settings = self.settings
+        return plan_of(
+            evaluator,
+            list(self.names),
+            self.scope.budget,
+            settings.objective,
+            {name: len(dataset) for name, dataset in self.sets.items()},
+            algorithm=settings.algorithm,
+            processes=self.team.size,
+        )
+
+    def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
+        """The circuit document of each objective."""
+        with self._journal(journal_path) as journal:
+            evaluator = self._evaluator(self._order(journal))
+            plan = self._plan(evaluator)
+            self.log.info(
+                f"naively {plan.naive_blocks:,} sample-block evaluations, here at most {plan.most_blocks:,}"
+                f"{' before bounds' if self.settings.bounds and self.settings.algorithm == 'greedy' else ''}, "
+                f"about {duration(plan.seconds)}; {bytes_text(plan.memory_bytes)} of states are kept"
+                + (f", the data in {plan.chunks} parts" if plan.chunks > 1 else "")
+            )
+            before = evaluator.work
+            with self._observed(plan) as observer:
+                search = self._make(evaluator, journal, observer)
+                found = search.run(self.settings.objective, self.scope.budget)
+            self._report_work(search, plan, evaluator.work - before)
+        return self._documents(found)
+
+    def _make(self, evaluator: Evaluator, journal: Journal, observer: Observer) -> GreedySearch:
+        settings = self.settings
+        if settings.approx is None:
+            return GreedySearch(
+                evaluator,
+                list(self.names),
+                bounds=settings.bounds,
+                at_once=self._at_once(evaluator),
+                memory=journal,
+                processes=self.team,
+                observer=observer,
+            )
+        from hydractl.circuit.approx import search_of
+
+        return search_of(
+            settings.approx,
+            evaluator,
+            list(self.names),
+            seed=settings.seed,
+            bounds=settings.bounds,
+            at_once=self._at_once(evaluator),
+            memory=journal,
+            processes=self.team,
+            observer=observer,
+        )
+
+    @contextlib.contextmanager
+    def _journal(self, path: Path | None) -> Iterator[Journal]:
+        if path is None:
+            yield NoJournal()
+            return
+        if self.team.rank:
+            self.team.gather(None)  # the first one opens first
+        journal = Journal.open(
+            path,
+            self.fingerprint(),
+            self.environment(),
+            resume=self.settings.resume,
+            force=self.settings.force,
+            log=self.log,
+            rank=self.team.rank,
+        )
+        if not self.team.rank:
+            self.team.gather(None)
+        with journal:
+            self.team.gather(None)  # none may append before all have read
+            yield journal
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the result: a journal of another search is of no use."""
+        settings, scope, source = self.settings, self.scope, self.scope.source
+        gone = source.description.mask.removed_heads
+        return {
+            "model": source.sha256,
+            "heads already removed": f"{len(gone)}, {_digest(gone)}" if gone else "none",
+            "candidates": f"{len(self.names)}, {_digest(list(self.names.values()))}",
+            **{name: dataset.fingerprint() for name, dataset in self.sets.items()},
+            "objective": list(settings.objective),
+            "ood_score": settings.ood_score,
+            "algorithm": settings.algorithm,
+            "approx": settings.approx,
+            **({"seed": settings.seed} if settings.approx else {}),
+            **({"keep": scope.total} if settings.algorithm == "headmap" else {}),
+            "batch_size": settings.batch_size,
+            "dtype": settings.dtype,
+            "device": self.device.type,
+            "max_length": source.description.preprocess.get("max_length"),
+            "classes": _digest(asked_classes(source, None)),
+        }
+
+    def environment(self) -> dict[str, Any]:
+        """What may change the rounding, and so in rare cases the result."""
+        import torch
+
+        import hydractl
+
+        return {"threads": self._threads, "torch": torch.__version__, "hydractl": hydractl.__version__}
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _observed(self, plan: Plan) -> Iterator[Observer]:
+        several = len(self.settings.objective) > 1
+        columns = ["step", *(["objective"] if several else []), "removed at", "head", "score", "accuracy", "AUROC"]
+        with self.log.progress("circuit", plan.evaluations, "evaluations", columns) as progress:
+            yield self._observer(progress, several)
+
+    def _observer(self, progress: Progress, several: bool) -> Observer:
+        done = 0
+
+        def evaluated() -> None:
+            nonlocal done
+            done += 1
+            progress.advance(1)
+
+        def begins(step: int, groups: int, left: int) -> None:
+            progress.set_total(done + groups * left // self.team.size)
+
+        def removed(objective: str, step: int, found: Step) -> None:
+            site, head = self.names[found.candidate]
+            m = found.measured
+            progress.row(
+                [
+                    f"{step}/{self.scope.budget}",
+                    *([objective] if several else []),
+                    site,
+                    str(head),
+                    number(m.score(objective)),
+                    number(m.score("acc")),
+                    "" if m.two_u is None else number(m.score("ood")),
+                ]
+            )
+
+        return Observer(evaluated, removed, begins)
+
+    def _report_work(self, search: GreedySearch, plan: Plan, work: float) -> None:
+        if not search.evaluations:
+            self.log.info("nothing was left to evaluate: the journal has the whole search")
+            return
+        mine = " by this process" if self.team.size > 1 else ""
+        self.log.info(
+            f"{search.evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
+            f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
+        )
+
+    def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
+        data = {name: dataset.fingerprint() for name, dataset in self.sets.items()}
+        documents = {}
+        for objective, ranking in found.items():
+            document = document_of(self.scope, self.settings, objective, ranking, self.names, data)
+            if self.exact is not None:
+                document["agreement"] = agreement(document, *self.exact)
+            documents[objective] = document
+        return documents
+
+
+def plain_order(dataset: Dataset) -> list[int]:
+    """The samples as they come; where lengths matter the longest first, so that little is padded."""
+    lengths = dataset.lengths()
+    order = list(range(len(dataset)))
+    return order if lengths is None else sorted(order, key=lambda i: -lengths[i])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical_json({"of": value}).encode()).hexdigest()[:16]
+
+
+def free_memory(device: Any) -> int:
+    """Bytes of memory that are free on a device, as far as the machine says."""
+    import os
+
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

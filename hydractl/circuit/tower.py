@@ -1,0 +1,248 @@
+"""One tower during a search: what its blocks gave is kept, so that a candidate re-runs only what follows its head.
+
+What a candidate gives is a function of the removed heads and the batch alone, whatever was computed before it or
+beside it: removed heads are sliced away, blocks run on whole batches, and what a head adds to the output of its
+attention is taken from that output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.attention import HeadAttention, MemberProjections
+from hydractl.families.base import State
+from hydractl.fusion.chain import Chain
+from hydractl.fusion.runtime import HydraModel
+
+Candidate = tuple[int, int]
+"""(index of the site, position of the head among those present in the model)."""
+
+Kept = tuple[tuple[int, ...], ...]
+"""The positions that are present at each site of a tower."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One batch on its way through a tower.
+
+    Attributes:
+        kept: the heads that were present.
+        before: the state before each block; before the last one only the tokens that are read out.
+        last: the whole state before the last block.
+        joined: the joined heads of each attention, ``[B, q, heads * head_dim]``.
+        output: the output of each attention, ``[B, q, d_model]``.
+        read: what the tower reads out, ``[B, ...]``.
+    """
+
+    kept: Kept
+    before: list[State]
+    last: State
+    joined: list[Tensor]
+    output: list[Tensor]
+    read: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """The memory it takes, what it may share with another trace included."""
+        hidden = [state.hidden for state in (*self.before, self.last)]
+        return sum(t.nbytes for t in (*hidden, *self.joined, *self.output))
+
+
+class Tower:
+    """A tower of a model with one member, some of its heads sliced away.
+
+    Attributes:
+        sites: as in :class:`hydractl.fusion.chain.Chain`.
+        full: the heads of the model.
+        kept: those that are present now.
+        work: block evaluations of samples so far, in mult-adds as fractions of a block with all heads and tokens.
+    """
+
+    def __init__(self, model: HydraModel, chain: Chain) -> None:
+        self.chain = chain
+        self.sites = chain.sites
+        self._whole = [attention.projections[0] for attention in chain.attentions]
+        blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
+        self.costs = [BlockCost.of(b, a) for b, a in zip(blocks, chain.attentions, strict=True)]
+        self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._whole)
+        self.kept = self.full
+        self.work = 0.0
+
+    def remove(self, removed: Sequence[Candidate]) -> None:
+        """Slice exactly these heads of this tower away."""
+        gone = set(removed)
+        kept = tuple(
+            tuple(head for head in heads if (site, head) not in gone)
+            for site, heads in zip(self.sites, self.full, strict=True)
+        )
+        for whole, attention, now, wanted in zip(self._whole, self.chain.attentions, self.kept, kept, strict=True):
+            if now != wanted:
+                sliced = whole
+                if len(wanted) < whole.heads:
+                    # What is made in inference mode could be part of no graph of gradients.
+                    with torch.inference_mode(False), torch.no_grad():
+                        sliced = MemberProjections(whole.weights().select(wanted), whole.q_norm, whole.k_norm)
+                attention.members[0] = sliced
+        self.kept = kept
+
+    def trace(self, stem: State, known: Trace | None = None) -> Trace:
+        """Run one batch through the current model; what ``known`` has of it already is not computed again."""
+        count = len(self.kept)
+        first = 0 if known is None else _agreeing(known.kept, self.kept)
+        if known is not None and first == count:
+            return known
+        state, last = stem, stem
+        before: list[State] = []
+        joined: list[Tensor] = []
+        output: list[Tensor] = []
+        if known is not None:
+            before, joined, output = known.before[:first], known.joined[:first], known.output[:first]
+            state = known.before[first] if first < count - 1 else known.last
+        for index in range(first, count):
+            before.append(state if index < count - 1 else self.chain.asking(state))
+            last = state
+            state, heads, attended = self._observed(index, state)
+            joined.append(heads)
+            output.append(attended)
+        return Trace(self.kept, before, last, joined, output, self.chain.readout(state)[0])
+
+    def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
+        """What the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
+        first, times = site - self.sites.start, len(heads)
+        attention, present = self.chain.attentions[first], self.kept[first]
+        projections = attention.projections[0]
+        joined, output = trace.joined[first], trace.output[first]
+        if len(present) == 1:
+            # Taking the only head from the sum would leave its rounding, and samples that are alike no longer tie.
+            outputs = [projections.bias_only(output)] * times
+        else:
+            outputs = [output - projections.share(joined, present.index(head)) for head in heads]
+        before = trace.before[first]
+        state = self.chain.repeated(before, times)
+        attention.given = outputs[0] if times == 1 else torch.cat(outputs)
+        try:
+            state = self.chain.block(site, state)
+        finally:
+            attention.given = None
+        rows, asking, tokens = len(before.hidden), before.hidden.shape[1], trace.last.hidden.shape[1]
+        self._add_work(times * rows * self.costs[first].without_attention(asking), tokens)
+        for index in range(first + 1, len(self.kept)):
+            state = self._run(index, state)
+        read = self.chain.readout(state)[0]
+        return read.unflatten(0, (times, len(read) // times))
+
+    def gated(self, stem: State, gates: Sequence[Tensor]) -> Tensor:
+        """What the tower reads out of a batch with each head's output scaled, as a function of the scales.
+
+        Args:
+            stem: not made in inference mode.
+            gates: for each site ``[1 or B, heads present]``.
+        """
+        state = stem
+        try:
+            for index, gate in enumerate(gates):
+                self.chain.attentions[index].head_gate = gate
+                state = self._run(index, state)
+        finally:
+            for attention in self.chain.attentions:
+                attention.head_gate = None
+        return self.chain.readout(state)[0]
+
+    def went_back(self, stem: State) -> None:
+        """Count the work of one backward pass through what :meth:`gated` did."""
+        rows, tokens = stem.hidden.shape[:2]
+        asking = self.chain.asking(stem).hidden.shape[1]
+        for index, (cost, heads) in enumerate(zip(self.costs, self.kept, strict=True)):
+            asked = asking if index == len(self.kept) - 1 else tokens
+            self._add_work(rows * cost.backward(tokens, asked, len(heads)), tokens)
+
+    def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
+        """Run one block; the state after it, its joined heads, and the output of its attention."""
+        attention = self.chain.attentions[index]
+        joined: list[Tensor] = []
+        outputs: list[Tensor] = []
+        attention.observer = joined.append
+        hook = attention.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            state = self._run(index, state)
+        finally:
+            attention.observer = None
+            hook.remove()
+        return state, joined[0], outputs[0]
+
+    def _run(self, index: int, state: State) -> State:
+        """One block of the current model; the last one only for the tokens that are read out."""
+        rows, tokens = state.hidden.shape[:2]
+        if index < len(self.kept) - 1:
+            asking = tokens
+            state = self.chain.block(self.sites.start + index, state)
+        else:
+            state = self.chain.last_block(state)
+            asking = state.hidden.shape[1]
+        self._add_work(rows * self.costs[index].block(tokens, asking, len(self.kept[index])), tokens)
+        return state
+
+    def price(self, site: int, tokens: int, asking: int, share: float | None = None) -> float:
+        """Block evaluations of one sample for a candidate of a site, or with site -1 for the whole tower."""
+        heads = [len(h) if share is None else share * len(f) for h, f in zip(self.kept, self.full, strict=True)]
+        count = len(heads)
+        first = 0 if site < 0 else site - self.sites.start
+        macs = 0.0
+        if site >= 0:
+            macs += self.costs[first].without_attention(asking if first == count - 1 else tokens)
+            first += 1
+        for index in range(first, count):
+            macs += self.costs[index].block(tokens, asking if index == count - 1 else tokens, heads[index])
+        return macs / self.unit(tokens)
+
+    def _add_work(self, macs: float, tokens: int) -> None:
+        self.work += macs / self.unit(tokens)
+
+    def unit(self, tokens: int) -> float:
+        """Mult-adds of one sample of ``tokens`` in a block with all its heads, mean over the blocks."""
+        each = [c.block(tokens, tokens, len(h)) for c, h in zip(self.costs, self.full, strict=True)]
+        return sum(each) / len(each)
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Mult-adds of one block for one sample, by formula (matrix products only).
+
+    Attributes:
+        per_token: of all linear layers outside attention.
+    """
+
+    d_model: int
+    head_dim: int
+    gated: bool
+    per_token: int
+
+    @classmethod
+    def of(cls, block: nn.Module, attention: HeadAttention) -> BlockCost:
+        """From the block of a model and the attention in it."""
+        projections = attention.projections[0]
+        linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
+        return cls(projections.out.shape[0], projections.head_dim, projections.gate is not None, linear)
+
+    def block(self, tokens: int, asking: int, heads: float) -> float:
+        """``tokens`` that answer, ``asking`` of them that ask and go on."""
+        width = heads * self.head_dim
+        attention = (2 + self.gated) * asking * self.d_model * width + 2 * tokens * self.d_model * width
+        return attention + 2 * asking * tokens * width + asking * self.per_token
+
+    def backward(self, tokens: int, asking: int, heads: float) -> float:
+        """Gradients of activations only: once more each product with weights, twice those of two activations."""
+        return self.block(tokens, asking, heads) + 2 * asking * tokens * heads * self.head_dim
+
+    def without_attention(self, asking: int) -> int:
+        """What one head adds, and what follows attention."""
+        return asking * (self.d_model * self.head_dim + self.per_token)
+
+
+def _agreeing(a: Kept, b: Kept) -> int:
+    """How many leading sites have the same heads."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

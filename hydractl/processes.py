@@ -1,0 +1,206 @@
+"""Several processes on one search: what ``torchrun`` starts, and how they tell each other what they have found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import HydraError, UsageError
+from hydractl.log import Log
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+_LENGTH = 8  # bytes before a value that say how long it is
+_ROOM = 1 << 14
+_POLL_S = 0.001
+_PATIENCE_S = 2.0
+
+
+class Processes:
+    """One process: the case without ``torchrun``. A context manager.
+
+    Attributes:
+        rank: of this process, from 0. Only rank 0 writes outputs and talks.
+        size: number of processes.
+    """
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of their ranks, in every process.
+
+        All processes call it equally often, and each waits for the last.
+
+        Args:
+            value: anything JSON can say; it comes back as JSON does: tuples are lists, keys are strings.
+
+        Raises:
+            TypeError: for a value that JSON cannot say, NaN too.
+            HydraError: another process has ended, or is not heard of within the time-out.
+        """
+        return [json.loads(_encode(value))]
+
+    def quieted(self, log: Log) -> Log:
+        """The log as it is in rank 0, one that is silent in the others: warnings too would come once for each."""
+        return log if self.rank == 0 else Log()
+
+    def close(self) -> None:
+        """Leave the others; closing again is safe."""
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def processes(timeout_s: float) -> Processes:
+    """The processes that ``torchrun`` started this one among, by its environment; without it one, and no torch.
+
+    To be called before torch is imported: only then does torch keep what it says about lost connections to itself.
+
+    Args:
+        timeout_s: how long to wait for the others, in seconds. It must be more than one of them may take longer than
+            another from one :meth:`~Processes.gather` to the next. A process that has died is noticed at once.
+
+    Raises:
+        UsageError: for an environment that makes no sense.
+        HydraError: the others are not there within the time-out.
+    """
+    rank, size = _place()
+    if size == 1:
+        return Processes()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    import torch.distributed
+
+    try:
+        # Gloo, on GPUs too: what is exchanged lies in main memory, several ranks may share a GPU, and NCCL heeds
+        # no time-out while it first connects and may never return from its shutdown when another rank has died.
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise HydraError(
+            f"the other processes of this search cannot be reached: {reason}",
+            hint="see that all of them have been started and have not failed",
+        ) from error
+    return _Group(rank, size)
+
+
+def local_device(device: str) -> str:
+    """The device of this process: ``cuda`` and ``auto`` are a GPU of its own for each process of a machine.
+
+    Raises:
+        UsageError: for more processes than GPUs.
+    """
+    if device not in ("cuda", "auto") or _place()[1] == 1:
+        return device
+    import torch
+
+    index, there = _number("LOCAL_RANK"), torch.cuda.device_count()
+    if not there:
+        return device
+    if index >= there:
+        raise UsageError(
+            f"process {index} has no GPU of its own: there are {there}",
+            hint=f"start {there} processes on this machine, or give --device cpu",
+        )
+    return f"cuda:{index}"
+
+
+class _Group(Processes):
+    """One of several processes, in torch's default process group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._room = _ROOM
+        self._open = True
+
+    def gather(self, value: Any) -> list[Any]:
+        data = _encode(value)
+        found = self._exchange(data)
+        longest = max(length for length, _ in found)
+        if longest > self._room:
+            # All see the same lengths, so all make the same room, and it is enough the next time.
+            self._room = 2 * longest
+            found = self._exchange(data)
+        return [json.loads(part[:length]) for length, part in found]
+
+    def _exchange(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The length of each process's value, and as much of it as there is room for, in one collective."""
+        import torch
+        import torch.distributed
+
+        mine = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
+        message = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
+        mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        theirs = [torch.empty_like(mine) for _ in range(self.size)]
+        try:
+            work = torch.distributed.all_gather(theirs, mine, async_op=True)
+            _wait(work)
+        except RuntimeError as error:
+            self.close()
+            hint = "run the same command with --resume"
+            raise HydraError("another process of this search has ended", hint=hint) from error
+        received = [one.numpy().tobytes() for one in theirs]
+        return [(int.from_bytes(one[:_LENGTH], "big"), one[_LENGTH:]) for one in received]
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        # After an interruption in the midst of a gather torch waits here for those who have not come to it yet.
+        leaving = threading.Thread(target=_leave, daemon=True)
+        leaving.start()
+        leaving.join(_PATIENCE_S)
+
+
+def _wait(work: Work) -> None:
+    """Wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
+    while not work.is_completed():
+        time.sleep(_POLL_S)
+    work.wait()
+
+
+def _leave() -> None:
+    import torch.distributed
+
+    with contextlib.suppress(Exception):  # there is nobody left to tell
+        torch.distributed.destroy_process_group()
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+    except ValueError as error:
+        raise TypeError(f"no value for JSON: {error}") from None
+
+
+def _place() -> tuple[int, int]:
+    """The rank of this process and the number of processes."""
+    if os.environ.get("WORLD_SIZE", "") in ("", "1"):
+        return 0, 1
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE is set, but not {', '.join(missing)}",
+            hint="start several processes with torchrun, or unset WORLD_SIZE",
+        )
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if rank >= size:
+        raise UsageError(f"RANK is {rank}, but WORLD_SIZE {size}", hint="ranks count from 0")
+    return rank, size
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"{name} is {text!r}, not a number", hint="torchrun sets it")
+    return int(text)

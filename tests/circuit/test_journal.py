@@ -1,0 +1,462 @@
+"""The journal: no kill loses more than the line being written, and nobody resumes another search by mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.circuit import journal_files
+from hydractl.circuit.journal import Journal, NoJournal
+from hydractl.errors import HydraError, InputError, OutputError, StorageError
+from hydractl.log import Log
+
+FINGERPRINT = {"model": "ab" * 32, "batch_size": 16, "dtype": "float32", "objective": ["acc", "ood"]}
+ENVIRONMENT = {"threads": 2, "torch": "2.13.0"}
+HEADER = json.dumps({"schema": "hydractl.journal/1", "fingerprint": FINGERPRINT, "environment": ENVIRONMENT}) + "\n"
+
+
+class Heard(Log):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, message: str) -> None:
+        self.lines.append(message)
+
+    def warn(self, message: str) -> None:
+        self.lines.append(f"warning: {message}")
+
+
+def begin(path: Path, log: Log | None = None, **changed: Any) -> Journal:
+    settings: dict[str, Any] = {"resume": False, "force": False, **changed}
+    fingerprint, environment = settings.pop("fingerprint", FINGERPRINT), settings.pop("environment", ENVIRONMENT)
+    return Journal.open(path, fingerprint, environment, log=log or Heard(), **settings)
+
+
+def resume(path: Path, log: Log | None = None, **changed: Any) -> Journal:
+    return begin(path, log, resume=True, **changed)
+
+
+def written(path: Path, *records: dict[str, Any], **changed: Any) -> Path:
+    """A journal with records, closed."""
+    with begin(path, **changed) as journal:
+        for record in records:
+            journal.append(record)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "circuit [1].json.journal"
+
+
+# --- begin, resume, start over ----------------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_found_again(path: Path) -> None:
+    records = [{"step": 1, "text": "ü\n\u2028"}, {"step": 2, "counts": [3, None, 1.5]}]
+    with begin(path) as journal:
+        assert (journal.records, journal.order) == ([], None)
+        journal.append(records[0])
+        journal.set_order([2, 0, 1])
+        journal.append(records[1])
+        assert journal.order == [2, 0, 1]
+    log = Heard()
+    with resume(path, log) as journal:
+        assert (journal.records, journal.order, log.lines) == (records, [2, 0, 1], [])
+        with pytest.raises(ValueError, match="order is set"):
+            journal.set_order([0, 1, 2])
+        journal.append({"step": 3})
+    with resume(path) as journal:
+        assert journal.records == [*records, {"step": 3}]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines[0] + "\n" == HEADER
+    assert lines[2] == '{"order": [2, 0, 1]}'
+
+
+def test_every_line_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+    with begin(path) as journal:
+        assert path.read_text() == HEADER
+        journal.append({"a": 1})
+        assert path.read_text() == HEADER + '{"a": 1}\n'
+        for bad in ({"x": float("nan")}, {"x": {1, 2}}, {"order": 1}):
+            with pytest.raises((ValueError, TypeError)):
+                journal.append(bad)
+        assert path.read_text() == HEADER + '{"a": 1}\n'
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_recorded_search_is_not_overwritten_unasked(path: Path) -> None:
+    written(path, {"a": 1})
+    with pytest.raises(OutputError) as caught:
+        begin(path)
+    assert caught.value.message == f"a search is recorded in {path}"
+    assert caught.value.hint == "add --resume to go on with it, or --force to start over"
+    with begin(path, force=True) as journal:
+        assert journal.records == []
+        journal.append({"b": 2})
+    assert path.read_text() == HEADER + '{"b": 2}\n'
+    with resume(path, force=True) as journal:
+        assert journal.records == [{"b": 2}], "--force is about the output then"
+
+
+@pytest.mark.parametrize("option", ["neither", "resume", "force"])
+def test_a_journal_without_a_record_does_not_stay(option: str, path: Path) -> None:
+    log = Heard()
+    with begin(path, log, resume=option == "resume", force=option == "force"):
+        assert path.exists()
+    assert not path.exists()
+    assert log.lines == ([f"no search is recorded in {path}: starting afresh"] if option == "resume" else [])
+    written(path, {"a": 1})
+    with resume(path):
+        pass
+    assert path.exists(), "the records were there before"
+    with begin(path, force=True):
+        assert path.read_text() == HEADER
+    assert not path.exists()
+
+
+def test_nothing_is_kept_without_a_file() -> None:
+    with NoJournal() as journal:
+        journal.append({"a": 1})
+        journal.set_order([1])
+        journal.sync()
+        assert (journal.records, journal.order) == ([], [1])
+
+
+# --- another search, another environment ------------------------------------------------------------------------------
+
+
+def test_another_search_is_refused_with_every_difference(path: Path) -> None:
+    written(path, {"a": 1}, fingerprint={**FINGERPRINT, "batch_size": 8, "old\x1b": "x" * 100})
+    before = path.read_bytes()
+    with pytest.raises(InputError) as caught:
+        resume(path, fingerprint={**FINGERPRINT, "dtype": "bfloat16", "max_length": 1, "batch_size": 8.0})
+    assert caught.value.message == f"{path} records another search"
+    assert caught.value.problems == [
+        "batch_size: 8 in the journal, 8.0 now",
+        "dtype: 'float32' in the journal, 'bfloat16' now",
+        "max_length: nothing in the journal, 1 now",
+        f"'old\\x1b': '{'x' * 56}... in the journal, nothing now",
+    ]
+    assert path.read_bytes() == before
+
+
+def test_values_that_differ_where_they_are_cut(path: Path) -> None:
+    written(path, {"a": 1}, fingerprint={"templates": "x" * 100 + "a"})
+    with pytest.raises(InputError) as caught:
+        resume(path, fingerprint={"templates": "x" * 100 + "b"})
+    assert caught.value.problems == [f"templates: '{'x' * 56}... in the journal, another value now"]
+
+
+def test_tuples_and_names_that_are_no_text_are_the_same_search(path: Path) -> None:
+    odd = {"sites": (1, 2), "data": "\udcff.npz"}
+    written(path, {"a": 1}, fingerprint=odd)
+    with resume(path, fingerprint=odd) as journal:
+        assert journal.records == [{"a": 1}]
+
+
+def test_another_environment_is_a_warning(path: Path) -> None:
+    written(path, {"a": 1})
+    log = Heard()
+    with resume(path, log, environment={"threads": 4, "torch": "2.13.0"}) as journal:
+        assert journal.records == [{"a": 1}]
+    assert log.lines == ["warning: the search was begun in another environment: threads: 2 in the journal, 4 now"]
+
+
+# --- broken files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ['{"b": 2}', '{"b', "{", '{"b\n', "\x00\x00", "\n"])
+def test_a_half_written_last_line_is_dropped(end: str, path: Path) -> None:
+    path.write_text(HEADER + '{"a": 1}\n' + end)
+    log = Heard()
+    with resume(path, log) as journal:
+        assert journal.records == [{"a": 1}]
+        journal.append({"c": 3})
+    assert log.lines == [f"the last line of {path} is half-written: dropped"]
+    assert path.read_text() == HEADER + '{"a": 1}\n{"c": 3}\n'
+
+
+def test_a_line_cut_within_a_character(path: Path) -> None:
+    path.write_bytes(HEADER.encode() + '{"a": "ü'.encode()[:-1])
+    with resume(path) as journal:
+        assert journal.records == []
+
+
+@pytest.mark.parametrize("size", range(0, len(HEADER), 7))
+def test_killed_at_birth(size: int, path: Path) -> None:
+    path.write_text(HEADER[:size])
+    log = Heard()
+    with resume(path, log, fingerprint={"other": 1}) as journal:
+        assert journal.records == []
+        journal.append({"a": 1})
+    note = [f"the header of {path} is half-written: dropped"] if size else []
+    assert log.lines == [*note, f"no search is recorded in {path}: starting afresh"]
+    with resume(path, fingerprint={"other": 1}) as journal:
+        assert journal.records == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        ('{"a\n{"b": 2}\n', ["line 2 is not JSON: Unterminated string starting at column 2"]),
+        ('{"a": 1}\n\n{"a": NaN}\n[1]\n{"c": 3}\n', [
+            "line 3 is empty", "line 4 contains NaN, which is not a number in JSON", "line 5 is [1], not an object"]),
+        ('{"a": 1}\n7\n', ["line 3 is 7, not an object"]),
+        ('{"a\n{"b', ["line 2 is not JSON: Unterminated string starting at column 2"]),
+        ('{"a": "\xff"}\n{"b": 2}\n', ["line 2 is not UTF-8 text (byte 7)"]),
+        ("[" * 100_000 + "\n{}\n", ["line 2 is nested too deeply to be a hydractl file"]),
+    ],
+)  # fmt: skip
+def test_a_broken_line_elsewhere(content: str, problems: list[str], path: Path) -> None:
+    path.write_bytes(HEADER.encode() + content.encode("latin-1"))
+    before = path.read_bytes()
+    with pytest.raises(InputError) as caught:
+        resume(path)
+    assert (caught.value.message, caught.value.problems) == (f"{path} is broken", problems)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + HEADER.encode(), HEADER.encode("utf-16"), b"\x00" * 400, b"my notes, no newline", b"{}\n",
+        HEADER.replace("journal/1", "journal/2").encode(), HEADER.replace(" ", "").encode(),
+    ],
+)  # fmt: skip
+def test_a_file_of_a_stranger(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is no hydractl.journal/1 file"):
+        resume(path)
+    assert path.read_bytes() == content
+
+
+def test_a_header_that_says_nothing(path: Path) -> None:
+    path.write_text('{"schema": "hydractl.journal/1", "fingerprint": 1}\n')
+    with pytest.raises(InputError) as caught:
+        resume(path)
+    assert caught.value.problems == ["line 1 is no header"]
+
+
+# --- files and folders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["neither", "resume", "force"])
+def test_what_is_no_file_is_refused(option: str, path: Path, tmp_path: Path) -> None:
+    how = {"resume": option == "resume", "force": option == "force"}
+    with pytest.raises(OutputError) as caught:
+        begin(tmp_path / "no" / "a.journal", **how)
+    assert caught.value.message == f"the folder of the journal does not exist: {tmp_path / 'no'}"
+    path.mkdir()
+    with pytest.raises(OutputError, match="Is a directory"):
+        begin(path, **how)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(OutputError):
+        begin(path, **how)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="is a symbolic link"):
+        begin(path, **how)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_one_process_at_a_time(path: Path) -> None:
+    with begin(path) as journal:
+        for option in ("resume", "force"):
+            with pytest.raises(OutputError) as caught:
+                begin(path, **{option: True})
+            assert (caught.value.message, caught.value.hint) == (f"another process is writing {path}", "wait for it")
+        journal.append({"a": 1})
+    assert path.read_text() == HEADER + '{"a": 1}\n'
+
+
+def test_a_file_that_its_owner_removes_is_not_the_one_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = journal_files._lock
+
+    def lock_late(file: Any, path: Path) -> None:
+        monkeypatch.setattr(journal_files, "_lock", lock)
+        path.unlink()
+        lock(file, path)
+
+    monkeypatch.setattr(journal_files, "_lock", lock_late)
+    written(path, {"a": 1})
+    assert path.read_text() == HEADER + '{"a": 1}\n'
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from hydractl.circuit.journal import Journal
+from hydractl.errors import StorageError
+from hydractl.log import Log
+path = Path(sys.argv[1])
+with Journal.open(path, {}, {}, resume=False, force=False, log=Log()) as journal:
+    journal.append({"a": 1})
+    size = path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, resource.RLIM_INFINITY))
+    try:
+        journal.append({"b": "x" * 100})
+    except StorageError as error:
+        print(error.message)
+    assert path.stat().st_size == size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    journal.append({"c": 3})
+"""
+
+
+def run(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_full_disk_leaves_whole_lines(path: Path) -> None:
+    out, err = run(FULL, path).communicate(timeout=60)
+    assert (out, err) == (f"cannot write {path}: File too large\n", "")
+    with resume(path, fingerprint={}, environment={}) as journal:
+        assert journal.records == [{"a": 1}, {"c": 3}]
+
+
+def test_no_space_for_the_header_leaves_nothing(path: Path) -> None:
+    limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        with pytest.raises(StorageError):
+            begin(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not path.exists()
+
+
+COUNT = """
+import sys
+from pathlib import Path
+from hydractl.circuit.journal import Journal
+from hydractl.log import Log
+with Journal.open(Path(sys.argv[1]), {}, {}, resume=True, force=False, log=Log()) as journal:
+    count = len(journal.records)
+    assert [record["n"] for record in journal.records] == list(range(count))
+    print(count, flush=True)
+    while True:
+        journal.append({"n": count, "long": "x" * 5000})
+        count += 1
+"""
+
+
+def test_killed_again_and_again(path: Path) -> None:
+    counts = []
+    for delay in (random.uniform(0, 0.02) for _ in range(8)):
+        process = run(COUNT, path)
+        assert process.stdout is not None
+        counts.append(int(process.stdout.readline()))
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+    with resume(path, fingerprint={}, environment={}) as journal:
+        counts.append(len(journal.records))
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def several(path: Path, size: int, log: Log | None = None, **how: Any) -> list[Journal]:
+    return [begin(path, log if rank == 0 else None, rank=rank, **how) for rank in range(size)]
+
+
+def record(journals: list[Journal], step: int) -> None:
+    for rank, journal in enumerate(journals):
+        journal.append({"step": step, "rank": rank})
+        journal.close()
+
+
+def test_another_number_of_processes_reads_the_same(path: Path) -> None:
+    first = several(path, 12)
+    first[0].set_order([1, 0])
+    record(first, 1)
+    assert sorted(file.name for file in path.parent.iterdir())[:3] == [path.name, f"{path.name}.1", f"{path.name}.10"]
+    expected = [{"step": 1, "rank": rank} for rank in range(12)]
+    with open(path.with_name(f"{path.name}.11"), "a") as torn:
+        torn.write('{"st')
+    for size in (1, 3, 13):
+        log = Heard()
+        journals = several(path, size, log, resume=True)
+        assert [(journal.records, journal.order) for journal in journals] == [(expected, [1, 0])] * size
+        assert log.lines == [f"the last line of {path}.11 is half-written: dropped"]
+        for journal in journals:
+            journal.close()
+    assert not path.with_name(f"{path.name}.12").exists(), "it was given nothing to keep"
+
+
+def test_the_file_of_one_process_is_of_another_search(path: Path) -> None:
+    record(several(path, 2), 1)
+    path.unlink()
+    written(path, {"a": 1}, rank=2, fingerprint={**FINGERPRINT, "batch_size": 8})
+    with pytest.raises(InputError) as caught:
+        resume(path)
+    assert caught.value.message == f"{path}.2 records another search"
+    assert not path.exists(), "a search that was refused leaves nothing behind"
+
+
+def test_the_order_of_another_search(path: Path) -> None:
+    journals = several(path, 2)
+    for order, journal in enumerate(journals):
+        journal.set_order([order])
+        journal.close()
+    with pytest.raises(InputError, match="of different searches"):
+        resume(path)
+
+
+def test_files_of_older_processes(path: Path, tmp_path: Path) -> None:
+    record(several(path, 3), 1)
+    path.unlink()
+    with pytest.raises(OutputError, match=r"a search is recorded in .*\.1$"):
+        begin(path)
+    stranger = path.with_name(f"{path.name}.old")
+    stranger.touch()
+    with begin(path, force=True) as journal:
+        assert sorted(path.parent.iterdir()) == [path, stranger]
+        journal.append({"a": 1})
+    notes = path.with_name(f"{path.name}.7")
+    notes.write_text("mine")
+    with pytest.raises(OutputError) as caught:
+        begin(path, force=True)
+    assert caught.value.message == f"{notes} is in the way and is no hydractl.journal/1 file"
+    assert notes.read_text() == "mine"
+    for make, reason in ((os.mkdir, "Is a directory"), (os.mkfifo, "it is no regular file")):
+        notes.rename(tmp_path / reason)
+        make(notes)
+        with pytest.raises(InputError) as unreadable:
+            resume(path)
+        assert unreadable.value.message == f"cannot read {notes}: {reason}"
+
+
+@pytest.mark.parametrize("option", ["resume", "force"])
+def test_an_older_process_that_still_runs(option: str, path: Path) -> None:
+    first, second = several(path, 2)
+    second.append({"a": 1})
+    first.close()
+    with pytest.raises(HydraError) as caught:
+        begin(path, **{option: True})
+    assert (caught.value.exit_code, caught.value.message) == (5, f"another process is writing {path}.1")
+    second.append({"b": 2})
+    second.close()
+    with resume(path) as journal:
+        assert journal.records == [{"a": 1}, {"b": 2}]

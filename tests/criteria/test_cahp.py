@@ -1,0 +1,432 @@
+"""CAHP against naive computations: formulas written out, scikit-learn, the libraries' own models, and by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import LedoitWolf
+from torch.nn import functional as F
+
+from hydractl.checkpoint import read_header
+from hydractl.cli.app import main
+from hydractl.criteria import Calibration, Decider, get_criterion
+from hydractl.criteria.cahp import representatives, sizes_to_try, split_by_class
+from hydractl.criteria.head_outputs import count_correct, head_outputs, part_of
+from hydractl.criteria.knee import find_knee
+from hydractl.criteria.separability import class_pairs, jeffries_matusita, signatures
+from hydractl.errors import InputError, NonFiniteError
+from hydractl.fusion.runtime import HydraModel
+from hydractl.log import Log
+from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico_clip import pico_clip, publish_clip
+
+# --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
+
+
+def distance(mean_a: Any, cov_a: Any, mean_b: Any, cov_b: Any) -> float:
+    """The formula word for word."""
+    both, apart = (cov_a + cov_b) / 2, mean_a - mean_b
+    ratio = np.linalg.det(both) / math.sqrt(np.linalg.det(cov_a) * np.linalg.det(cov_b))
+    bhattacharyya = float(apart @ np.linalg.inv(both) @ apart) / 8 + math.log(ratio) / 2
+    return 2 * (1 - math.exp(-bhattacharyya))
+
+
+def test_distances_are_the_formula() -> None:
+    random = np.random.default_rng(0)
+    roots = random.normal(size=(4, 5, 5))
+    means, covariances = random.normal(size=(4, 5)), roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(5)
+    pairs = class_pairs(4, random)
+    assert pairs.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    expected = [distance(means[a], covariances[a], means[b], covariances[b]) for a, b in pairs]
+    assert jeffries_matusita(means, covariances, pairs) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (0.7, 1.0), (0.0, 3.0), (2.0, 0.5), (40.0, 1.0)])
+def test_distance_is_the_overlap_of_two_densities(mean: float, deviation: float) -> None:
+    """2 - 2 * the integral of sqrt(p q), summed over a fine grid; 0 for the same density."""
+    x = np.linspace(-60, 60, 400_001)
+
+    def density(m: float, s: float) -> Any:
+        return np.exp(-(((x - m) / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
+
+    expected = 2 - 2 * np.sqrt(density(0.0, 1.0) * density(mean, deviation)).sum() * (x[1] - x[0])
+    means, variances = np.array([[0.0], [mean]]), np.array([[[1.0]], [[deviation**2]]])
+    assert jeffries_matusita(means, variances, np.array([[0, 1]]))[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_many_classes_have_a_thousand_pairs_drawn_by_the_seed() -> None:
+    pairs = class_pairs(60, np.random.default_rng(1))
+    assert len({tuple(p) for p in pairs.tolist()}) == 1000 and all(a < b < 60 for a, b in pairs)
+    assert (pairs == class_pairs(60, np.random.default_rng(1))).all()
+    assert (pairs != class_pairs(60, np.random.default_rng(2))).any()
+
+
+def naive_signatures(outputs: Any, labels: Any) -> Any:
+    """Ledoit-Wolf by scikit-learn, one head, one pair at a time: ``[heads, pairs]``."""
+    classes, found = sorted(set(labels.tolist())), []
+    for head in range(outputs.shape[1]):
+        fits = [LedoitWolf().fit(outputs[labels == c, head]) for c in classes]
+        gaussians = [(fit.location_, fit.covariance_) for fit in fits]
+        found.append([distance(*a, *b) for i, a in enumerate(gaussians) for b in gaussians[i + 1 :]])
+    return np.array(found)
+
+
+def test_signatures_are_distances_of_shrunk_gaussians() -> None:
+    random = np.random.default_rng(0)
+    labels = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 2])
+    outputs = random.normal(size=(12, 3, 4)) + labels[:, None, None] * np.array([0, 0.3, 2])[None, :, None]
+    found = signatures(outputs, labels, class_pairs(3, random))
+    assert found == pytest.approx(naive_signatures(outputs, labels), rel=1e-4)
+    assert found[2].min() > found[0].max()  # the last head tells the classes apart, the first does not
+
+
+def test_a_head_that_always_says_the_same_separates_nothing() -> None:
+    outputs = np.zeros((9, 2, 4), dtype=np.float32)
+    outputs[:, 1] = np.float32(1 / 3)
+    outputs[::2, 1] = np.nextafter(np.float32(1 / 3), np.float32(1))  # rounding is no difference
+    found = signatures(outputs, np.arange(9) % 3, class_pairs(3, np.random.default_rng(0)))
+    assert (found[0] == 0).all() and found[1].max() < 0.01
+
+
+# --- the knee ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_knee_of_a_parabola_is_half_way() -> None:
+    """``2 x - x^2`` over its chord ``x``: furthest at 1/2, by ``1/4 / sqrt(2)``."""
+    x = np.linspace(0, 1, 11)
+    for degree in (2, 3, 5):
+        knee = find_knee(range(1, 12), 2 * x - x**2, degree)
+        assert knee.heads == 6 and knee.distance == pytest.approx(0.25 / math.sqrt(2))
+        assert knee.fitted == pytest.approx(2 * x - x**2)
+
+
+def test_the_knee_is_the_furthest_point_of_the_scaled_curve() -> None:
+    heads = [1, 2, 4, 7, 8, 12, 20, 21, 30]
+    accuracy = [0.1, 0.35, 0.3, 0.6, 0.62, 0.8, 0.79, 0.85, 0.84]
+    for degree in (2, 3, 4):
+        fitted = np.polyval(np.polyfit(heads, accuracy, degree), heads)
+        points = np.stack([(np.array(heads) - 1) / 29, (fitted - fitted.min()) / np.ptp(fitted)], axis=1)
+        along = (points[-1] - points[0]) / np.linalg.norm(points[-1] - points[0])
+        away = points - points[0]
+        distances = away[:, 1] * along[0] - away[:, 0] * along[1]  # above the chord is positive
+        knee = find_knee(heads, accuracy, degree)
+        assert knee.heads == heads[int(distances.argmax())]
+        assert knee.distance == pytest.approx(distances.max())
+
+
+def test_the_knee_is_where_accuracy_stops_to_rise_not_where_it_begins() -> None:
+    x = np.arange(1, 31)
+    knee = find_knee(x, 0.1 + 0.85 / (1 + np.exp(-(x - 18) / 1.5)), 5)  # the bend below the chord is the larger
+    assert 19 <= knee.heads <= 24
+
+
+@pytest.mark.parametrize("accuracy", [[0.5] * 9, np.arange(9) / 8, (np.arange(9) / 8) ** 2])
+def test_a_curve_without_a_knee_keeps_all_heads(accuracy: Sequence[float]) -> None:
+    assert (find_knee(range(1, 10), accuracy, 3).heads, find_knee(range(1, 10), accuracy, 3).distance) == (9, None)
+
+
+def test_few_heads() -> None:
+    assert find_knee([1, 2], [0.1, 0.9], 3).heads == 2
+    assert find_knee([1, 2, 3], [0.0, 1.0, 1.0], 5).heads == 2  # three points fix a parabola, no more
+    assert sizes_to_try(1) == [1] and sizes_to_try(40) == list(range(1, 41))
+    assert len(sizes_to_try(144)) == 40 and {1, 144} <= set(sizes_to_try(144))
+    assert max(np.diff(sizes_to_try(144))) <= 4
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_representatives_are_the_middles_of_clusters() -> None:
+    points = np.array([0.0, 1.0, 1.9, 50.0, 51.0, 52.1, 90.0])
+    distances = np.abs(points[:, None] - points)
+    for seed in (0, 1, 10**17):
+        assert representatives(distances, 3, seed) == {1, 4, 6}
+        assert representatives(distances, 7, seed) == set(range(7))
+    assert representatives(distances, 1, 0) == {3}
+
+
+def joined_heads(model: Any, variant: str, batch: Any) -> list[torch.Tensor]:
+    """What the library's own model gives each output projection, ``[B, T, 24]`` of each site."""
+    found: list[torch.Tensor] = []
+    names = ("attn.proj", "attention.output.dense", "out_lin")
+    projections = [m for n, m in model.named_modules() if n.endswith(names)]
+    hooks = [p.register_forward_pre_hook(lambda _, given: found.append(given[0])) for p in projections]
+    with torch.no_grad():
+        logits(model, batch)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+READ = {"class-token": [0], "distilled": [0, 1], "average-pooling": [0, 1, 2, 3], "bert": [0], "distilbert": [0]}
+
+
+@pytest.mark.parametrize("variant", READ)
+def test_head_outputs_are_what_the_library_projects(variant: str) -> None:
+    reference = stock(variant)
+    source = source_of(reference, variant)
+    kept = [[0, 2], [], [1]]
+    for one, removed in ((source, []), (prune_source(source, mask_of(source, kept)), kept)):
+        model = HydraModel(one.description, one.tensors)
+        batch = inputs(variant)
+        found = head_outputs(model, [(batch, torch.zeros(3))], [0, 2], Log())
+        changed = zero_columns(reference, mask_of(source, kept).removed_heads) if removed else reference
+        whole = joined_heads(changed, variant, batch)
+        for site in (0, 2):
+            expected = (
+                whole[site][:, READ[variant]].mean(1).unflatten(1, (3, 8))[:, kept[site] if removed else [0, 1, 2]]
+            )
+            assert np.abs(found[site] - expected.numpy()).max() < 1e-5
+        assert all(a.observer is None for a in model.attentions)
+
+
+def test_head_outputs_of_a_visual_tower() -> None:
+    reference = stock("clip").double()
+    source = source_of(reference, "clip")
+    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    found = head_outputs(model, [(images().double(), torch.zeros(3))], [0, 1], Log())
+    for site, block in enumerate(reference.visual.transformer.resblocks):
+        given: list[torch.Tensor] = []
+        hook = block.ln_1.register_forward_hook(lambda _, __, output, given=given: given.append(output))
+        with torch.no_grad():
+            reference.encode_image(images().double())
+        hook.remove()
+        q, k, v = (
+            F.linear(given[0], block.attn.in_proj_weight, block.attn.in_proj_bias).unflatten(2, (3, 3, 8)).unbind(2)
+        )
+        weights = (torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(8)).softmax(-1)
+        expected = torch.einsum("bhqk,bkhd->bqhd", weights, v)[:, 0]
+        assert np.abs(found[site] - expected.detach().numpy()).max() < 1e-12
+
+
+def knowing() -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A stock model, 80 images, and as their labels what it says of them, which is something of every class."""
+    model, x = stock("class-token").double(), images(80, seed=3).double()
+    with torch.no_grad():
+        model.head.bias -= model(x).mean(0)
+        return model, x, model(x).argmax(1)
+
+
+def loaded(reference: Any) -> HydraModel:
+    source = source_of(reference, "class-token")
+    return HydraModel(source.description, source.tensors, dtype=torch.float64)
+
+
+def calibration(batch: int, seed: int = 0, degree: int = 3) -> Calibration:
+    _, x, y = knowing()
+    return Calibration(
+        lambda: zip(x.split(batch), y.split(batch), strict=True), len(y), seed, Log(), {"degree": degree}
+    )  # type: ignore[arg-type]
+
+
+def cahp() -> Decider:
+    criterion = get_criterion("cahp")
+    assert isinstance(criterion, Decider)
+    return criterion
+
+
+def test_the_decision_is_that_of_a_naive_run_on_the_stock_model() -> None:
+    reference, x, y = knowing()
+    decision = cahp().decide(loaded(reference), calibration(32), range(3))
+
+    first = split_by_class(y.numpy(), np.random.default_rng([0, 1]))
+    whole = joined_heads(reference, "class-token", x[first])
+    outputs = torch.cat([joined[:, 0].unflatten(1, (3, 8)) for joined in whole], dim=1).numpy()
+    signature = naive_signatures(outputs, y.numpy()[first])
+    apart = np.array([[np.linalg.norm(a - b) for b in signature] for a in signature])
+    heads = [(f"blocks.{i}.attn", h) for i in range(3) for h in range(3)]
+    chosen, correct = [representatives(apart, k, 0) for k in range(1, 10)], []
+    for members in chosen:
+        model_k = zero_columns(reference, [head for n, head in enumerate(heads) if n not in members])
+        with torch.no_grad():
+            correct.append(int((model_k(x[~first]).argmax(1) == y[~first]).sum()))
+    info = decision.info
+    total = int((~first).sum())
+    assert info["samples"] == {"signatures": 80 - total, "accuracy": total}
+    assert (info["classes"], info["class_pairs"]) == (5, 10)
+    assert [(p["heads"], p["correct"]) for p in info["curve"]] == list(zip(range(1, 10), correct, strict=True))
+    assert correct[0] < total / 2 and correct[-1] == total  # a curve that says something
+    knees = {d: find_knee(range(1, 10), [c / total for c in correct], d).heads for d in (2, 3, 4, 5)}
+    assert info["knees"] == {str(d): k for d, k in knees.items()} and info["knee"]["heads"] == knees[3]
+    shares = [sum(n in members for members in chosen) / 9 for n in range(9)]
+    assert [score for i in range(3) for score in decision.scores[i]] == pytest.approx(shares)
+    assert {i * 3 + h for i in range(3) for h in decision.kept[i]} == chosen[knees[3] - 1]
+
+
+def test_the_decision_follows_the_seed_and_not_the_batches() -> None:
+    model = loaded(knowing()[0])
+    first = cahp().decide(model, calibration(32), range(3))
+    assert cahp().decide(model, calibration(32), range(3)) == first
+    assert cahp().decide(model, calibration(7), range(3)) == first
+    assert cahp().decide(model, calibration(32, seed=1), range(3)).info != first.info
+    assert cahp().decide(model, calibration(32, degree=2), range(3)).info["knee"]["heads"] == first.info["knees"]["2"]
+    assert all(a.head_gate is None and a.observer is None for a in model.attentions)
+
+
+def test_a_pruned_model_chooses_among_the_heads_it_has() -> None:
+    source = source_of(knowing()[0], "class-token")
+    pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    model = HydraModel(pruned.description, pruned.tensors, dtype=torch.float64)
+    decision = cahp().decide(model, calibration(32), range(3))
+    assert [len(scores) for scores in decision.scores.values()] == [2, 0, 1]
+    assert decision.kept[1] == [] and [p["heads"] for p in decision.info["curve"]] == [1, 2, 3]
+
+
+def test_every_class_is_split() -> None:
+    labels = np.array([0] * 4 + [1] * 9 + [2] * 20)
+    first = split_by_class(labels, np.random.default_rng(0))
+    assert [int(first[labels == c].sum()) for c in range(3)] == [3, 5, 10]
+    parts = part_of([(torch.arange(6), torch.zeros(6)), (torch.arange(6, 33), torch.zeros(27))], first)
+    assert torch.cat([numbers for numbers, _ in parts]).tolist() == np.flatnonzero(first).tolist()
+
+
+def test_what_is_not_finite_is_no_class() -> None:
+    reference = stock("class-token")
+    reference.blocks[1].attn.qkv.weight.data[50] = float("inf")
+    source = source_of(reference, "class-token")
+    model = HydraModel(source.description, source.tensors)
+    batch = [(images(), torch.zeros(3, dtype=torch.int64))]
+    with pytest.raises(NonFiniteError, match=r"blocks\.1\.attn is not finite"):
+        head_outputs(model, batch, [0, 1, 2], Log())
+    with pytest.raises(NonFiniteError, match="logit"):
+        count_correct(model, batch)
+
+
+def test_too_few_samples_of_a_class() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+
+    def given(labels: list[int]) -> Calibration:
+        return Calibration(lambda: iter([(images(len(labels)), torch.tensor(labels))]), len(labels), 0, Log())
+
+    with pytest.raises(InputError, match="needs 4 samples of each class") as caught:
+        cahp().decide(model, given([0] * 4 + [1] * 3 + [3]), range(3))
+    assert caught.value.problems == ["class 1: 3", "class 3: 1"] and "--samples" in str(caught.value.hint)
+    with pytest.raises(InputError, match="one class"):
+        cahp().decide(model, given([2] * 8), range(3))
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+VIT = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=3"
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with ``data.npz``, 48 images of three classes."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez("data.npz", x=pixels, y=np.arange(48) % 3)
+    Path("names.txt").write_text("tin\noak\nsalt")
+    return tmp_path
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+CAHP = ["--method", "cahp", "--data", "data.npz"]
+
+
+def test_prune_keeps_the_representatives_that_score_found(data: Path) -> None:
+    run("score", VIT, *CAHP, "--seed", "4", "-o", "a.json")
+    run("score", VIT, *CAHP, "--seed", "4", "-o", "b.json")
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    found = read("a.json")
+    kept, sites = found["cahp"]["kept"], ["blocks.0.attn", "blocks.1.attn"]
+    assert list(kept) == sites and sum(map(len, kept.values())) == found["cahp"]["knee"]["heads"]
+    assert found["source"]["settings"]["degree"] == 3 and found["cahp"]["samples"] == {"signatures": 24, "accuracy": 24}
+    for extra in ([], ["--degree", "2"]):
+        run("prune", VIT, *CAHP, "--seed", "4", *extra, "-o", "p.st", "--force")
+        mask = read("p.mask.json")
+        heads = sum(len(entry["kept"]) for entry in mask["sites"].values())
+        assert heads == found["cahp"]["knees"][extra[1] if extra else "3"]
+    run("prune", VIT, *CAHP, "--seed", "4", "-o", "p.st", "--force")
+    run("prune", VIT, *CAHP, "--seed", "4", "-o", "q.st")
+    assert {path: entry["kept"] for path, entry in read("p.mask.json")["sites"].items()} == kept
+    assert Path("p.st").read_bytes() == Path("q.st").read_bytes()
+    assert read_header(Path("p.st")).tensors["blocks.0.attn.proj.weight"].shape == (24, 8 * len(kept[sites[0]]))
+    # The shares are scores like any others, for those who want a number of their own.
+    run("prune", VIT, "--scores", "a.json", "--scope", "global", "--remove", "2", "-o", "r.st")
+    assert sum(len(entry["kept"]) for entry in read("r.mask.json")["sites"].values()) == 4
+
+
+def test_shared_sites_have_the_heads_of_the_other_mask(data: Path) -> None:
+    sites = {"blocks.0.attn": {"kept": [1]}, "blocks.1.attn": {"kept": []}}
+    Path("w.json").write_text(json.dumps({"schema": "hydractl.mask/1", "sites": sites}))
+    run("prune", VIT, *CAHP, "-o", "a.st")
+    run("prune", VIT, *CAHP, "--share-sites", "1", "--with", "w.json", "-o", "b.st")
+    alone, shared = read("a.mask.json")["sites"], read("b.mask.json")["sites"]
+    assert shared["blocks.0.attn"]["kept"] == [1]
+    assert shared["blocks.1.attn"] == alone["blocks.1.attn"]
+
+
+def test_the_curve_and_the_knees_are_said(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", VIT, *CAHP, "-o", "a.json"]) == 0
+    said, info = capsys.readouterr().err, read("a.json")["cahp"]
+    for point in info["curve"]:
+        assert f"{point['heads']}: {point['accuracy']:.4f}" in said
+    assert f"{info['knee']['heads']} of 6 heads are kept" in said
+    assert f"{info['knees']['5']} with degree 5" in said
+
+
+def test_two_towers(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "clip").mkdir()
+    publish_clip(pico_clip("clip", 0), "clip", data / "clip")
+    clip = ["clip", "--labels", "names.txt", *CAHP]
+    run("score", *clip, "-o", "a.json", code=2)
+    assert "--tower visual" in capsys.readouterr().err
+    run("prune", *clip, "--tower", "text", "--dry-run", code=2)
+    run("prune", *clip, "--tower", "visual", "-o", "a.st")
+    sites = read("a.mask.json")["sites"]
+    assert all(len(entry["kept"]) == entry["heads"] for path, entry in sites.items() if "visual" not in path)
+    run("score", *clip, "--tower", "visual", "-o", "a.json")
+    assert read("a.json")["cahp"]["kept"] == {p: entry["kept"] for p, entry in sites.items() if "visual" in p}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["prune", VIT, *CAHP, "--keep", "2"], "--keep has no effect with --method cahp"),
+        (["prune", VIT, *CAHP, "--scope", "site"], "--scope has no effect with --method cahp"),
+        (["score", VIT, *CAHP, "--order", "sequential"], "--order has no effect with --method cahp"),
+        (["score", VIT, "--method", "gate", "--data", "data.npz", "--degree", "4"], "--degree has no effect with --me"),
+        (["prune", VIT, "--mask", "m.json", "--degree", "4"], "--degree has no effect with --mask m.json"),
+        (["prune", VIT, "--method", "cahp"], "prune --method cahp needs --data"),
+        (["score", VIT, *CAHP, "--degree", "1"], "--degree must be at least 2"),
+    ],
+)
+def test_wrong_options(arguments: list[str], complaint: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*arguments, code=2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_before_anything_is_loaded(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "kmedoids" else there(name, *a))
+    monkeypatch.setattr("hydractl.models.build_model", None)
+    for verb in (["score"], ["score", "--dry-run"], ["prune"], ["prune", "--dry-run"]):
+        run(verb[0], VIT, *CAHP, *verb[1:], code=2)
+        assert "pip install kmedoids" in capsys.readouterr().err
+
+
+def test_dry_runs_and_few_samples(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", VIT, *CAHP, "--dry-run", "--json")
+    assert "known only after scoring" in json.loads(capsys.readouterr().out)["note"]
+    run("score", VIT, *CAHP, "--samples", "8", "-o", "a.json", code=3)
+    assert "needs 4 samples of each class" in capsys.readouterr().err and not Path("a.json").exists()
