@@ -72,10 +72,13 @@ class Evaluator:
         """Samples times tokens of the largest batch."""
         return max(size * tokens for size, tokens, _ in self._shapes)
 
-    def naive_work(self, samples: int) -> int:
-        """Sample-block evaluations of one evaluation of so many samples by the whole model."""
+    def naive_work(self, samples: int, sites: Iterable[int]) -> int:
+        """Sample-block evaluations of one evaluation of so many samples by the whole model.
+
+        The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
+        """
         found = samples * len(self.samples.sites)
-        if self.labels is not None:
+        if self.labels is not None and any(site in self.labels.sites for site in sites):
             found += sum(len(stem.hidden) for stem in self._labels_read()) * len(self.labels.sites)
         return found
 
@@ -113,7 +116,7 @@ class Evaluator:
         if self.labels is None:
             return
         stems = self._labels_read()
-        known = self._label_traces or [None] * len(stems)
+        known: Sequence[Trace | None] = self._label_traces or [None] * len(stems)
         self._label_traces = [self.labels.trace(stem, trace) for stem, trace in zip(stems, known, strict=True)]
         self._classes = torch.cat([trace.read for trace in self._label_traces])
 

@@ -74,7 +74,7 @@ def plan_of(
     naive, most = 0.0, 0.0
     for objective in objectives:
         samples = sizes["id"] + (sizes.get("ood", 0) if OBJECTIVES[objective].needs_ood else 0)
-        naive += count * evaluator.naive_work(samples)
+        naive += count * evaluator.naive_work(samples, [site for site, _ in heads])
         for step in range(rounds):
             share = 1.0 if headmap else 1 - step / present
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)

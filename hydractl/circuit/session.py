@@ -104,7 +104,7 @@ class Session:
             order = undecided_first(certain["id"], certain.get("ood"), settings.objective, lengths)
         else:
             order = {name: plain_order(dataset) for name, dataset in self.sets.items()}
-        order = self.team.gather(order)[0]
+        order = self.team.gather(None if self.team.rank else order)[0]
         if self.team.rank == 0:
             journal.set_order(order)
         self.team.gather(None)  # nobody appends before the order is kept
@@ -235,9 +235,9 @@ class Session:
             log=self.log,
             rank=self.team.rank,
         )
-        if not self.team.rank:
-            self.team.gather(None)
         with journal:
+            if not self.team.rank:
+                self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
             yield journal
 

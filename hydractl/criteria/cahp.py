@@ -81,7 +81,8 @@ class CAHP:
         # The sample is read once and stays in memory, because each number of heads runs over it again.
         batches = list(calibration.batches())
         labels, classes = _class_numbers(np.concatenate([known.cpu().numpy() for _, known in batches]), model)
-        calibration.log.detail(f"cahp: {len(classes)} classes occur among {len(labels)} samples")
+        if len(classes) < (model.classes or 0):
+            calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
         first = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
         pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
         distances = _distances(

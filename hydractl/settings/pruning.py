@@ -57,7 +57,7 @@ class ScoreSettings(Batched):
         found = self.needs("method")
         if self.method in NEED_DATA:
             found += self.needs("data", f"--method {self.method}")
-        if self.order == "sequential":
+        if self.order == "sequential" and self.method not in DECIDE:
             found += self.exactly_one("keep", "remove")
         return found
 

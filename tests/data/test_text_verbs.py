@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.circuit.evaluator import Evaluator, Sample
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.samples import SampleSet
+from hydractl.circuit.search import GreedySearch
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
@@ -122,9 +124,11 @@ def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> N
         expected = int((torch.from_numpy(alone(model, opened)[0]).argmax(-1).numpy() == opened.labels).sum())
     found = []
     for size in (1, 6):
-        samples = [Sample(b.inputs, b.labels, len(b.indices)) for b in batches(opened, model.preprocess, size)]
-        current, each = Evaluator(model, samples).measure([], [(0, 0), (2, 1)])
-        found.append([current.correct, *(m.correct for m in each)])
+        parts = SampleSet(opened, range(len(opened)), model, size, 0, True)
+        search = GreedySearch(Evaluator(model, parts.batches, stream=parts.stream()), [(0, 0), (2, 1), (2, 0)])
+        ranking = search.run(["acc"], 2)["acc"]
+        search.evaluator.close()
+        found.append((ranking.base.correct, [(step.candidate, step.measured.correct) for step in ranking.steps]))
     assert found[0] == found[1] and found[0][0] == expected
 
 

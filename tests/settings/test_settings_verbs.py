@@ -116,7 +116,7 @@ def test_settings_built_in_python_are_checked_too() -> None:
     with pytest.raises(UsageError) as caught:
         CircuitSettings(model=["a.st"], data="d", objective=["best"], budget=0).check()
     assert caught.value.problems == [
-        "--objective must be one of acc, ood, avg, not 'best'",
+        "--objective must be one of acc, ood, avg, nll, brier, not 'best'",
         "--budget must be at least 1, not 0",
     ]
 

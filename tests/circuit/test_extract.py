@@ -1,0 +1,354 @@
+"""``extract-circuit`` as a command: kill and resume, several processes, where heads may go, and what the file says."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.cli.app import main
+from tests.test_processes import free_port
+
+BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
+SITES = [f"blocks.{i}.attn" for i in range(3)]
+SEARCH = ["extract-circuit", "base.st", "--data", "id.npz", "--ood", "ood.npz", "--batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("circuit")
+    before = os.getcwd()
+    os.chdir(root)
+    try:
+        draw = np.random.default_rng(0)
+        np.savez("id.npz", x=draw.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8), y=draw.integers(0, 5, 40))
+        np.savez("ood.npz", x=draw.integers(0, 120, (30, 16, 16, 3), dtype=np.uint8))
+        run("prune", BASE, "--method", "random", "--remove", "0", "-o", "base.st")
+        run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "full.json")
+    finally:
+        os.chdir(before)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def removed(path: str) -> list[tuple[str, int]]:
+    return [(step["site"], step["head"]) for step in read(path)["removed"]]
+
+
+def same(name: str, other: str = "full") -> None:
+    for objective in ("acc", "ood", "avg"):
+        assert Path(f"{name}.{objective}.json").read_bytes() == Path(f"{other}.{objective}.json").read_bytes()
+
+
+def records(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]
+
+
+def evaluated(*paths: str) -> Counter[tuple[str, int, int, int]]:
+    return Counter((r["of"], r["step"], *r["head"]) for path in paths for r in records(path) if "of" in r)
+
+
+# --- kill and resume --------------------------------------------------------------------------------------------------
+
+
+def killed(arguments: list[str], journal: Path, lines: int, wait: float) -> bool:
+    """Run a command in a copy of this process and kill it ``wait`` seconds after it wrote so many lines more.
+
+    Returns whether it was still running.
+    """
+    target = size(journal) + lines
+    child = os.fork()
+    if child == 0:
+        os._exit(main(arguments))
+    moment = None
+    while moment is None or time.monotonic() < moment:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0
+            return False
+        if moment is None and size(journal) >= target:
+            moment = time.monotonic() + wait
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def size(journal: Path) -> int:
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def test_killed_twenty_times_it_gives_the_same_bytes() -> None:
+    """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
+    draw = random.Random(0)
+    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", "-q"]
+    kills = 0
+    while killed(command, Path("k.json.journal"), draw.randint(0, 4), draw.uniform(0, 0.02)):
+        kills += 1
+        for file in Path().glob("k.*.json"):  # killed between two renames at the end
+            assert file.read_bytes() == Path(file.name.replace("k", "full", 1)).read_bytes()
+    assert kills >= 20
+    same("k")
+    assert set(evaluated("k.json.journal").values()) == {1}
+    assert evaluated("k.json.journal") == evaluated("full.json.journal")
+
+
+def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
+    whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
+    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
+    for cut in (1, 2, 3, 7, len(whole) // 2, len(whole) - 4, len(whole) - 1):
+        Path("k.json.journal").write_bytes(b"".join(whole[:cut]) + whole[cut][:10])
+        run(*command)
+        same("k")
+        assert evaluated("k.json.journal") == evaluated("full.json.journal")
+
+
+def test_a_larger_budget_goes_on_and_a_smaller_one_is_a_prefix() -> None:
+    one = [*SEARCH, "--objective", "avg", "-o", "g.json"]
+    run(*one, "--budget", "2")
+    assert removed("g.json") == removed("full.avg.json")[:2]
+    before = evaluated("g.json.journal")
+    run(*one, "--budget", "6", "--resume")
+    assert removed("g.json") == removed("full.avg.json")
+    assert all(evaluated("g.json.journal")[key] == 1 for key in before)
+    run(*one, "--budget", "3", "--resume")
+    assert removed("g.json") == removed("full.avg.json")[:3]
+
+
+def test_bounds_may_be_switched_in_between() -> None:
+    one = [*SEARCH, "--objective", "acc,ood,avg", "-o", "b.json"]
+    run(*one, "--budget", "2", "--no-bounds")
+    run(*one, "--budget", "6", "--resume")
+    for objective in ("acc", "ood", "avg"):
+        assert removed(f"b.{objective}.json") == removed(f"full.{objective}.json")
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        (["--batch-size", "16"], ["batch_size: 8 in the journal, 16 now"]),
+        (["--limit", "20"], ["id: ", "ood: "]),
+        (["--objective", "acc"], ["objective: "]),
+        (["--dtype", "float64"], ["dtype: 'float32' in the journal, 'float64' now"]),
+        (["--ood-score", "energy"], ["ood_score: "]),
+        (["--sites", "1-2"], ["candidates: "]),
+    ],
+)
+def test_another_search_is_refused(more: list[str], names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, "--objective", "avg", "--budget", "1", "-o", "f.json")
+    command = dict(zip(SEARCH[2::2], SEARCH[3::2], strict=True)) | {"--objective": "avg", "--budget": "1"}
+    command |= dict(zip(more[::2], more[1::2], strict=True))
+    capsys.readouterr()
+    flags = [part for pair in command.items() for part in pair]
+    run("extract-circuit", "base.st", *flags, "-o", "f.json", "--resume", code=3)
+    said = capsys.readouterr().err
+    assert all(name in said for name in names) and said.count("  - ") in (0, len(names))
+
+
+def test_what_is_there_is_not_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, "--budget", "1", "-o", "o.json")
+    run(*SEARCH, "--budget", "1", "-o", "o.json", code=5)
+    os.unlink("o.json")
+    capsys.readouterr()
+    run(*SEARCH, "--budget", "1", "-o", "o.json", code=5)
+    assert "hint: add --resume to go on with it, or --force to start over" in capsys.readouterr().err
+    run(*SEARCH, "--budget", "1", "-o", "o.json", "--force")
+    Path("p.json").write_text("mine")
+    run(*SEARCH, "--budget", "1", "-o", "p.json", "--resume", code=5)  # there is nothing to resume
+    assert Path("p.json").read_text() == "mine"
+
+
+def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydractl.circuit.search import GreedySearch
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GreedySearch, "_complete", interrupt)
+        assert main([*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "i.json", "-q"]) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2] == "error: interrupted"
+    assert said[-1].startswith("hint: add --resume to the same command") and "i.json.journal" in said[-1]
+    run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "i.json", "--resume")
+    same("i")
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def together(size: int, arguments: list[str]) -> list[subprocess.Popen[str]]:
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "hydractl", *arguments],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_killed() -> None:
+    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "two.json"]
+    ranks = together(2, command)
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][0].split() == ["two.acc.json", "two.ood.json", "two.avg.json"] and said[1] == ("", "")
+    same("two")
+    both = evaluated("two.json.journal", "two.json.journal.1")
+    assert set(both.values()) == {1} and evaluated("two.json.journal") and evaluated("two.json.journal.1")
+    assert set(both) == set(evaluated("full.json.journal"))
+    # As if both had been killed at different places.
+    for name, lines in (("two.json.journal", 40), ("two.json.journal.1", 9)):
+        whole = Path(name).read_bytes().splitlines(keepends=True)
+        Path(name).write_bytes(b"".join(whole[:lines]) + b'{"of"')
+    for objective in ("acc", "ood", "avg"):
+        os.unlink(f"two.{objective}.json")
+    run(*command, "--resume")
+    same("two")
+    assert set(evaluated("two.json.journal", "two.json.journal.1").values()) == {1}
+
+
+def test_a_killed_process_ends_the_other() -> None:
+    command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
+    ranks = together(2, command)
+    deadline = time.monotonic() + 100
+    while not Path("dead.json.journal.1").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks[1].kill()
+    out, err = ranks[0].communicate(timeout=60)
+    assert ranks[0].returncode == 1 and "another process of this search has ended" in err and not out
+    assert "Traceback" not in err and not list(Path().glob("dead.*.json"))
+    ranks[1].communicate()
+
+
+# --- where heads may go -----------------------------------------------------------------------------------------------
+
+
+def test_heads_of_some_sites_only() -> None:
+    run(*SEARCH, "--sites", "0,2", "--budget", "5", "-o", "s.json")
+    assert {site for site, _ in removed("s.json")} <= {SITES[0], SITES[2]}
+    assert "start_mask" not in read("s.json")
+
+
+def test_a_start_mask_counts_for_the_budget() -> None:
+    mask = {"schema": "hydractl.mask/1", "sites": {path: {"heads": 3, "kept": [0, 2]} for path in SITES}}
+    Path("m.json").write_text(json.dumps(mask))
+    run(*SEARCH, "--start-mask", "m.json", "--budget", "5", "-o", "s.json")
+    document = read("s.json")
+    assert document["budget"] == 5 and len(document["removed"]) == 2
+    assert document["start_mask"]["sites"] == mask["sites"]
+    assert all(head != 1 for _, head in removed("s.json"))
+    run("prune", "base.st", "--mask", "m.json", "-o", "m.st")
+    run("extract-circuit", "m.st", *SEARCH[2:], "--budget", "2", "-o", "again.json")
+    assert removed("again.json") == removed("s.json")
+    run("prune", "base.st", "--circuit", "s.json", "-o", "s.st")
+    kept = [len(entry["kept"]) for entry in read("s.mask.json")["sites"].values()]
+    assert sum(kept) == 9 - 5
+
+
+def test_leading_sites_shared_with_a_circuit() -> None:
+    run(*SEARCH, "--share-from", "full.avg.json", "--share-sites", "1", "--budget", "5", "--objective", "acc",
+        "-o", "s.json")  # fmt: skip
+    leading = {head for head in removed("full.avg.json")[:5] if head[0] == SITES[0]}
+    document = read("s.json")
+    gone = {(p, h) for p, e in document.get("start_mask", {"sites": {}})["sites"].items() for h in range(3)
+            if h not in e["kept"]}  # fmt: skip
+    assert gone == leading
+    assert all(site != SITES[0] for site, _ in removed("s.json"))
+    assert len(removed("s.json")) + len(gone) == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--budget", "9"], "--budget removes all 9 heads: at least one must be left, so the range is 1..8"),
+        (["--budget", "10"], "--budget 10 is outside 0..9, the heads present in the model"),
+        (["--keep", "3"], "--keep removes no head"),
+        (["--budget", "2", "--sites", "1-3"], "--sites 1-3: 1-3 is outside 0..2, the sites of the model"),
+        (["--budget", "5", "--sites", "1"], "--budget asks for 5 more heads, and the sites that are meant have 3"),
+        (
+            ["--budget", "5", "--share-from", "full.acc.json", "--share-sites", "3"],
+            "--share-sites 3 leaves no later site: the range is 1..2",
+        ),
+        (["--budget", "5", "--share-from", "full.acc.json"], "--share-from (flag) needs --share-sites"),
+    ],
+)
+def test_a_budget_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, *more, "-o", "n.json", code=2)
+    assert capsys.readouterr().err.splitlines()[0] == f"error: {message}"
+    assert not Path("n.json").exists() and not Path("n.json.journal").exists()
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_losses_and_their_unit_in_the_file() -> None:
+    run(*SEARCH, "--objective", "nll,brier", "--budget", "1", "-o", "l.json")
+    for objective in ("nll", "brier"):
+        document = read(f"l.{objective}.json")
+        step = document["removed"][0]
+        assert step["score"] == -step[objective] * document["loss_unit"] / step["n_id"]
+        assert step["two_u"] is not None and step["n_ood"] == 30
+
+
+def test_the_plan_of_a_dry_run_is_that_of_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*SEARCH, "--objective", "acc,avg", "--budget", "4"]
+    assert main([*command, "-o", "d.json", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["evaluations_per_objective"] == 9 + 8 + 7 + 6
+    # 3 blocks, 40 ID samples for acc and 30 OOD ones as well for avg
+    assert plan["sample_blocks_naive"] == 30 * 3 * (40 + 70)
+    assert plan["sample_blocks_at_most"] < 0.45 * plan["sample_blocks_naive"]
+    assert not list(Path().glob("d.*"))
+    assert main([*command, "-o", "d.json"]) == 0
+    said = capsys.readouterr().err
+    most = plan["sample_blocks_at_most"]
+    assert f"naively {plan['sample_blocks_naive']:,} sample-block evaluations, here at most {most:,} before" in said
+    assert f"of the naive {plan['sample_blocks_naive']:,}" in said
+
+
+def test_agreement_with_another_circuit() -> None:
+    run(*SEARCH, "--objective", "avg", "--budget", "4", "--check-against", "full.avg.json", "-o", "c.json")
+    agreement = read("c.json")["agreement"]
+    assert agreement == {
+        "removals": 4, "jaccard": {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0}, "kendall_tau": 1.0, "score_lost": 0.0
+    }  # fmt: skip
+    run(*SEARCH, "--objective", "acc", "--budget", "4", "--check-against", "full.avg.json", "-o", "e.json")
+    other = read("e.json")["agreement"]
+    assert other["score_lost"] is None  # another objective
+    own, exact = set(removed("e.json")), set(removed("full.avg.json")[:4])
+    assert other["jaccard"]["4"] == len(own & exact) / len(own | exact)
+
+
+def test_memory_that_does_not_suffice_changes_nothing() -> None:
+    run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "100K", "-o", "small.json")
+    same("small")
