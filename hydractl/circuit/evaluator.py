@@ -53,6 +53,7 @@ class Evaluator:
         self._classes: Tensor | None = None
         self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
         self._lanes = lanes
+        self.limit_bytes = memory_bytes
         self._shapes: list[tuple[int, int, int]] = []
         self.chunks = self._plan(stream or (batch.read() for batch in batches), memory_bytes)
 
@@ -143,11 +144,33 @@ class Evaluator:
             self._of_text = asked, list(torch.cat(parts, dim=1))
         return self._of_text[1]
 
+    @torch.inference_mode()
+    def current_logits(self, batch: int) -> Tensor:
+        """Logits ``[B, classes]`` of one batch under the model without the removed heads."""
+        return self._logits(self._trace(batch).read, self._classes)
+
+    def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
+        """The same as a function of a gate on each head of the tower of samples; see :meth:`Tower.gated`.
+
+        To be called outside inference mode. The tower of the labels stays as it is.
+        """
+        stem = self._stem(batch)
+        # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
+        context = {name: v.clone() if isinstance(v, Tensor) else v for name, v in stem.context.items()}
+        read = self.samples.gated(State(stem.hidden.clone(), context), gates)
+        return self._logits(read, None if self._classes is None else self._classes.clone())
+
+    def went_back(self, batch: int) -> None:
+        """Count the work of one backward pass to the gates of one batch."""
+        self.samples.went_back(*self._shapes[batch])
+
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
+        return values_of(self._logits(read, classes), self.batches[batch].labels, self.ood_score)
+
+    def _logits(self, read: Tensor, classes: Tensor | None) -> Tensor:
         outputs = [read] if classes is None else [read, classes]
         # One member's outputs, in the order of the towers: samples first, as the families list them.
-        logits = self.model.logits([output[None] for output in outputs])[0]
-        return values_of(logits, self.batches[batch].labels, self.ood_score)
+        return self.model.logits([output[None] for output in outputs])[0]
 
     def _install(self, removed: Sequence[Candidate]) -> None:
         for tower in (self.samples, self.labels):
@@ -161,7 +184,7 @@ class Evaluator:
         """Batches in chunks whose traces fit into the memory together; decides what else is kept."""
         sizes = []
         for batch, inputs in enumerate(stream):
-            stem = self.samples.chain.stem(inputs)
+            stem = self._start(inputs)
             sizes.append(stem.hidden.nbytes)
             self._shapes.append(_shape(self.samples, stem, self.batches[batch].size))
             if memory_bytes is not None and sum(sizes) > memory_bytes // 4:
@@ -196,7 +219,11 @@ class Evaluator:
         return int(self.stem_bytes + max(1, self._kept_traces) * share)
 
     def _stem(self, batch: int) -> State:
-        return self._stems[batch] if self._keep_stems else self.samples.chain.stem(self.batches[batch].read())
+        return self._stems[batch] if self._keep_stems else self._start(self.batches[batch].read())
+
+    def _start(self, inputs: Any) -> State:
+        """The state before the first block."""
+        return self.samples.chain.stem(inputs)
 
     def _labels_read(self) -> list[State]:
         if not self._label_stems:

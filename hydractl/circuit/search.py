@@ -111,21 +111,30 @@ class GreedySearch:
         self.processes = processes
         self.observer = observer or Observer()
         self.evaluations = 0
+        self.found: dict[str, Found] = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, Found]:
         """Remove ``budget`` heads one after another, for each objective."""
         base = self._base()
-        found = {objective: Found(base) for objective in objectives}
+        self.found = found = {objective: Found(base) for objective in objectives}
         for number in range(1, budget + 1):
             groups = list(self._groups(found).values())
-            left = evaluations(len(self.heads) - number + 1, budget - number + 1)
-            self.observer.begins(number, len(groups), left)
+            self.observer.begins(number, len(groups), self.to_come(number, budget))
             for group in groups:
                 steps = self._remembered(group, number) or self._step(group, number, found[group[0]].removed)
                 for objective in group:
                     found[objective].steps.append(steps[objective])
                     self.observer.removed(objective, number, steps[objective])
         return found
+
+    def to_come(self, number: int, budget: int) -> int:
+        """How many evaluations there may be from a step on, for objectives that have removed the same heads."""
+        return evaluations(len(self.heads) - number + 1, budget - number + 1)
+
+    def before(self, objective: str) -> Measured:
+        """What the model gave that the present step of an objective begins with."""
+        found = self.found[objective]
+        return found.steps[-1].measured if found.steps else found.base
 
     def _groups(self, found: Mapping[str, Found]) -> dict[tuple[Candidate, ...], list[str]]:
         """Objectives by the heads they have removed: the same heads in another order are the same model."""
@@ -139,14 +148,18 @@ class GreedySearch:
             if "base" in record:
                 return measured_of(record["base"])
         self.evaluator.begin([])
+        base = self._measured()
+        self._keep({"base": counts_of(base)})
+        return base
+
+    def _measured(self) -> Measured:
+        """The counts of the model as it is, over everything."""
         tally = Tally()
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 tally.add(batch, self.evaluator.current(batch))
             self.evaluator.forget(chunk)
-        base = tally.measured()
-        self._keep({"base": counts_of(base)})
-        return base
+        return tally.measured()
 
     def _step(self, group: list[str], number: int, removed: list[Candidate]) -> dict[str, Step]:
         """One removal for objectives that have removed the same heads."""
@@ -177,7 +190,7 @@ class GreedySearch:
             finished=lambda runner: self._finished(runner, group, number),
         )
         winners = self._together(race.run())
-        return {objective: self._complete(*winners[objective], race) for objective in group}
+        return {o: self._complete(*winners[o], race.tally_of(winners[o][0])) for o in group}
 
     def _finished(self, runner: Runner, group: list[str], number: int) -> None:
         self.evaluations += 1
@@ -220,11 +233,16 @@ class GreedySearch:
             found[objective] = (_head(best), measured, measured.n_ood == self.evaluator.n_ood)
         return found
 
-    def _complete(self, candidate: Candidate, measured: Measured, complete: bool, race: Race) -> Step:
+    def _shared(self, own: Mapping[Candidate, Measured]) -> dict[Candidate, Measured]:
+        """What any process has counted of some candidates, in every process."""
+        found = [{"head": list(head), **counts_of(measured)} for head, measured in own.items()]
+        everyone = [found] if self.processes is None else self.processes.gather(found)
+        return {_head(record): measured_of(record) for one in everyone for record in one}
+
+    def _complete(self, candidate: Candidate, measured: Measured, complete: bool, tally: Tally) -> Step:
         """Count what the winner's objective did not need, so that each step says how the whole data fares."""
         if complete:
             return Step(candidate, measured)
-        tally = race.tally_of(candidate)
         site, head = candidate
         for chunk in self.evaluator.chunks:
             for batch in chunk:

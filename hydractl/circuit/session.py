@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.checkpoint import canonical_json
+from hydractl.circuit.approx import search_of
 from hydractl.circuit.documents import agreement, document_of
 from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.headmap import Headmap, kept_at_sites
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.circuit.plan import Plan, duration, plan_of
+from hydractl.circuit.plan import Plan, plan_of
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
-from hydractl.circuit.search import Found, GreedySearch, Observer, Step
+from hydractl.circuit.search import Found, GreedySearch, Observer
+from hydractl.circuit.telling import observed, tell_plan, tell_work
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.text_cut import report_cut
 from hydractl.errors import InputError
 from hydractl.heads import Head, ranking_from_json
-from hydractl.log import Log, Progress
+from hydractl.log import Log
 from hydractl.matching import asked_classes, check_labels, named_by_data
 from hydractl.models import build_model, read_json_file
 from hydractl.processes import Processes, local_device
-from hydractl.report.figures import bytes_text, number
 
 if TYPE_CHECKING:
     from hydractl.circuit.scope import Scope
@@ -177,47 +179,31 @@ class Session:
 
     def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
         """The circuit document of each objective."""
+        settings = self.settings
         with self._journal(journal_path) as journal:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
-            self.log.info(
-                f"naively {plan.naive_blocks:,} sample-block evaluations, here at most {plan.most_blocks:,}"
-                f"{' before bounds' if self.settings.bounds and self.settings.algorithm == 'greedy' else ''}, "
-                f"about {duration(plan.seconds)}; {bytes_text(plan.memory_bytes)} of states are kept"
-                + (f", the data in {plan.chunks} parts" if plan.chunks > 1 else "")
-            )
+            tell_plan(self.log, plan, settings.bounds and settings.algorithm == "greedy")
             before = evaluator.work
-            with self._observed(plan) as observer:
+            told = observed(self.log, plan, settings.objective, self.scope.budget, self.names, self.team.size)
+            with told as observer:
                 search = self._make(evaluator, journal, observer)
-                found = search.run(self.settings.objective, self.scope.budget)
-            self._report_work(search, plan, evaluator.work - before)
+                found = search.run(settings.objective, self.scope.budget)
+            tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
         return self._documents(found)
 
     def _make(self, evaluator: Evaluator, journal: Journal, observer: Observer) -> GreedySearch:
-        settings = self.settings
-        if settings.approx is None:
-            return GreedySearch(
-                evaluator,
-                list(self.names),
-                bounds=settings.bounds,
-                at_once=self._at_once(evaluator),
-                memory=journal,
-                processes=self.team,
-                observer=observer,
-            )
-        from hydractl.circuit.approx import search_of
-
-        return search_of(
-            settings.approx,
-            evaluator,
-            list(self.names),
-            seed=settings.seed,
-            bounds=settings.bounds,
-            at_once=self._at_once(evaluator),
-            memory=journal,
-            processes=self.team,
-            observer=observer,
-        )
+        settings, heads = self.settings, list(self.names)
+        common: dict[str, Any] = {
+            "at_once": self._at_once(evaluator),
+            "memory": journal,
+            "processes": self.team,
+            "observer": observer,
+        }
+        if settings.algorithm == "headmap":
+            kept = kept_at_sites(heads, settings.keep, self.scope.budget)
+            return Headmap(evaluator, heads, kept=kept, **common)
+        return search_of(settings.approx, evaluator, heads, seed=settings.seed, bounds=settings.bounds, **common)
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -270,53 +256,6 @@ class Session:
         import hydractl
 
         return {"threads": self._threads, "torch": torch.__version__, "hydractl": hydractl.__version__}
-
-    # --- telling ------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _observed(self, plan: Plan) -> Iterator[Observer]:
-        several = len(self.settings.objective) > 1
-        columns = ["step", *(["objective"] if several else []), "removed at", "head", "score", "accuracy", "AUROC"]
-        with self.log.progress("circuit", plan.evaluations, "evaluations", columns) as progress:
-            yield self._observer(progress, several)
-
-    def _observer(self, progress: Progress, several: bool) -> Observer:
-        done = 0
-
-        def evaluated() -> None:
-            nonlocal done
-            done += 1
-            progress.advance(1)
-
-        def begins(step: int, groups: int, left: int) -> None:
-            progress.set_total(done + groups * left // self.team.size)
-
-        def removed(objective: str, step: int, found: Step) -> None:
-            site, head = self.names[found.candidate]
-            m = found.measured
-            progress.row(
-                [
-                    f"{step}/{self.scope.budget}",
-                    *([objective] if several else []),
-                    site,
-                    str(head),
-                    number(m.score(objective)),
-                    number(m.score("acc")),
-                    "" if m.two_u is None else number(m.score("ood")),
-                ]
-            )
-
-        return Observer(evaluated, removed, begins)
-
-    def _report_work(self, search: GreedySearch, plan: Plan, work: float) -> None:
-        if not search.evaluations:
-            self.log.info("nothing was left to evaluate: the journal has the whole search")
-            return
-        mine = " by this process" if self.team.size > 1 else ""
-        self.log.info(
-            f"{search.evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
-            f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
-        )
 
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         data = {name: dataset.fingerprint() for name, dataset in self.sets.items()}

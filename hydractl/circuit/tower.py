@@ -152,10 +152,13 @@ class Tower:
                 attention.head_gate = None
         return self.chain.readout(state)[0]
 
-    def went_back(self, stem: State) -> None:
-        """Count the work of one backward pass through what :meth:`gated` did."""
-        rows, tokens = stem.hidden.shape[:2]
-        asking = self.chain.asking(stem).hidden.shape[1]
+    def went_back(self, rows: int, tokens: int, asking: int) -> None:
+        """Count the work of one backward pass through what :meth:`gated` did.
+
+        Args:
+            rows, tokens: samples, and tokens of each.
+            asking: tokens that are read out.
+        """
         for index, (cost, heads) in enumerate(zip(self.costs, self.kept, strict=True)):
             asked = asking if index == len(self.kept) - 1 else tokens
             self._add_work(rows * cost.backward(tokens, asked, len(heads)), tokens)

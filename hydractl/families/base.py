@@ -45,8 +45,8 @@ class Stages:
             one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together. Where ``reads`` is
             given, it also takes a state of those tokens only, ``[B, k, d_model]``, with ``read`` in its context.
         attention_inputs: for each block, what its attention is given of the state before it, ``[B, T, d_model]``.
-        reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from the state before the last
-            block; None where it looks at all of them.
+        reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
+            where it looks at all of them.
         per_sample: which entries of the context have the samples in dimension 0.
         tower: as in :class:`hydractl.heads.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.

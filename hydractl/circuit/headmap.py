@@ -1,0 +1,126 @@
+"""``--algorithm headmap``: one pass over the sites, the best heads of each of them kept.
+
+Wang et al. 2025, "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs", ICLR 2025, as Hydra Ensembles cites it:
+the sites are gone through in model order; each head of a site is masked alone, together with the heads that were chosen
+at the sites before; the k heads of the site whose masking gives the highest loss are chosen. The chosen heads are the
+circuit. That takes as many evaluations of the data as there are heads.
+
+A chosen head is masked during the pass only: the result keeps the chosen heads and removes the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.objective import Measured
+from hydractl.circuit.race import Race, Runner
+from hydractl.circuit.search import Found, GreedySearch, Step
+from hydractl.circuit.tower import Candidate
+from hydractl.errors import UsageError
+
+
+class Headmap(GreedySearch):
+    """Objectives that have chosen the same heads share their evaluations. Each is of all samples that they read.
+
+    Args:
+        kept: how many heads to choose at each site; of a site that has fewer, all.
+        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` says nothing here.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, heads: Sequence[Candidate], *, kept: Mapping[int, int], **others: Any
+    ) -> None:
+        super().__init__(evaluator, heads, **others)
+        self.kept = dict(kept)
+
+    def run(self, objectives: Sequence[str], budget: int | None = None) -> dict[str, Found]:
+        """Go over the sites of the candidates once.
+
+        Args:
+            objectives: the opposites of losses: the heads with the lowest scores are chosen.
+            budget: what is removed is what ``kept`` leaves over.
+
+        Returns:
+            For each objective the heads that were not chosen, the highest score first, of equal ones the lowest site
+            and then the lowest head, each with the counts when it was masked.
+        """
+        base = self._base()
+        self.found = {objective: Found(base) for objective in objectives}
+        chosen: dict[str, list[Candidate]] = {objective: [] for objective in objectives}
+        for number, site in enumerate(dict.fromkeys(site for site, _ in self.heads), start=1):
+            left = [(place, head) for place, head in enumerate(self.heads) if head[0] == site]
+            groups: dict[tuple[Candidate, ...], list[str]] = {}
+            for objective in objectives:
+                groups.setdefault(tuple(sorted(chosen[objective])), []).append(objective)
+            self.observer.begins(number, len(groups), sum(head[0] >= site for head in self.heads))
+            for masked, group in groups.items():
+                counted = self._site(group, number, masked, left)
+                for objective in group:
+                    steps = _best_first(objective, [Step(head, counted[head]) for _, head in left])
+                    gone = max(0, len(steps) - self.kept[site])
+                    self.found[objective].steps += steps[:gone]
+                    chosen[objective] += [step.candidate for step in steps[gone:]]
+        for objective, found in self.found.items():
+            found.steps = _best_first(objective, found.steps)
+            for number, step in enumerate(found.steps, start=1):
+                self.observer.removed(objective, number, step)
+        return self.found
+
+    def _site(
+        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[tuple[int, Candidate]]
+    ) -> dict[Candidate, Measured]:
+        """The counts with each head of one site masked beside those that were chosen before."""
+        known = {head: measured for head, (measured, _) in self._evaluated(group, number).items()}
+        new = [place for place in left if place[1] not in known]
+        if not new:
+            return known
+        self.evaluator.begin(masked)
+        own: dict[Candidate, Measured] = {}
+
+        def finished(runner: Runner) -> None:
+            own[runner.candidate] = runner.measured
+            self._finished(runner, group, number)
+
+        Race(self.evaluator, group, self._own(new), bounds=False, at_once=self.at_once, finished=finished).run()
+        self.memory.sync()
+        return known | self._shared(own)
+
+
+def _best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
+    return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
+
+
+def kept_at_sites(heads: Sequence[Candidate], keep: int | None, budget: int | None) -> dict[int, int]:
+    """How many heads are chosen at each site.
+
+    Args:
+        heads: the candidates.
+        keep: so many, or all where there are fewer.
+        budget: where ``keep`` is None, how many go in all, the same number at every site.
+
+    Raises:
+        UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
+    """
+    there = Counter(site for site, _ in heads)
+    if keep is not None:
+        most = max(there.values())
+        if not 0 <= keep < most:
+            raise UsageError(
+                f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go"
+            )
+        return {site: min(keep, count) for site, count in there.items()}
+    assert budget is not None
+    sites, most = len(there), min(there.values())
+    if not 1 <= budget <= sites * most:
+        raise UsageError(f"--budget {budget} is outside 1..{sites * most}, as many heads from each of {sites} sites")
+    each, rest = divmod(budget, sites)
+    if rest:
+        near = [n for n in (each * sites, (each + 1) * sites) if 0 < n <= sites * most]
+        raise UsageError(
+            f"--budget {budget} cannot be shared evenly by {sites} sites",
+            hint=f"headmap removes as many heads at each: --budget {' or '.join(map(str, near))}",
+        )
+    return {site: count - each for site, count in there.items()}

@@ -1,0 +1,70 @@
+"""What a search says while it runs and when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from hydractl.circuit.plan import Plan, duration
+from hydractl.circuit.search import Observer, Step
+from hydractl.circuit.tower import Candidate
+from hydractl.heads import Head
+from hydractl.log import Log, Progress
+from hydractl.report.figures import bytes_text, number
+
+
+def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
+    """What the search will cost."""
+    parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
+    log.info(
+        f"naively {plan.naive_blocks:,} sample-block evaluations, here at most {plan.most_blocks:,}"
+        f"{' before bounds' if bounds else ''}, about {duration(plan.seconds)}; "
+        f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
+    )
+
+
+def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:
+    """What it did cost."""
+    if not evaluations:
+        log.info("nothing was left to evaluate: the journal has the whole search")
+        return
+    mine = " by this process" if processes > 1 else ""
+    log.info(
+        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
+        f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
+    )
+
+
+@contextlib.contextmanager
+def observed(
+    log: Log, plan: Plan, objectives: Sequence[str], budget: int, names: Mapping[Candidate, Head], processes: int
+) -> Iterator[Observer]:
+    """Progress with a row for every removal."""
+    several = len(objectives) > 1
+    columns = ["step", *(["objective"] if several else []), "removed at", "head", "score", "accuracy", "AUROC"]
+    with log.progress("circuit", plan.evaluations, "evaluations", columns) as progress:
+        yield _observer(progress, several, budget, names, processes)
+
+
+def _observer(
+    progress: Progress, several: bool, budget: int, names: Mapping[Candidate, Head], processes: int
+) -> Observer:
+    done = 0
+
+    def evaluated() -> None:
+        nonlocal done
+        done += 1
+        progress.advance(1)
+
+    def begins(step: int, groups: int, left: int) -> None:
+        progress.set_total(done + groups * left // processes)
+
+    def removed(objective: str, step: int, found: Step) -> None:
+        site, head = names[found.candidate]
+        m = found.measured
+        auroc = "" if m.two_u is None else number(m.score("ood"))
+        shown = [objective] if several else []
+        scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+        progress.row([f"{step}/{budget}", *shown, site, str(head), *scores])
+
+    return Observer(evaluated, removed, begins)
