@@ -140,11 +140,16 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts, _costs(document["cost"]["single"], document["cost"]["fused"], ("first member", "fused")))
 
 
+def _three(value: float | None) -> str:
+    """Three digits that count: scores of one model may all be large, or all be small."""
+    return "-" if value is None else f"{value:.3g}"
+
+
 def _scores(document: dict[str, Any], width: int) -> RenderableType:
     sites = document["sites"]
     picture = HeatMap(f"importance ({document.get('method', 'given')}), shaded by rank", list(sites.items()))
     widest = max((len(v) for v in sites.values()), default=0)
-    rows = [[site, *[number(v, 3) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()]
+    rows = [[site, *[_three(v) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()]
     columns = ("site", *[f"head {h}" for h in range(widest)])
     table = _table("higher = keep", columns, rows)
     table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns

@@ -1,0 +1,141 @@
+"""Headmap against the pass over the sites written naively on the libraries' own models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.headmap import Headmap, kept_at_sites
+from hydractl.errors import UsageError
+from hydractl.fusion.runtime import HydraModel
+from tests.circuit import naive
+from tests.circuit.searching import resumes, searched, shared_by_two
+from tests.circuit.test_search import HEADS, model_of, names, samples
+from tests.pico import mask_of, prune_source, source_of, stock, zero_columns
+
+
+def naive_headmap(
+    model: Any,
+    measure: Callable[[Any], Fraction | float],
+    kept: Mapping[str, int],
+    candidates: Sequence[naive.Head],
+    gone: Sequence[naive.Head] = (),
+) -> list[tuple[str, int, Fraction | float]]:
+    """The heads not chosen: (site, head, score when masked), in the order of removal."""
+    chosen: list[naive.Head] = []
+    rest = []
+    for path, k in kept.items():
+        scores = [(measure(zero_columns(model, [*gone, *chosen, one])), one) for one in candidates if one[0] == path]
+        worst_last = sorted(scores, key=lambda pair: -pair[0])  # stable: of equal scores the lower head comes first
+        cut = max(0, len(worst_last) - k)
+        chosen += [one for _, one in worst_last[cut:]]
+        rest += [(*one, score) for score, one in worst_last[:cut]]
+    places = {path: place for place, path in enumerate(kept)}
+    return sorted(rest, key=lambda step: (-step[2], places[step[0]], step[1]))
+
+
+@pytest.mark.parametrize(
+    ("variant", "k", "objectives"),
+    [("class-token", 1, ["nll", "acc", "avg"]), ("class-token", 2, ["ood"]), ("bert", 1, ["nll"]), ("clip", 2, ["brier"])],
+)
+def test_it_is_the_pass_over_the_sites(variant: str, k: int, objectives: list[str]) -> None:
+    reference, data = stock(variant), naive.data(variant)
+    make = partial(Headmap, kept=dict.fromkeys(range(3), k))
+    model = model_of(reference, variant)
+    paths = {site.path: k for site in model.sites}
+    heads = [(path, head) for path in paths for head in range(3)]
+    together, search = searched(make, reference, variant, data, objectives)
+    evaluations = []
+    for objective in objectives:
+        found, alone = searched(make, reference, variant, data, [objective])
+        evaluations.append(alone.evaluations)
+        expected = naive_headmap(reference, lambda m, o=objective: naive.score(m, o, data), paths, heads)
+        for ranking in (found[objective], together[objective]):
+            assert names(model, ranking) == [(path, head) for path, head, _ in expected], objective
+            scale = 11 if objective in ("nll", "brier") else 1
+            for step, (_, _, score) in zip(ranking.steps, expected, strict=True):
+                assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+    assert evaluations == [9] * len(objectives)
+    if len(objectives) == 3:  # the first site at least is measured once
+        assert search.evaluations <= 27 - 6
+
+
+def test_chosen_heads_are_masked_for_the_sites_after() -> None:
+    """Without that other heads would be chosen here, so the test above can fail."""
+    reference, data = stock("class-token", seed=1), naive.data()
+    found, _ = searched(partial(Headmap, kept=dict.fromkeys(range(3), 1)), reference, "class-token", data, ["nll"])
+    alone = []
+    for site in range(3):
+        ablated = [zero_columns(reference, [(f"blocks.{site}.attn", head)]) for head in range(3)]
+        scores = [naive.score(model, "nll", data) for model in ablated]
+        alone += [(site, head) for head in range(3) if scores[head] != min(scores)]
+    assert set(found["nll"].removed) != set(alone)
+
+
+def test_from_a_pruned_model_and_some_sites_only() -> None:
+    """A site that has fewer heads than are to be kept keeps them all."""
+    reference, data = stock("class-token"), naive.data()
+    source = source_of(reference, "class-token")
+    mask = mask_of(source, [[0, 2], [1], [0, 1, 2]])
+    pruned = prune_source(source, mask)
+    model = HydraModel(pruned.description, pruned.tensors)
+    heads = [(1, 0), (2, 0), (2, 1), (2, 2)]
+    kept = kept_at_sites(heads, 2, None)
+    assert kept == {1: 1, 2: 2}
+    found = Headmap(Evaluator(model, samples(data)), heads, kept=kept).run(["avg"])["avg"]
+    paths = {"blocks.1.attn": 1, "blocks.2.attn": 2}
+    candidates = [head for head in mask.kept_heads if head[0] in paths]
+    measure = lambda m: naive.score(m, "avg", data)  # noqa: E731
+    expected = naive_headmap(reference, measure, paths, candidates, mask.removed_heads)
+    assert len(expected) == 1
+    assert names(model, found, list(mask.kept.values())) == [(path, head) for path, head, _ in expected]
+
+
+def test_it_goes_on_where_it_was() -> None:
+    make = partial(Headmap, kept=dict.fromkeys(range(3), 1))
+    resumes(make, stock("clip"), "clip", naive.data("clip"), ["nll", "acc", "avg"])
+
+
+def test_two_processes_share_the_heads_of_a_site() -> None:
+    make = partial(Headmap, kept=dict.fromkeys(range(3), 2))
+    shared_by_two(make, stock("clip"), "clip", naive.data("clip"), ["nll", "ood"])
+
+
+@pytest.mark.parametrize(
+    ("keep", "budget", "expected"),
+    [
+        (2, None, {0: 2, 1: 2, 2: 2}),
+        (0, None, {0: 0, 1: 0, 2: 0}),
+        (None, 3, {0: 2, 1: 2, 2: 2}),
+        (None, 6, {0: 1, 1: 1, 2: 1}),
+    ],
+)
+def test_how_many_are_kept(keep: int | None, budget: int | None, expected: dict[int, int]) -> None:
+    assert kept_at_sites(HEADS, keep, budget) == expected
+
+
+def test_a_budget_from_sites_of_unequal_size() -> None:
+    heads = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert kept_at_sites(heads, None, 2) == {0: 1, 1: 2}
+    assert kept_at_sites(heads, 2, None) == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("keep", "budget", "message", "hint"),
+    [
+        (3, None, "--keep 3 is outside 0..2", None),
+        (None, 4, "--budget 4 cannot be shared evenly by 3 sites", "--budget 3 or 6"),
+        (None, 2, "--budget 2 cannot be shared evenly by 3 sites", "--budget 3"),
+        (None, 10, "--budget 10 is outside 1..9", None),
+    ],
+)
+def test_what_cannot_be(keep: int | None, budget: int | None, message: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        kept_at_sites(HEADS, keep, budget)
+    assert message in caught.value.message
+    assert hint is None or (caught.value.hint or "").endswith(hint)
