@@ -142,7 +142,7 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
 
 def _three(value: float | None) -> str:
     """Three digits that count: scores of one model may all be large, or all be small."""
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else f"{value:#.3g}"
 
 
 def _scores(document: dict[str, Any], width: int) -> RenderableType:

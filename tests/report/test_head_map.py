@@ -131,7 +131,7 @@ def test_scores_show_the_picture_first_and_numbers_where_they_fit() -> None:
     lines = drawn(render(document, 80), console())  # type: ignore[arg-type]
     assert lines[:2] == ["importance (taylor), shaded by rank", "lowest 0.2500 0123456789 highest 2.0000   · removed"]
     assert lines[3:5] == ["s.0  0 ·", "s.1  5 9"]
-    assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.000", "2.000"]]
+    assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.00", "2.00"]]
     wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h for h in range(12)] for n in range(12)}}
     assert "0.143" not in " ".join(drawn(render(wide, 80), console(80)))  # type: ignore[arg-type]
     needed = int(re.findall(r"a terminal of (\d+) columns", drawn(render(wide, 80), console(80))[-1])[0])  # type: ignore[arg-type]
