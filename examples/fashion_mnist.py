@@ -42,7 +42,7 @@ def study(data: Path, folder: Path) -> Study:
         ood_test=[f"mnist={data / 'mnist_test.npz'}", f"cifar10={data / 'cifar10_test.npz'}"],
         remove=8,
         pretraining="--epochs 6 --batch-size 128 --lr 2e-3 --warmup 0.05 --weight-decay 0.05",
-        search="--limit 1000 --batch-size 500",
+        search="--limit 1000 --batch-size 32",
         criteria=("taylor", "random"),
         bench="--batch-size 32 --rounds 20",
     )

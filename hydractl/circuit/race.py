@@ -21,6 +21,9 @@ from hydractl.metrics.ood import two_u
 _MOST_PAIRED = 64
 """Up to how many batches on a side the batches are ordered anew at every step."""
 
+_AHEAD = 0.3
+"""From which share of the samples on the candidate in front goes on to the end."""
+
 
 @dataclass
 class Runner:
@@ -30,13 +33,17 @@ class Runner:
         index: its place in model order, which decides ties: the lower one wins.
         alive: the objectives it may still win.
         given_up: those it cannot.
-        known: its counts, where they come from a journal.
+        reached: those of the alive ones that it has all counts for.
+        known: its counts, where they come from a journal or are all there.
+        best_case: the most that it can still reach.
     """
 
     candidate: Candidate
     index: int
     alive: set[str]
+    best_case: Measured
     given_up: list[str] = field(default_factory=list)
+    reached: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     known: Measured | None = None
 
@@ -44,6 +51,10 @@ class Runner:
     def measured(self) -> Measured:
         """What has been counted so far."""
         return self.known or self.tally.measured()
+
+    def hope(self, objective: str) -> tuple[int, int]:
+        """What it can still reach, comparable with what others have reached."""
+        return self.best_case.key(objective), -self.index
 
 
 Best = dict[str, tuple[int, int]]
@@ -81,77 +92,108 @@ class Race:
         self.finished = finished
         self.best: Best = {}
         self.winners: dict[str, Runner] = {}
-        self._with_ood = any(OBJECTIVES[o].needs_ood for o in objectives)
         self._runners: list[Runner] = []
+        nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         known = known or {}
         for index, candidate in candidates:
-            runner = Runner(candidate, index, set(self.objectives))
+            runner = Runner(candidate, index, set(self.objectives), nothing)
             if candidate in known:
                 runner.known, runner.given_up = known[candidate][0], list(known[candidate][1])
                 runner.alive.difference_update(runner.given_up)
-                self._arrive(runner)
+                for objective in runner.alive:
+                    self._arrive(runner, objective)
             else:
                 self._runners.append(runner)
 
     def run(self) -> dict[str, Runner]:
         """The winner of each objective."""
-        order = self._order()
-        parts = self._scouts(order) if self.bounds else [order]
-        chunked = len(self.evaluator.chunks) > 1
-        if chunked:
-            parts = [part for chunk in self.evaluator.chunks if (part := [b for b in chunk if b in set(order)])]
-        for number, part in enumerate(parts):
-            last = number == len(parts) - 1
-            units = self._units()
-            if chunked and self.bounds and number == 1 and units and not last:
-                self._run_through(units[0], parts[number:])
-                units = units[1:]
-            for unit in units:
-                self._advance(unit, part, last)
-            self.evaluator.forget(part)
+        if len(self.evaluator.chunks) > 1:
+            self._run_chunks()
+        elif self.bounds:
+            for objective in self.objectives:
+                self._settle(objective)
+        else:
+            needed = self._needed(self.objectives)
+            for unit in self._units():
+                for batch in needed:
+                    self._advance(unit, batch)
         return self.winners
 
     def tally_of(self, candidate: Candidate) -> Tally:
         """What has been counted of a candidate here; nothing where another process or a journal counted it."""
         return next((r.tally for r in self._runners if r.candidate == candidate), Tally())
 
-    # --- order --------------------------------------------------------------------------------------------------------
+    # --- all data in memory, bounds: the best case decides who goes on ------------------------------------------------
 
-    def _order(self) -> list[int]:
-        """The batches that the objectives need, those first that the model as it is loses most on."""
-        everything = range(len(self.evaluator.batches))
-        needed = [b for b in everything if self._with_ood or self.evaluator.batches[b].labels is not None]
+    def _settle(self, objective: str) -> None:
+        """Find the winner of one objective.
+
+        It is always the candidate with the best hope that goes on, by one batch. So nobody runs a batch that it need
+        not run whoever wins; only to be done with some candidates early, the one in front is soon taken to the end.
+        """
+        order = self._order(objective)
+        while running := [r for r in self._runners if objective in r.alive and objective not in r.reached]:
+            leader = max(running, key=lambda runner: runner.hope(objective))
+            left = [batch for batch in order if batch not in leader.tally.seen]
+            ahead = len(order) - len(left) >= _AHEAD * len(order)
+            for batch in left if ahead else left[:1]:
+                if objective in leader.alive:
+                    self._advance([leader, *self._beside(leader, running, batch, objective)], batch)
+
+    def _beside(self, leader: Runner, running: Sequence[Runner], batch: int, objective: str) -> list[Runner]:
+        """Who runs together with the candidate in front: the most hopeful of its site."""
+        if self.at_once == 1:
+            return []
+        site = leader.candidate[0]
+        others = [r for r in running if r.candidate[0] == site and r is not leader and batch not in r.tally.seen]
+        return sorted(others, key=lambda runner: runner.hope(objective), reverse=True)[: self.at_once - 1]
+
+    def _order(self, objective: str) -> list[int]:
+        """The batches that an objective needs, those first that the model as it is loses most on."""
+        needed = self._needed([objective])
         inside = [b for b in needed if self.evaluator.batches[b].labels is not None]
         outside = [b for b in needed if self.evaluator.batches[b].labels is None]
-        if not self.bounds or len(self.evaluator.chunks) > 1 or max(len(inside), len(outside)) > _MOST_PAIRED:
+        if max(len(inside), len(outside)) > _MOST_PAIRED:
             return needed
         values = {batch: self.evaluator.current(batch) for batch in needed}
-        alone = np.array([self._loss_alone(values[b]) for b in inside])
+        alone = np.array([_loss_alone(values[b], objective) for b in inside])
         paired = np.array([[_inverted(values[i], values[o]) for o in outside] for i in inside], dtype=float)
         paired = paired.reshape(len(inside), len(outside))
-        total = self._shares(alone, paired)
-        return _greedy(inside, outside, *total)
+        # Both kinds of loss as shares of their totals.
+        return _greedy(inside, outside, alone / max(alone.sum(), 1e-9), paired / max(paired.sum(), 1e-9))
 
-    def _loss_alone(self, values: Values) -> float:
-        """What an ID batch costs the objectives that read ID samples one by one."""
-        size = len(values.scores)
-        parts = {"acc": size - values.correct, "avg": size - values.correct, "nll": values.nll, "brier": values.brier}
-        return float(sum(parts.get(objective, 0) for objective in self.objectives))
+    def _needed(self, objectives: Sequence[str]) -> list[int]:
+        batches = self.evaluator.batches
+        return [b for b in range(len(batches)) if any(self._reads(objective, b) for objective in objectives)]
 
-    def _shares(self, alone: np.ndarray, paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both kinds of loss as shares of their totals."""
-        return alone / max(alone.sum(), 1e-9), paired / max(paired.sum(), 1e-9)
+    def _reads(self, objective: str, batch: int) -> bool:
+        return OBJECTIVES[objective].needs_ood or self.evaluator.batches[batch].labels is not None
 
-    def _scouts(self, order: list[int]) -> list[list[int]]:
-        """The first batch of each kind, which all candidates run, so that the most promising go on first."""
-        labelled = [self.evaluator.batches[b].labels is not None for b in order]
-        first = {order[labelled.index(kind)] for kind in (True, False) if kind in labelled}
-        scouts, rest = [b for b in order if b in first], [b for b in order if b not in first]
-        return [scouts, rest] if rest else [scouts]
+    # --- one candidate after another ----------------------------------------------------------------------------------
+
+    def _run_chunks(self) -> None:
+        """All candidates on the batches whose states fit into memory together, then on the next ones."""
+        needed = set(self._needed(self.objectives))
+        parts = [part for chunk in self.evaluator.chunks if (part := [b for b in chunk if b in needed])]
+        for number, part in enumerate(parts):
+            units = self._units()
+            if self.bounds and number == 1 and units and len(parts) > 2:
+                # The most hopeful go to the end, so that others can be given up against what they reached.
+                for rest in parts[number:]:
+                    self._run_part(units[0], rest)
+                    self.evaluator.forget(rest)
+                units = units[1:]
+            for unit in units:
+                self._run_part(unit, part)
+            self.evaluator.forget(part)
+
+    def _run_part(self, unit: Sequence[Runner], part: Sequence[int]) -> None:
+        for batch in part:
+            self._advance(unit, batch)
 
     def _units(self) -> list[list[Runner]]:
         """The candidates that are not done, those of one site that run together in one list; the most hopeful first."""
-        runners = [runner for runner in self._runners if runner.alive and runner.known is None]
+        runners = [runner for runner in self._runners if runner.known is None]
         hopes = self._hopes(runners) if self.bounds else {runner.index: runner.index for runner in runners}
         sites: dict[int, list[Runner]] = {}
         for runner in sorted(runners, key=lambda r: (hopes[r.index], r.index)):
@@ -161,71 +203,79 @@ class Race:
 
     def _hopes(self, runners: Sequence[Runner]) -> dict[int, int]:
         """By index, how many candidates have a better best case, for the objective where these are fewest."""
-        cases = {runner.index: self._best_case(runner) for runner in runners}
-        found = dict.fromkeys(cases, len(runners))
+        found = {runner.index: len(runners) for runner in runners}
         for objective in self.objectives:
-            order = sorted(cases, key=lambda index: (-cases[index].key(objective), index))
-            for rank, index in enumerate(order):
-                found[index] = min(found[index], rank)
+            order = sorted(runners, key=lambda runner: runner.hope(objective), reverse=True)
+            for rank, runner in enumerate(order):
+                found[runner.index] = min(found[runner.index], rank)
         return found
-
-    def _best_case(self, runner: Runner) -> Measured:
-        pairs = any(OBJECTIVES[objective].needs_ood for objective in runner.alive)
-        return runner.tally.measured(pairs).best_case(self.evaluator.n_id, self.evaluator.n_ood)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def _run_through(self, unit: list[Runner], parts: Sequence[Sequence[int]]) -> None:
-        """Take the most hopeful candidates to the end, so that others can be given up against what they reached."""
-        for number, part in enumerate(parts):
-            self._advance(unit, part, number == len(parts) - 1)
-            self.evaluator.forget(part)
-
-    def _advance(self, unit: list[Runner], batches: Sequence[int], last: bool) -> None:
-        """Evaluate some candidates of one site on some batches, as long as one of them may win."""
-        site = unit[0].candidate[0]
+    def _advance(self, unit: Sequence[Runner], batch: int) -> None:
+        """Evaluate some candidates of one site on one batch, if one of them may win and has not seen it."""
+        if not any(self._wants(runner, batch) for runner in unit):
+            return
         heads = [runner.candidate[1] for runner in unit]
         # Always as many candidates at once: another number would round otherwise.
         padded = heads + heads[-1:] * (self.at_once - len(heads))
-        for batch in batches:
-            labelled = self.evaluator.batches[batch].labels is not None
-            if not any(self._wants(runner, labelled) for runner in unit):
-                continue
-            for runner, values in zip(unit, self.evaluator.without_each(batch, site, padded), strict=False):
-                if batch not in runner.tally.seen and self._wants(runner, labelled):
-                    runner.tally.add(batch, values)
-                    self._give_up(runner)
-        for runner in unit:
-            if last and runner.alive and runner.known is None:
-                runner.known = runner.tally.measured()
-                self._arrive(runner)
-                self.finished(runner)
+        found = self.evaluator.without_each(batch, unit[0].candidate[0], padded)
+        for runner, values in zip(unit, found, strict=False):
+            if self._wants(runner, batch):
+                runner.tally.add(batch, values)
+                self._counted(runner)
 
-    def _wants(self, runner: Runner, labelled: bool) -> bool:
-        return any(labelled or OBJECTIVES[objective].needs_ood for objective in runner.alive)
+    def _wants(self, runner: Runner, batch: int) -> bool:
+        if runner.known is not None or batch in runner.tally.seen:
+            return False
+        return any(self._reads(objective, batch) for objective in runner.alive)
+
+    def _counted(self, runner: Runner) -> None:
+        """A candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
+        n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
+        measured = runner.tally.measured()
+        runner.best_case = measured.best_case(n_id, n_ood)
+        self._give_up(runner)
+        for objective in self.objectives:
+            complete = measured.n_id == n_id and (measured.n_ood == n_ood or not OBJECTIVES[objective].needs_ood)
+            if complete and objective in runner.alive - runner.reached:
+                self._arrive(runner, objective)
+        self._finish(runner)
+
+    def _arrive(self, runner: Runner, objective: str) -> None:
+        """A candidate with all its counts may be the best so far, which may be too much for others."""
+        runner.reached.add(objective)
+        reached = (runner.measured.key(objective), -runner.index)
+        if objective not in self.best or reached > self.best[objective]:
+            self.best[objective] = reached
+            self.winners[objective] = runner
+            for other in self._runners:
+                if other is not runner:
+                    self._give_up(other)
+                    self._finish(other)
 
     def _give_up(self, runner: Runner) -> None:
         """Drop the objectives that the candidate can no longer win."""
-        if not self.bounds or not self.best:
+        if not self.bounds:
             return
-        best_case = self._best_case(runner)
         for objective in self.objectives:
-            if objective not in runner.alive or objective not in self.best:
-                continue
-            if (best_case.key(objective), -runner.index) < self.best[objective]:
+            open_ = objective in runner.alive and objective not in runner.reached
+            if open_ and objective in self.best and runner.hope(objective) < self.best[objective]:
                 runner.alive.discard(objective)
                 runner.given_up.append(objective)
-        if not runner.alive:
+
+    def _finish(self, runner: Runner) -> None:
+        """A candidate that has nothing left to win or to count is done."""
+        if runner.known is None and runner.alive <= runner.reached:
+            runner.known = runner.tally.measured()
             self.finished(runner)
 
-    def _arrive(self, runner: Runner) -> None:
-        """A candidate with all its counts may be the best so far."""
-        for objective in self.objectives:
-            if objective in runner.alive:
-                reached = (runner.measured.key(objective), -runner.index)
-                if objective not in self.best or reached > self.best[objective]:
-                    self.best[objective] = reached
-                    self.winners[objective] = runner
+
+def _loss_alone(values: Values, objective: str) -> float:
+    """What an ID batch costs an objective that reads ID samples one by one."""
+    if objective in ("nll", "brier"):
+        return float(values.nll if objective == "nll" else values.brier)
+    return float(len(values.scores) - values.correct) if objective in ("acc", "avg") else 0.0
 
 
 def _inverted(inside: Values, outside: Values) -> int:

@@ -70,9 +70,10 @@ class Tally:
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
-        self._correct = self._nll = self._brier = 0
-        self._inside: list[Floats] = []
-        self._outside: list[Floats] = []
+        self._correct = self._nll = self._brier = self._two_u = 0
+        # Sorted, so that a batch is counted against everything before it in little time.
+        self._inside: Floats = np.empty(0)
+        self._outside: Floats = np.empty(0)
 
     def add(self, batch: int, values: Values) -> None:
         """Count one batch, which must be new."""
@@ -81,16 +82,15 @@ class Tally:
         self._correct += values.correct
         self._nll += values.nll
         self._brier += values.brier
-        (self._inside if values.labelled else self._outside).append(values.scores)
+        if values.labelled:
+            self._two_u += two_u(values.scores, self._outside)
+            self._inside = np.sort(np.concatenate([self._inside, values.scores]))
+        else:
+            self._two_u += two_u(self._inside, values.scores)
+            self._outside = np.sort(np.concatenate([self._outside, values.scores]))
 
-    def measured(self, pairs: bool = True) -> Measured:
-        """The counts over what has been seen; without ``pairs``, those of ID and OOD samples are left out."""
-        inside, outside = _joined(self._inside), _joined(self._outside)
-        if not pairs:
-            return Measured(self._correct, len(inside), None, 0, self._nll, self._brier)
-        found = two_u(inside, outside) if len(outside) else None
-        return Measured(self._correct, len(inside), found, len(outside), self._nll, self._brier)
-
-
-def _joined(parts: list[Floats]) -> Floats:
-    return np.concatenate(parts) if parts else np.empty(0)
+    def measured(self) -> Measured:
+        """The counts over what has been seen."""
+        n_id, n_ood = len(self._inside), len(self._outside)
+        found = self._two_u if n_ood else None
+        return Measured(self._correct, n_id, found, n_ood, self._nll, self._brier)
