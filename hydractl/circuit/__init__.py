@@ -43,6 +43,10 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         name = settings.output or f"{source.name}.circuit.json"
         paths = circuit_paths(name, objectives)
         journal = file_path(name).with_name(f"{file_path(name).name}.journal")
+    if settings.algorithm == "headmap":
+        from hydractl.circuit.headmap import kept_at_sites
+
+        kept_at_sites(scope.heads, settings.keep, scope.budget)  # refuses what cannot be, before any data are read
     if settings.dry_run:
         check_outputs(paths.values(), force=settings.force or settings.resume)
         return _dry_run(scope, settings, log, list(map(str, paths.values())))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Measured
@@ -20,6 +20,8 @@ from hydractl.circuit.race import Race, Runner
 from hydractl.circuit.search import Found, GreedySearch, Step
 from hydractl.circuit.tower import Candidate
 from hydractl.errors import UsageError
+
+S = TypeVar("S", int, str)
 
 
 class Headmap(GreedySearch):
@@ -93,11 +95,11 @@ def _best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
 
 
-def kept_at_sites(heads: Sequence[Candidate], keep: int | None, budget: int | None) -> dict[int, int]:
+def kept_at_sites(heads: Sequence[tuple[S, int]], keep: int | None, budget: int | None) -> dict[S, int]:
     """How many heads are chosen at each site.
 
     Args:
-        heads: the candidates.
+        heads: the candidates, each its site and head.
         keep: so many, or all where there are fewer.
         budget: where ``keep`` is None, how many go in all, the same number at every site.
 

@@ -352,3 +352,42 @@ def test_agreement_with_another_circuit() -> None:
 def test_memory_that_does_not_suffice_changes_nothing() -> None:
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "100K", "-o", "small.json")
     same("small")
+
+
+# --- other ways to search ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("approx", ["shortlist:3", "lazy", "subset:12"])
+def test_an_approximation_says_so_and_resumes(approx: str) -> None:
+    command = [*SEARCH, "--objective", "acc,avg", "--budget", "5", "--approx", approx, "-o", "a.json"]
+    run(*command, "--check-against", "full.avg.json")
+    document = read("a.avg.json")
+    assert document["approx"] == approx and document["algorithm"] == "greedy"
+    assert document["source"]["settings"]["approx"] == approx
+    # The counts are those of all the data, whatever chose the head.
+    assert all((step["n_id"], step["n_ood"]) == (40, 30) for step in document["removed"])
+    assert 0 <= document["agreement"]["jaccard"]["5"] <= 1 and document["agreement"]["score_lost"] is not None
+    whole = {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")}
+    lines = Path("a.json.journal").read_bytes().splitlines(keepends=True)
+    for cut in (2, len(lines) // 3, len(lines) - 2):
+        Path("a.json.journal").write_bytes(b"".join(lines[:cut]))
+        run(*command, "--resume")
+        assert {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")} == whole
+    run(*command, "--approx", "shortlist:2", "--resume", code=3)
+
+
+def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "-o", "h.json")
+    document = read("h.json")
+    assert document["algorithm"] == "headmap" and document["objective"] == "nll"
+    assert sorted(site for site, _ in removed("h.json")) == SITES  # one head of each site
+    scores = [step["score"] for step in document["removed"]]
+    assert scores == sorted(scores, reverse=True)
+    run("prune", "base.st", "--circuit", "h.json", "-o", "h.st")
+    assert [len(entry["kept"]) for entry in read("h.mask.json")["sites"].values()] == [2, 2, 2]
+    run(*SEARCH, "--algorithm", "headmap", "--budget", "6", "--objective", "acc", "-o", "b.json")
+    assert sorted(site for site, _ in removed("b.json")) == sorted([*SITES, *SITES])
+    capsys.readouterr()
+    run(*SEARCH, "--algorithm", "headmap", "--budget", "4", "-o", "n.json", code=2)
+    assert "--budget 3 or 6" in capsys.readouterr().err
+    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "lazy", "-o", "n.json", code=2)
