@@ -65,8 +65,11 @@ def timed(run: Callable[[], Any], work: Callable[[], float]) -> tuple[Any, Timed
 
 def library_model(source: Any) -> Any:
     """The model as timm or transformers has it, with its own attention."""
+    import torch
+
     model = source.family.build(source.description.config)
-    tensors = {name: source.tensors.read(name).float() for name in source.tensors.names()}
+    # Copies: the columns of heads are zeroed in place.
+    tensors = {name: source.tensors.read(name).to(torch.float32, copy=True) for name in source.tensors.names()}
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 
@@ -151,32 +154,26 @@ def plain(source: Any, datasets: Sequence[Any], objective: str, batch_size: int)
 def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int, bounds: bool) -> Contestant:
     """The search of ``extract-circuit`` in this process, ready."""
     from hydractl.circuit.evaluator import Evaluator
-    from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
+    from hydractl.circuit.samples import SampleSet
     from hydractl.circuit.search import GreedySearch
     from hydractl.models import build_model
 
     model = build_model(source, "cpu")
 
     def prepare() -> Evaluator:
-        certain = [
-            measure_certainty(d, model, batch_size, 0, "msp", labelled=d is datasets[0]) for d in datasets
+        parts = [
+            SampleSet(dataset, order, model, batch_size, 0, labelled=dataset is datasets[0])
+            for dataset, order in zip(datasets, orders(datasets, model, objective, batch_size, bounds), strict=True)
         ]
-        lengths = dict(zip(("id", "ood"), (d.lengths() for d in datasets), strict=False))
-        order = undecided_first(certain[0], certain[1] if len(datasets) > 1 else None, [objective], lengths)
-        sets = [
-            SampleSet(d, order[name], model, batch_size, 0, labelled=name == "id")
-            for name, d in zip(("id", "ood"), datasets, strict=False)
-        ]
-        found = Evaluator(model, [batch for part in sets for batch in part.batches])
+        found = Evaluator(model, [batch for part in parts for batch in part.batches])
         found.begin([])
-        for batch, sample in enumerate(found.batches):
-            if sample.labels is not None or objective in ("ood", "avg"):
-                found.current(batch)
+        for batch in range(len(found.batches)):
+            found.current(batch)
         return found
 
     evaluator, preparation = timed(prepare, lambda: 0.0)
-    # The pass that finds the order is one evaluation of all samples, which the evaluator does not see.
-    preparation.work = evaluator.work + evaluator.naive_work(with_ood=len(datasets) > 1)
+    # Finding the order takes one evaluation of all samples, which the evaluator does not see.
+    preparation.work = evaluator.work + (sum(map(len, datasets)) * len(model.sites) if bounds else 0)
     heads = [(i, head) for i, site in enumerate(model.sites) for head in range(site.heads)]
     search = GreedySearch(evaluator, heads, bounds=bounds)
 
@@ -187,6 +184,21 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
         return found.candidate, found.measured.key(objective)
 
     return Contestant(step, lambda: evaluator.work, preparation)
+
+
+def orders(
+    datasets: Sequence[Any], model: Any, objective: str, batch_size: int, bounds: bool
+) -> Sequence[Sequence[int]]:
+    """The order of the samples of each set: by length where nobody gives up, else the undecided first."""
+    from hydractl.circuit.samples import measure_certainty, undecided_first
+
+    lengths = [dataset.lengths() for dataset in datasets]
+    if not bounds:
+        return [sorted(range(len(d)), key=lambda i: -n[i] if n else 0) for d, n in zip(datasets, lengths, strict=True)]
+    certain = [measure_certainty(d, model, batch_size, 0, "msp", labelled=d is datasets[0]) for d in datasets]
+    outside = certain[1] if len(datasets) > 1 else None
+    named = dict(zip(("id", "ood"), lengths, strict=False))
+    return list(undecided_first(certain[0], outside, [objective], named).values())
 
 
 # --- the contest ------------------------------------------------------------------------------------------------------
@@ -222,8 +234,8 @@ def summary(sides: Mapping[str, Contestant]) -> dict[str, dict[str, float]]:
         if side is reference:
             continue
         pairs = list(zip(reference.steps, side.steps, strict=True))
-        both = [(sum(getattr(t, unit) for t in s.steps) for s in (reference, side)) for unit in ("work", "wall")]
-        (plain_work, work), (plain_wall, wall) = both
+        plain_work, work = (sum(step.work for step in s.steps) for s in (reference, side))
+        plain_wall, wall = (sum(step.wall for step in s.steps) for s in (reference, side))
         found[name] = {
             "work": work / plain_work,
             "work_with_preparation": (work + side.preparation.work) / (plain_work + reference.preparation.work),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,18 +61,23 @@ def searched(make: Make, reference: Any, variant: str, data: naive.Data, *run: A
     return found, search
 
 
+def evaluated(records: list[dict[str, Any]]) -> Counter[tuple[str, int, int, int]]:
+    """How often each candidate was measured in each step."""
+    return Counter((r["of"], r["step"], *r["head"]) for r in records if "of" in r)
+
+
 def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, cuts: int = 5) -> None:
     """Cut off after so many records and gone on with, a search finds the same and measures nothing twice."""
     whole = Kept()
     expected, _ = searched(make, reference, variant, data, *run, memory=whole)
-    assert "of" in {key for record in whole.written for key in record}
     total = len(whole.written)
     for cut in sorted({total * part // cuts for part in range(cuts)} | {total - 1, total}):
         memory = Kept(whole.written[:cut])
         found, search = searched(make, reference, variant, data, *run, memory=memory)
         assert found == expected
-        assert [*memory.records, *memory.written] == whole.written
-        assert search.evaluations == sum("of" in record for record in memory.written)
+        assert evaluated(memory.records + memory.written) == evaluated(whole.written)
+        assert search.evaluations == evaluated(memory.written).total()
+    assert set(evaluated(whole.written).values()) == {1}
 
 
 def shared_by_two(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any) -> None:
