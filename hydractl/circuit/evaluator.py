@@ -64,6 +64,11 @@ class Evaluator:
         self._stems.clear()
 
     @property
+    def keeps_data(self) -> bool:
+        """Whether the samples stay in memory, as they are before the first block."""
+        return self._keep_stems
+
+    @property
     def work(self) -> float:
         """Sample-block evaluations so far, in fractions of a block; see :class:`hydractl.circuit.tower.Tower`."""
         return self.samples.work + (self.labels.work if self.labels else 0.0)

@@ -139,9 +139,15 @@ def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
 
 
 def measure_certainty(
-    dataset: Dataset, model: HydraModel, batch_size: int, workers: int, ood_score: str, labelled: bool
+    dataset: Dataset,
+    model: HydraModel,
+    batch_size: int,
+    workers: int,
+    ood_score: str,
+    labelled: bool,
+    advance: Callable[[int], None] = lambda samples: None,
 ) -> Certainty:
-    """Run the whole model once over one set."""
+    """Run the whole model once over one set; ``advance`` is told of the samples of each batch."""
     import torch
 
     from hydractl.data import batches
@@ -155,6 +161,7 @@ def measure_certainty(
             labels = batch.labels.numpy() if labelled and batch.labels is not None else None
             values = values_of(logits, labels, ood_score)
             parts.append((batch.indices, certainty(logits.double().cpu().numpy(), labels, values)))
+            advance(len(batch.indices))
     order = np.argsort(np.concatenate([indices for indices, _ in parts]))
 
     def joined(name: str) -> Any:

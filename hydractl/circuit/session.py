@@ -96,12 +96,12 @@ class Session:
         settings = self.settings
         order: dict[str, list[int]] = {}
         if settings.bounds and settings.algorithm == "greedy":
-            certain = {
-                name: measure_certainty(
-                    dataset, self.model, settings.batch_size, settings.workers, settings.ood_score, name == "id"
-                )
-                for name, dataset in self.sets.items()
-            }
+            certain = {}
+            total = sum(map(len, self.sets.values()))
+            with self.log.progress("finding what is undecided", total, "samples") as progress:
+                for name, dataset in self.sets.items():
+                    how = (settings.batch_size, settings.workers, settings.ood_score, name == "id", progress.advance)
+                    certain[name] = measure_certainty(dataset, self.model, *how)
             lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
             order = undecided_first(certain["id"], certain.get("ood"), settings.objective, lengths)
         else:
@@ -184,6 +184,8 @@ class Session:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
             tell_plan(self.log, plan, settings.bounds and settings.algorithm == "greedy")
+            if not evaluator.keeps_data:
+                self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
             told = observed(self.log, plan, settings.objective, self.scope.budget, self.names, self.team.size)
             with told as observer:
