@@ -33,11 +33,12 @@ class Approximation:
         return self.kind if self.number is None else f"{self.kind}:{self.number}"
 
 
-def parse_approx(text: str) -> Approximation:
+def parse_approx(text: str, processes: int = 1) -> Approximation:
     """``shortlist:8``, ``lazy``, ``subset:500``.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: for anything else, and for ``lazy`` in several processes: what it evaluates next depends on what it
+            found last.
     """
     kind, colon, number = text.partition(":")
     if kind not in _UNITS:
@@ -46,6 +47,11 @@ def parse_approx(text: str) -> Approximation:
     if unit is None:
         if colon:
             raise UsageError(f"--approx {text}: {kind} takes no number", hint=f"--approx {kind}")
+        if processes > 1:
+            raise UsageError(
+                f"--approx {kind} runs in one process, not in {processes}",
+                hint="--approx shortlist:8 and the exact search share their work",
+            )
         return Approximation(kind)
     if not (number.isascii() and number.isdigit() and len(number) < 10 and int(number)):
         raise UsageError(f"--approx {text}: {kind} takes a number of {unit}, 1 or more", hint=f"it may be {_FORMS}")
@@ -63,13 +69,14 @@ def search_of(
         seed: of the draw of ``subset``.
 
     Raises:
-        UsageError: for what is no approximation, and for ``lazy`` in several processes.
+        UsageError: as :func:`parse_approx`.
     """
     if approx is None:
         from hydractl.circuit.search import GreedySearch
 
         return GreedySearch(evaluator, heads, **others)
-    asked = parse_approx(approx)
+    team = others.get("processes")
+    asked = parse_approx(approx, 1 if team is None else team.size)
     if asked.number is None:
         from hydractl.circuit.lazy import Lazy
 

@@ -16,7 +16,6 @@ from hydractl.circuit.race import Race, Runner
 from hydractl.circuit.search import GreedySearch, Step
 from hydractl.circuit.tally import Tally
 from hydractl.circuit.tower import Candidate
-from hydractl.errors import UsageError
 
 _UNKNOWN = float("inf")
 
@@ -28,20 +27,12 @@ class Lazy(GreedySearch):
     needs nothing beside the evaluations; the turns of finished steps are taken again from them.
 
     Args:
-        arguments, others: as in :class:`hydractl.circuit.search.GreedySearch`; nothing is given up early, because a
-            gain is known only when everything has been counted.
-
-    Raises:
-        UsageError: for several processes, since what is evaluated next depends on what was found last.
+        others: as in :class:`hydractl.circuit.search.GreedySearch`, for one process. Nothing is given up early, because
+            a gain is known only when everything has been counted.
     """
 
     def __init__(self, evaluator: Evaluator, heads: Sequence[Candidate], **others: Any) -> None:
         super().__init__(evaluator, heads, **others)
-        if self.processes is not None and self.processes.size > 1:
-            raise UsageError(
-                f"--approx lazy runs in one process, not in {self.processes.size}",
-                hint="--approx shortlist:8 and the exact search share their work",
-            )
         self._gains: dict[str, dict[Candidate, float]] = {}
 
     def to_come(self, number: int, budget: int) -> int:

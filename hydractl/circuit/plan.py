@@ -53,6 +53,7 @@ def plan_of(
     objectives: Sequence[str],
     sizes: Mapping[str, int],
     *,
+    memory_bytes: int,
     algorithm: str = "greedy",
     processes: int = 1,
 ) -> Plan:
@@ -64,6 +65,7 @@ def plan_of(
         budget: how many of them go.
         objectives: of the search.
         sizes: samples of all the data, ``id`` and ``ood``.
+        memory_bytes: how much may be kept.
         algorithm: ``greedy`` or ``headmap``.
         processes: how many share the candidates.
     """
@@ -80,14 +82,17 @@ def plan_of(
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
             most += evaluator.price_of_current(samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
-    everything = sum(sizes.values())
+    kept = round(evaluator.memory_bytes * sum(sizes.values()) / (evaluator.n_id + evaluator.n_ood))
+    parts = (
+        len(evaluator.chunks) if kept <= memory_bytes else max(len(evaluator.chunks), -(-kept // max(1, memory_bytes)))
+    )
     return Plan(
         count,
         round(naive),
         round(most),
         most * seconds_per_block(evaluator, heads[0]) / processes,
-        round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
-        len(evaluator.chunks),
+        min(kept, max(memory_bytes, evaluator.memory_bytes)),
+        parts,
     )
 
 

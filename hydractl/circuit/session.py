@@ -66,6 +66,7 @@ class Session:
             for position, head in enumerate(kept[site.path])
         }
         self.evaluator: Evaluator | None = None
+        self._memory = self._memory_bytes()
         self._threads = torch.get_num_threads()
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class Session:
             [batch for part in parts for batch in part.batches],
             stream=stream(),
             ood_score=settings.ood_score,
-            memory_bytes=self._memory_bytes(),
+            memory_bytes=self._memory,
             lanes=len(settings.objective),
         )
         return self.evaluator
@@ -173,6 +174,7 @@ class Session:
             self.scope.budget,
             settings.objective,
             {name: len(dataset) for name, dataset in self.sets.items()},
+            memory_bytes=self._memory,
             algorithm=settings.algorithm,
             processes=self.team.size,
         )

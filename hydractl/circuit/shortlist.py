@@ -42,8 +42,10 @@ class Shortlist(GreedySearch):
 
     def to_come(self, number: int, budget: int) -> int:
         """As many as are listed, more where objectives race together or all heads of the labels are measured."""
+        labels = sum(self._of_labels(head) for head in self.heads)
         towers = len({self._of_labels(head) for head in self.heads})
-        return sum(min(self.size * towers, len(self.heads) - step + 1) for step in range(number, budget + 1))
+        found = sum(min(self.size * towers, len(self.heads) - step + 1) for step in range(number, budget + 1))
+        return found + (max(0, labels - self.size) if number == 1 else 0)
 
     def choose(self, group: list[str], number: int, left: Places) -> dict[str, Step]:
         """The best of those listed."""
