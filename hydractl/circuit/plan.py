@@ -83,9 +83,9 @@ def plan_of(
             most += evaluator.price_of_current(samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
     kept = round(evaluator.memory_bytes * sum(sizes.values()) / (evaluator.n_id + evaluator.n_ood))
-    parts = (
-        len(evaluator.chunks) if kept <= memory_bytes else max(len(evaluator.chunks), -(-kept // max(1, memory_bytes)))
-    )
+    parts = len(evaluator.chunks)
+    if kept > memory_bytes:
+        parts = max(parts, min(-(-kept // max(1, memory_bytes)), sum(sizes.values())))
     return Plan(
         count,
         round(naive),

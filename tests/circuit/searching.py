@@ -66,7 +66,7 @@ def evaluated(records: list[dict[str, Any]]) -> Counter[tuple[str, int, int, int
     return Counter((r["of"], r["step"], *r["head"]) for r in records if "of" in r)
 
 
-def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, cuts: int = 5) -> None:
+def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, cuts: int = 3) -> None:
     """Cut off after so many records and gone on with, a search finds the same and measures nothing twice."""
     whole = Kept()
     expected, _ = searched(make, reference, variant, data, *run, memory=whole)

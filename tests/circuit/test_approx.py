@@ -17,10 +17,23 @@ from hydractl.circuit.lazy import Lazy
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.search import GreedySearch
 from hydractl.circuit.shortlist import Shortlist
-from hydractl.circuit.slopes import LABEL, MARGIN, STRANGE, Quantities, current_quantities, forecast, slopes
+from hydractl.circuit.slopes import (
+    LABEL,
+    MARGIN,
+    NEEDS,
+    STRANGE,
+    Quantities,
+    current_quantities,
+    forecast,
+    quantity,
+    slopes,
+)
 from hydractl.circuit.subset import Subset, drawn
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
+from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.settings.option import options_of
+from hydractl.settings.pruning import CircuitSettings
 from tests.circuit import naive
 from tests.circuit.searching import Kept, Twin, evaluator_of, resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, names, samples
@@ -54,6 +67,16 @@ def test_what_is_no_approximation(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse_approx(text)
     assert text in caught.value.message and caught.value.hint
+
+
+def test_every_objective_and_score_has_a_forecast() -> None:
+    assert NEEDS.keys() == OBJECTIVES.keys()
+    (choices,) = (option.choices for option in options_of(CircuitSettings) if option.name == "ood_score")
+    logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
+    for name in choices:
+        # Samples stand in the order of the score itself.
+        found = quantity(STRANGE, logits, None, name).numpy()
+        assert (np.argsort(found) == np.argsort(OOD_SCORES[name](logits.numpy()[None]))).all()
 
 
 def test_which_search_it_is() -> None:
@@ -179,8 +202,8 @@ def test_forecasts_count_what_samples_would_be() -> None:
 @pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
 def test_a_list_of_all_heads_is_exact(variant: str) -> None:
     reference, data = stock(variant), naive.data(variant)
-    exact, _ = searched(GreedySearch, reference, variant, data, list(OBJECTIVES), 5)
-    found, _ = searched(partial(Shortlist, size=9), reference, variant, data, list(OBJECTIVES), 5)
+    exact, _ = searched(GreedySearch, reference, variant, data, ["avg", "nll"], 3)
+    found, _ = searched(partial(Shortlist, size=9), reference, variant, data, ["avg", "nll"], 3)
     assert found == exact
 
 
@@ -203,7 +226,7 @@ def test_those_are_listed_that_the_forecast_puts_first(every: int) -> None:
     paths = [f"blocks.{i}.attn" for i in range(3)]
     memory = Kept()
     make = partial(Shortlist, size=2, every=every, memory=memory)
-    found, search = searched(make, copy.deepcopy(reference).float(), "class-token", data, ["nll"], 4)
+    found, search = searched(make, copy.deepcopy(reference).float(), "class-token", data, ["nll"], 3)
     lists = [record["heads"] for record in memory.written if "listed" in record]
     gone: list[naive.Head] = []
     for number, step in enumerate(found["nll"].steps):
@@ -218,7 +241,7 @@ def test_those_are_listed_that_the_forecast_puts_first(every: int) -> None:
         site, head = step.candidate
         assert (paths[site], head) == max(first, key=scores.__getitem__)
         gone.append((paths[site], head))
-    assert search.evaluations == 8
+    assert search.evaluations == 6
 
 
 def test_heads_of_the_labels_are_listed_by_their_last_gain() -> None:
@@ -259,7 +282,7 @@ def naive_lazy(model: Any, measure: Callable[[Any], Any], budget: int, paths: Se
     return removed, count
 
 
-@pytest.mark.parametrize(("variant", "objective"), [("class-token", "avg"), ("clip", "ood"), ("class-token", "acc")])
+@pytest.mark.parametrize(("variant", "objective"), [("class-token", "avg"), ("clip", "ood")])
 def test_lazy_is_lazy(variant: str, objective: str) -> None:
     reference, data = stock(variant, seed=1), naive.data(variant)
     (found, search) = searched(Lazy, reference, variant, data, [objective], 5)
@@ -295,7 +318,7 @@ def test_a_part_chooses_and_everything_is_counted(variant: str) -> None:
     reference, data = stock(variant), naive.data(variant, inside=15, outside=11)
     model, evaluator = evaluator_of(reference, variant, data)
     search = Subset(evaluator, HEADS, samples=6, seed=2)
-    found = search.run(["avg", "acc"], 4)
+    found = search.run(["avg", "acc"], 3)
     evaluator.close()
     rows = drawn(samples(data), 6, 2)
 
@@ -308,7 +331,7 @@ def test_a_part_chooses_and_everything_is_counted(variant: str) -> None:
     paths = [site.path for site in model.sites]
     for objective in ("avg", "acc"):
         measure = lambda m, o=objective: naive.score(m, o, part)  # noqa: E731
-        expected = naive.ranking(reference, measure, 4, paths)
+        expected = naive.ranking(reference, measure, 3, paths)
         assert names(model, found[objective]) == [(path, head) for path, head, _ in expected]
         gone: list[naive.Head] = []
         for step, (path, head, _) in zip(found[objective].steps, expected, strict=True):
@@ -319,12 +342,12 @@ def test_a_part_chooses_and_everything_is_counted(variant: str) -> None:
 
 
 def test_a_part_of_everything_is_exact_also_with_little_memory() -> None:
-    reference, data = stock("class-token"), naive.data(inside=31, outside=23)
-    exact, _ = searched(GreedySearch, reference, "class-token", data, ["avg"], 5)
-    for memory in (None, 30_000):
+    reference, data = stock("class-token"), naive.data(inside=19, outside=13)
+    exact, _ = searched(GreedySearch, reference, "class-token", data, ["avg"], 3)
+    for memory in (None, 20_000):
         _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=memory)
         assert (len(evaluator.chunks) > 1) == (memory is not None)
-        found = Subset(evaluator, HEADS, samples=31, seed=0).run(["avg"], 5)
+        found = Subset(evaluator, HEADS, samples=19, seed=0).run(["avg"], 3)
         evaluator.close()
         # Losses may differ in the last unit: here the winner's are those of the model without it, not of a candidate.
         counts = [[(s.candidate, s.measured.key("avg")) for s in one["avg"].steps] for one in (found, exact)]
@@ -340,34 +363,33 @@ ALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_they_can_miss_what_the_exact_search_finds(make: Any) -> None:
-    missed = 0
-    for seed in range(4):
-        reference, data = stock("class-token", seed), naive.data()
-        exact, _ = searched(GreedySearch, reference, "class-token", data, ["avg"], 4)
-        found, _ = searched(make, reference, "class-token", data, ["avg"], 4)
-        missed += found["avg"].removed != exact["avg"].removed
-        assert all(len(one.removed) == len(set(one.removed)) == 4 for one in found.values())
-    assert missed
+def test_they_can_miss_what_the_exact_search_finds() -> None:
+    """So that the other tests are not of searches that agree whatever they do."""
+    reference, data = stock("class-token", seed=1), naive.data()
+    exact, most = searched(GreedySearch, reference, "class-token", data, ["avg"], 3)
+    for make in ALL.values():
+        found, search = searched(make, reference, "class-token", data, ["avg"], 3)
+        assert found["avg"].removed != exact["avg"].removed
+        assert len(set(found["avg"].removed)) == 3
+        assert search.evaluator.work < most.evaluator.work
 
 
-@pytest.mark.parametrize("variant", ["class-token", "clip"])
-@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_they_go_on_where_they_were(make: Any, variant: str) -> None:
-    resumes(make, stock(variant), variant, naive.data(variant), ["acc", "ood", "avg"], 4)
+@pytest.mark.parametrize(("name", "variant"), [("shortlist", "clip"), ("lazy", "clip"), ("subset", "bert")])
+def test_they_go_on_where_they_were(name: str, variant: str) -> None:
+    resumes(ALL[name], stock(variant), variant, naive.data(variant), ["acc", "avg"], 3)
 
 
 @pytest.mark.parametrize("name", ["shortlist", "subset"])
 def test_two_processes_share_the_work(name: str) -> None:
-    shared_by_two(ALL[name], stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 4)
+    shared_by_two(ALL[name], stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_little_memory_changes_nothing(make: Any) -> None:
-    reference, data = stock("class-token"), naive.data(inside=31, outside=23)
-    expected, _ = searched(make, reference, "class-token", data, ["acc", "avg"], 4)
-    _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=30_000)
-    found = make(evaluator, HEADS).run(["acc", "avg"], 4)
+    reference, data = stock("class-token"), naive.data(inside=19, outside=13)
+    expected, _ = searched(make, reference, "class-token", data, ["acc", "avg"], 3)
+    _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=20_000)
+    assert len(evaluator.chunks) > 1
+    found = make(evaluator, HEADS).run(["acc", "avg"], 3)
     evaluator.close()
     assert found == expected
