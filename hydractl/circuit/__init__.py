@@ -43,13 +43,14 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         name = settings.output or f"{source.name}.circuit.json"
         paths = circuit_paths(name, objectives)
         journal = file_path(name).with_name(f"{file_path(name).name}.journal")
-    if settings.algorithm == "headmap":
-        from hydractl.circuit.headmap import kept_at_sites
-
-        kept_at_sites(scope.heads, settings.keep, scope.budget)  # refuses what cannot be, before any data are read
+    if settings.approx == "lazy" and team.size > 1:
+        raise UsageError(
+            f"--approx lazy runs in one process, not in {team.size}",
+            hint="the exact search and the other approximations share their work",
+        )
     if settings.dry_run:
         check_outputs(paths.values(), force=settings.force or settings.resume)
-        return _dry_run(scope, settings, log, list(map(str, paths.values())))
+        return _dry_run(scope, settings, log, list(map(str, paths.values())), team)
     count = evaluations(len(scope.heads), scope.budget) if settings.algorithm == "greedy" else len(scope.heads)
     log.info(
         f"removing {scope.budget} of {len(scope.heads)} heads: {count:,} evaluations of the whole data per objective, "
@@ -100,14 +101,16 @@ def _search_and_write(
     return Outcome({"schema": "hydractl.circuits/1", "circuits": list(documents.values())}, files=files)
 
 
-def _dry_run(scope: Scope, settings: CircuitSettings, log: Log, files: list[str]) -> Outcome:
+def _dry_run(scope: Scope, settings: CircuitSettings, log: Log, files: list[str], team: Processes) -> Outcome:
     from hydractl.circuit.session import Session
 
-    session = Session(scope, settings, log, team=None)
+    session = Session(scope, settings, log, team)
     try:
         plan = session.probe()
     finally:
         session.close()
+    if team.rank:
+        return Outcome({}, silent=True)
     document: dict[str, Any] = {"schema": "hydractl.circuit/1", "dry_run": True, "model": scope.source.name}
     document |= {"budget": scope.budget, "heads": len(scope.heads), "objectives": list(settings.objective)}
     return Outcome({**document, **plan.to_json(), "files": files})

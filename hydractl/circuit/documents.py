@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hydractl.circuit.objective import LOSS_UNIT
 from hydractl.circuit.search import Found
 from hydractl.circuit.tower import Candidate
-from hydractl.heads import Head
+from hydractl.errors import InputError
+from hydractl.heads import Head, shown
 from hydractl.matching import asked_classes
 from hydractl.overlap import jaccard_at, kendall_tau
 from hydractl.provenance import provenance
@@ -16,6 +17,8 @@ from hydractl.provenance import provenance
 if TYPE_CHECKING:
     from hydractl.circuit.scope import Scope
     from hydractl.settings import CircuitSettings
+
+_MOST_SCORE = 1e6
 
 
 def document_of(
@@ -102,6 +105,27 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     }
 
 
+def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
+    """Whether a circuit can be what others are compared with.
+
+    Raises:
+        InputError: for a circuit that is not exact, of another architecture, empty or without scores.
+    """
+    problems = [] if document["removed"] else ["it removes nothing"]
+    if document.get("approx") is not None or document.get("algorithm", "greedy") != "greedy":
+        problems.append("it is not the result of an exact search")
+    if document.get("arch", arch) != arch:
+        problems.append(f"it is of {shown(document['arch'])}, the model is {arch!r}")
+    scores = [step.get("score") for step in document["removed"]]
+    if not all(type(score) in (int, float) and abs(score) < _MOST_SCORE for score in scores):
+        problems.append("a step has no score")
+    if problems:
+        raise InputError(f"{path} is nothing to compare with", hint="see --check-against", problems=problems)
+
+
 def _data(document: Mapping[str, Any]) -> list[Any]:
-    settings = document.get("source", {}).get("settings", {})
+    source = document.get("source")
+    settings = source.get("settings") if isinstance(source, Mapping) else None
+    if not isinstance(settings, Mapping):
+        return []
     return [settings.get("data"), settings.get("ood")]

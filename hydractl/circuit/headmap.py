@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import Measured
+from hydractl.circuit.objective import OBJECTIVES, Measured
 from hydractl.circuit.race import Race, Runner
 from hydractl.circuit.search import Found, GreedySearch, Step
 from hydractl.circuit.tower import Candidate
@@ -61,7 +62,7 @@ class Headmap(GreedySearch):
             for masked, group in groups.items():
                 counted = self._site(group, number, masked, left)
                 for objective in group:
-                    steps = _best_first(objective, [Step(head, counted[head]) for _, head in left])
+                    steps = _best_first(objective, [Step(head, _own(objective, counted[head])) for _, head in left])
                     gone = max(0, len(steps) - self.kept[site])
                     self.found[objective].steps += steps[:gone]
                     chosen[objective] += [step.candidate for step in steps[gone:]]
@@ -89,6 +90,11 @@ class Headmap(GreedySearch):
         Race(self.evaluator, group, self._own(new), bounds=False, at_once=self.at_once, finished=finished).run()
         self.memory.sync()
         return known | self._shared(own)
+
+
+def _own(objective: str, measured: Measured) -> Measured:
+    """The counts without what only another objective of the same search has asked for."""
+    return measured if OBJECTIVES[objective].needs_ood else replace(measured, two_u=None, n_ood=0)
 
 
 def _best_first(objective: str, steps: Sequence[Step]) -> list[Step]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
@@ -20,8 +20,8 @@ class Plan:
     Attributes:
         evaluations: of the whole data, for each objective.
         naive_blocks: sample-block evaluations of the plain algorithm, one objective after another.
-        most_blocks: those of this search without bounds and without what objectives have in common, the removed heads
-            taken evenly from all sites.
+        blocks: about those of an exact search without bounds and without what objectives have in common, the removed
+            heads taken evenly from all sites.
         seconds: about how long that takes.
         memory_bytes: of what is kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
@@ -29,7 +29,7 @@ class Plan:
 
     evaluations: int
     naive_blocks: int
-    most_blocks: int
+    blocks: int
     seconds: float
     memory_bytes: int
     chunks: int
@@ -39,8 +39,8 @@ class Plan:
         return {
             "evaluations_per_objective": self.evaluations,
             "sample_blocks_naive": self.naive_blocks,
-            "sample_blocks_at_most": self.most_blocks,
-            "seconds_at_most": round(self.seconds, 1),
+            "sample_blocks": self.blocks,
+            "seconds": round(self.seconds, 1),
             "memory_bytes": self.memory_bytes,
             "chunks": self.chunks,
         }
@@ -53,7 +53,6 @@ def plan_of(
     objectives: Sequence[str],
     sizes: Mapping[str, int],
     *,
-    memory_bytes: int,
     algorithm: str = "greedy",
     processes: int = 1,
 ) -> Plan:
@@ -65,7 +64,6 @@ def plan_of(
         budget: how many of them go.
         objectives: of the search.
         sizes: samples of all the data, ``id`` and ``ood``.
-        memory_bytes: how much may be kept.
         algorithm: ``greedy`` or ``headmap``.
         processes: how many share the candidates.
     """
@@ -82,18 +80,37 @@ def plan_of(
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
             most += evaluator.price_of_current(samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
-    kept = round(evaluator.memory_bytes * sum(sizes.values()) / (evaluator.n_id + evaluator.n_ood))
-    parts = len(evaluator.chunks)
-    if kept > memory_bytes:
-        parts = max(parts, min(-(-kept // max(1, memory_bytes)), sum(sizes.values())))
+    everything = sum(sizes.values())
     return Plan(
         count,
         round(naive),
         round(most),
         most * seconds_per_block(evaluator, heads[0]) / processes,
-        min(kept, max(memory_bytes, evaluator.memory_bytes)),
-        parts,
+        round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
+        len(evaluator.chunks),
     )
+
+
+def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -> Plan:
+    """The plan under a limit of memory, as :class:`Evaluator` lays batches of one size out.
+
+    Args:
+        plan: without a limit.
+        batches: of all the data.
+        blocks: of the model.
+        lanes: objectives.
+        limit: in bytes.
+    """
+    trace = 3 * blocks + 1  # in sizes of a stem
+    stems = plan.memory_bytes // (1 + lanes * trace)
+    held = stems if stems <= limit // 4 else 0
+    left = limit - held
+    if stems * trace <= left:
+        traces = max(1, min(lanes, left // max(1, stems * trace)))
+        return replace(plan, memory_bytes=held + traces * stems * trace, chunks=1)
+    at_a_time = max(1, left * batches // max(1, stems * trace))
+    share = stems * trace * at_a_time // batches
+    return replace(plan, memory_bytes=held + share, chunks=-(-batches // at_a_time))
 
 
 def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:

@@ -25,6 +25,7 @@ class Scope:
         sites: the paths of the sites whose heads are candidates, in model order.
         budget: how many of them to remove.
         total: the budget as it was asked for: with the heads that are gone at the beginning.
+        kept: of Headmap, how many heads are kept at each of these sites.
         details: what the provenance says of it.
     """
 
@@ -33,6 +34,7 @@ class Scope:
     budget: int
     total: int
     details: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, int] | None = None
 
     @property
     def heads(self) -> list[Head]:
@@ -49,7 +51,8 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
     """
     meant = sites_of(source, settings.tower)
     before = source.description.mask.at(site.path for site in meant)
-    total = total_budget(before, settings.keep, settings.budget, "--budget")
+    headmap = settings.algorithm == "headmap"
+    total = 0 if headmap else total_budget(before, settings.keep, settings.budget, "--budget")
     start = source.description.mask
     details: dict[str, Any] = {}
     allowed = _numbered(settings.sites, source.sites) if settings.sites else [site.path for site in source.sites]
@@ -57,7 +60,7 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
         start = start.intersect(_mask(settings.start_mask, source))
     if settings.share_from is not None and settings.share_sites is not None:
         leading = _leading(meant, settings.share_sites)
-        start = start.without(_shared(settings.share_from, source, leading, total))
+        start = start.without(_shared(settings.share_from, source, leading, total or _total(settings, before)))
         allowed = [path for path in allowed if path not in leading]
         details["share_sites"] = settings.share_sites
     if settings.sites:
@@ -67,6 +70,8 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
     sites = [path for path in after.heads if path in allowed]
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
+    if headmap:
+        return _headmap(_without(source, start), sites, gone, settings, details)
     there = len(start.at(sites).kept_heads)
     option = "--budget" if settings.budget is not None else "--keep"
     if total - gone < 1:
@@ -74,14 +79,28 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
             raise UsageError(f"{gone} heads are gone at the beginning, and {option} asks for {total} in all")
         raise UsageError(f"{option} removes no head")
     if total - gone >= len(after.kept_heads):
-        most = len(before.kept_heads) - 1
-        raise UsageError(f"{option} removes all {total} heads: at least one must be left, so the range is 1..{most}")
+        span = f", so the range is 1..{len(before.kept_heads) - 1}" if option == "--budget" else ""
+        raise UsageError(f"{option} removes all {total} heads: at least one must be left{span}")
     if total - gone > there:
         raise UsageError(
             f"{option} asks for {total - gone} more heads, and the sites that are meant have {there}",
             hint="choose a smaller budget or more --sites",
         )
     return Scope(_without(source, start), sites, total - gone, total, details)
+
+
+def _total(settings: CircuitSettings, before: HeadMask) -> int:
+    return total_budget(before, settings.keep, settings.budget, "--budget")
+
+
+def _headmap(source: Source, sites: list[str], gone: int, settings: CircuitSettings, details: dict[str, Any]) -> Scope:
+    """Headmap counts the heads that are kept at each site, not the mean over all of them."""
+    from hydractl.circuit.headmap import kept_at_sites
+
+    heads = source.description.mask.at(sites).kept_heads
+    kept = kept_at_sites(heads, settings.keep, None if settings.budget is None else settings.budget - gone)
+    budget = len(heads) - sum(kept.values())
+    return Scope(source, sites, budget, budget + gone, {**details, "kept": list(kept.values())}, kept)
 
 
 def _without(source: Source, start: HeadMask) -> Source:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.checkpoint import canonical_json
 from hydractl.circuit.approx import search_of
-from hydractl.circuit.documents import agreement, document_of
+from hydractl.circuit.documents import agreement, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.headmap import Headmap, kept_at_sites
+from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.circuit.plan import Plan, plan_of
+from hydractl.circuit.plan import Plan, plan_of, with_memory
+from hydractl.circuit.records import check_records
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.search import Found, GreedySearch, Observer
-from hydractl.circuit.telling import observed, tell_plan, tell_work
+from hydractl.circuit.telling import observed, tell_plan, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.text_cut import report_cut
@@ -45,11 +46,11 @@ class Session:
         InputError: for data that do not fit the model.
     """
 
-    def __init__(self, scope: Scope, settings: CircuitSettings, log: Log, team: Processes | None) -> None:
+    def __init__(self, scope: Scope, settings: CircuitSettings, log: Log, team: Processes) -> None:
         import torch
 
         assert settings.data is not None  # settings.check() holds it
-        self.settings, self.log, self.team = settings, log, team or Processes()
+        self.settings, self.log, self.team = settings, log, team
         source = named_by_data(scope.source, settings.data, settings.limit)
         self.scope = replace(scope, source=source)
         self.sets = self._open_sets()
@@ -113,7 +114,7 @@ class Session:
         self.team.gather(None)  # nobody appends before the order is kept
         return order
 
-    def _evaluator(self, order: dict[str, list[int]]) -> Evaluator:
+    def _evaluator(self, order: dict[str, list[int]], limited: bool = True) -> Evaluator:
         settings = self.settings
         parts = [
             SampleSet(dataset, order[name], self.model, settings.batch_size, settings.workers, name == "id")
@@ -133,7 +134,7 @@ class Session:
             [batch for part in parts for batch in part.batches],
             stream=stream(),
             ood_score=settings.ood_score,
-            memory_bytes=self._memory,
+            memory_bytes=self._memory if limited else None,
             lanes=len(settings.objective),
         )
         return self.evaluator
@@ -153,7 +154,9 @@ class Session:
 
     def _read_exact(self, path: str) -> tuple[list[Head], dict[str, Any]]:
         document = read_json_file(path)
-        return list(ranking_from_json(document, self.scope.source.sites, path).removed), document
+        removed = list(ranking_from_json(document, self.scope.source.sites, path).removed)
+        check_exact(document, path, self.scope.source.description.arch)
+        return removed, document
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +167,9 @@ class Session:
             order = plain_order(dataset)
             middle = max(0, (len(order) - self.settings.batch_size) // 2)  # texts are sorted by length
             part[name] = order[middle : middle + self.settings.batch_size]
-        return self._plan(self._evaluator(part))
+        plan = self._plan(self._evaluator(part, limited=False))
+        batches = sum(-(-len(dataset) // self.settings.batch_size) for dataset in self.sets.values())
+        return with_memory(plan, batches, len(self.model.sites), len(self.settings.objective), self._memory)
 
     def _plan(self, evaluator: Evaluator) -> Plan:
         settings = self.settings
@@ -174,7 +179,6 @@ class Session:
             self.scope.budget,
             settings.objective,
             {name: len(dataset) for name, dataset in self.sets.items()},
-            memory_bytes=self._memory,
             algorithm=settings.algorithm,
             processes=self.team.size,
         )
@@ -185,7 +189,8 @@ class Session:
         with self._journal(journal_path) as journal:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
-            tell_plan(self.log, plan, settings.bounds and settings.algorithm == "greedy")
+            bounds = settings.bounds and settings.algorithm == "greedy" and settings.approx != "lazy"
+            tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
@@ -205,8 +210,9 @@ class Session:
             "observer": observer,
         }
         if settings.algorithm == "headmap":
-            kept = kept_at_sites(heads, settings.keep, self.scope.budget)
-            return Headmap(evaluator, heads, kept=kept, **common)
+            kept = self.scope.kept or {}
+            places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
+            return Headmap(evaluator, heads, kept=places, **common)
         return search_of(settings.approx, evaluator, heads, seed=settings.seed, bounds=settings.bounds, **common)
 
     @contextlib.contextmanager
@@ -226,6 +232,7 @@ class Session:
             rank=self.team.rank,
         )
         with journal:
+            check_records(path, journal, {n: len(d) for n, d in self.sets.items()}, self.names, self.settings.objective)
             if not self.team.rank:
                 self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
@@ -244,8 +251,8 @@ class Session:
             "ood_score": settings.ood_score,
             "algorithm": settings.algorithm,
             "approx": settings.approx,
-            **({"seed": settings.seed} if settings.approx else {}),
-            **({"keep": scope.total} if settings.algorithm == "headmap" else {}),
+            **({"seed": settings.seed} if settings.approx and settings.approx.startswith("subset") else {}),
+            **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": settings.batch_size,
             "dtype": settings.dtype,
             "device": self.device.type,
@@ -268,6 +275,7 @@ class Session:
             document = document_of(self.scope, self.settings, objective, ranking, self.names, data)
             if self.exact is not None:
                 document["agreement"] = agreement(document, *self.exact)
+                self.log.info(f"{objective} against {self.settings.check_against}: {told_agreement(document)}")
             documents[objective] = document
         return documents
 

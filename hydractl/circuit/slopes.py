@@ -148,7 +148,7 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> tuple[list[Candidate],
     if not all(
         bool(values.isfinite().all()) for part in (together.inside, together.outside) for values in part.values()
     ):
-        raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try --dtype float32")
+        raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
     return heads, together
 
 

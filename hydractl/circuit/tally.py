@@ -43,7 +43,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     """
     found = logits.double().cpu().numpy()
     if not np.isfinite(found).all():
-        raise NonFiniteError("a logit is NaN or infinite during the search", hint="try --dtype float32")
+        raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
     scores = OOD_SCORES[ood_score](found[None])
     if labels is None:
         return Values(False, scores)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hydractl.circuit.plan import Plan, duration
 from hydractl.circuit.search import Observer, Step
@@ -17,10 +18,18 @@ def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
     """What the search will cost."""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
-        f"naively {plan.naive_blocks:,} sample-block evaluations, here at most {plan.most_blocks:,}"
+        f"naively {plan.naive_blocks:,} sample-block evaluations, here about {plan.blocks:,}"
         f"{' before bounds' if bounds else ''}, about {duration(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
+
+
+def told_agreement(document: Mapping[str, Any]) -> str:
+    """How far a circuit agrees with an exact one, in a line."""
+    found = document["agreement"]
+    jaccard = ", ".join(f"{number(value, 3)} of the first {n}" for n, value in found["jaccard"].items())
+    lost = "another objective, model or data" if found["score_lost"] is None else f"{found['score_lost']:.4f}"
+    return f"Jaccard {jaccard}; Kendall's tau {number(found['kendall_tau'], 3)}; score lost {lost}"
 
 
 def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:

@@ -170,7 +170,9 @@ def _circuit(document: dict[str, Any], width: int) -> RenderableType:
         )
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     table = _table(f"circuit for {document['objective']}", columns, rows, left=2)
-    return Group(_removal_map(document), Text(""), table) if document.get("sites") else table
+    needed = Console(width=10**4).measure(table).maximum
+    shown = table if needed <= width else Text(f"The numbers: --json, or a terminal of {needed} columns.")
+    return Group(_removal_map(document), Text(""), shown) if document.get("sites") else shown
 
 
 def _removal_map(document: dict[str, Any]) -> HeatMap:

@@ -158,6 +158,7 @@ class CircuitSettings(Batched):
         help="How long the processes of a search by several wait for each other",
         unit="seconds",
         above=0,
+        at_most=10**6,
         group="Running",
     )
 

@@ -198,6 +198,26 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], m
     same("i")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"correct": ', '"correct": 100000'),
+        ('"head": [', '"head": [9'),
+        ('"of": "', '"of": "x'),
+        ('"id": [', '"id": [40, '),
+        ('"given_up": [', '"given_up": {}, "x": ['),
+    ],
+)
+def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Path("full.json.journal").read_text().splitlines(keepends=True)
+    damaged = next(i for i, line in enumerate(lines) if old in line and i > 0)
+    lines[damaged] = lines[damaged].replace(old, new, 1)
+    Path("k.json.journal").write_text("".join(lines[:-2]))
+    run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", code=3)
+    assert "k.json.journal is broken" in capsys.readouterr().err
+    assert not Path("k.acc.json").exists()
+
+
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
@@ -327,12 +347,12 @@ def test_the_plan_of_a_dry_run_is_that_of_the_search(capsys: pytest.CaptureFixtu
     assert plan["evaluations_per_objective"] == 9 + 8 + 7 + 6
     # 3 blocks, 40 ID samples for acc and 30 OOD ones as well for avg
     assert plan["sample_blocks_naive"] == 30 * 3 * (40 + 70)
-    assert plan["sample_blocks_at_most"] < 0.45 * plan["sample_blocks_naive"]
+    assert plan["sample_blocks"] < 0.45 * plan["sample_blocks_naive"]
     assert not list(Path().glob("d.*"))
     assert main([*command, "-o", "d.json"]) == 0
     said = capsys.readouterr().err
-    most = plan["sample_blocks_at_most"]
-    assert f"naively {plan['sample_blocks_naive']:,} sample-block evaluations, here at most {most:,} before" in said
+    most = plan["sample_blocks"]
+    assert f"naively {plan['sample_blocks_naive']:,} sample-block evaluations, here about {most:,} before" in said
     assert f"of the naive {plan['sample_blocks_naive']:,}" in said
 
 
@@ -347,6 +367,23 @@ def test_agreement_with_another_circuit() -> None:
     assert other["score_lost"] is None  # another objective
     own, exact = set(removed("e.json")), set(removed("full.avg.json")[:4])
     assert other["jaccard"]["4"] == len(own & exact) / len(own | exact)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"removed": []}, "it removes nothing"),
+        ({"approx": "lazy"}, "it is not the result of an exact search"),
+        ({"algorithm": "headmap"}, "it is not the result of an exact search"),
+        ({"arch": "another"}, "it is of 'another', the model is 'vit_tiny_patch16_224'"),
+        ({"removed": [{"site": SITES[0], "head": 1, "score": True}]}, "a step has no score"),
+    ],
+)
+def test_nothing_to_compare_with(change: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.json").write_text(json.dumps({**read("full.avg.json"), **change}))
+    run(*SEARCH, "--budget", "4", "--check-against", "x.json", "-o", "c.json", code=3)
+    assert f"  - {problem}" in capsys.readouterr().err.splitlines()
+    assert not Path("c.json.journal").exists()
 
 
 def test_memory_that_does_not_suffice_changes_nothing() -> None:
@@ -385,6 +422,8 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     assert scores == sorted(scores, reverse=True)
     run("prune", "base.st", "--circuit", "h.json", "-o", "h.st")
     assert [len(entry["kept"]) for entry in read("h.mask.json")["sites"].values()] == [2, 2, 2]
+    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--sites", "0-1", "-o", "p.json")  # of two sites of three
+    assert read("p.json")["budget"] == len(removed("p.json")) == 2
     run(*SEARCH, "--algorithm", "headmap", "--budget", "6", "--objective", "acc", "-o", "b.json")
     assert sorted(site for site, _ in removed("b.json")) == sorted([*SITES, *SITES])
     capsys.readouterr()
