@@ -19,6 +19,9 @@ from hydractl.circuit.tower import Candidate
 
 _UNKNOWN = float("inf")
 
+_A_STEP = 3
+"""About how many candidates a step measures, as a guess for showing progress."""
+
 
 class Lazy(GreedySearch):
     """Objectives that have removed the same heads are handled one after another and share what is measured.
@@ -36,8 +39,8 @@ class Lazy(GreedySearch):
         self._gains: dict[str, dict[Candidate, float]] = {}
 
     def to_come(self, number: int, budget: int) -> int:
-        """All candidates once, and at least one in each step."""
-        return (len(self.heads) if number == 1 else 1) + budget - number
+        """All candidates in the first step, then a guess."""
+        return (len(self.heads) if number == 1 else _A_STEP) + _A_STEP * (budget - number)
 
     def choose(self, group: list[str], number: int, left: list[tuple[int, Candidate]]) -> dict[str, Step]:
         """The first of each objective's queue that has been measured in this step."""
