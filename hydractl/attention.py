@@ -56,7 +56,7 @@ class HeadWeights:
         def pick(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.index_select(0, index.to(tensor.device))
 
-        picked = {name: pick(getattr(self, name)) for name in _PER_HEAD}
+        picked = {name: pick(getattr(self, name)) for name in PER_HEAD}
         return replace(self, **picked)  # type: ignore[arg-type]
 
     def zeroed(self, positions: Sequence[int]) -> HeadWeights:
@@ -76,14 +76,60 @@ class HeadWeights:
             full[index] = tensor
             return full
 
-        spread = {name: scatter(getattr(self, name)) for name in _PER_HEAD}
+        spread = {name: scatter(getattr(self, name)) for name in PER_HEAD}
         return replace(self, **spread)  # type: ignore[arg-type]
 
+    @staticmethod
+    def gathered(heads: Sequence[tuple[HeadWeights, int]]) -> HeadWeights:
+        """Heads of several blocks as those of one; what belongs to no head is that of the first.
 
-_PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "gate", "gate_bias")
+        Args:
+            heads: block and position of each head, at least one.
+        """
+        first = heads[0][0]
+
+        def stack(name: str) -> Tensor | None:
+            if getattr(first, name) is None:
+                return None
+            return torch.stack([getattr(weights, name)[position] for weights, position in heads])
+
+        return replace(first, **{name: stack(name) for name in PER_HEAD})  # type: ignore[arg-type]
 
 
-class MemberProjections(nn.Module):
+PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "gate", "gate_bias")
+
+
+class _Output(nn.Module):
+    """The output projection of one member at one site.
+
+    Attributes:
+        heads, head_dim: how many heads, which may be none, and their width.
+        out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
+    """
+
+    def __init__(self, weights: HeadWeights) -> None:
+        super().__init__()
+        self.heads, self.head_dim = weights.heads, weights.head_dim
+        # [h, d, dk] -> [d, h * dk]
+        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
+        self.out_bias = _parameter(weights.o_bias)
+
+    def output(self, joined: Tensor) -> Tensor:
+        """Joined heads to the residual stream, ``[B, q, d_model]``."""
+        return F.linear(joined, self.out, self.out_bias)
+
+    def bias_only(self, x: Tensor) -> Tensor:
+        """What a site without heads adds to the residual stream: the bias of its output projection."""
+        zeros = x.new_zeros((x.shape[0], x.shape[1], self.out.shape[0]))
+        return zeros if self.out_bias is None else zeros + self.out_bias
+
+    def _output_weights(self) -> tuple[Tensor, Tensor | None]:
+        """``o`` and ``o_bias`` of :class:`HeadWeights`."""
+        o = self.out.detach().reshape(len(self.out), self.heads, self.head_dim).permute(1, 0, 2)
+        return o, None if self.out_bias is None else self.out_bias.detach()
+
+
+class MemberProjections(_Output):
     """The projections of one member at one site; h heads, which may be none.
 
     Attributes:
@@ -93,17 +139,13 @@ class MemberProjections(nn.Module):
     """
 
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
-        super().__init__()
-        self.heads, self.head_dim = weights.heads, weights.head_dim
+        super().__init__(weights)
         self.qkv = nn.Parameter(torch.cat([weights.q, weights.k, weights.v]).flatten(0, 1))
         self.qkv_bias: nn.Parameter | None = None
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
         like = next((b for b in biases if b is not None), None)
         if like is not None:
             self.qkv_bias = nn.Parameter(torch.cat([_or_zeros(b, like) for b in biases]).flatten())
-        # [h, d, dk] -> [d, h * dk]
-        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
-        self.out_bias = _parameter(weights.o_bias)
         self.gate = _parameter(None if weights.gate is None else weights.gate.flatten(0, 1))
         self.gate_bias = _parameter(None if weights.gate_bias is None else weights.gate_bias.flatten())
         self.q_norm = nn.Identity() if q_norm is None else q_norm
@@ -111,18 +153,19 @@ class MemberProjections(nn.Module):
 
     def weights(self) -> HeadWeights:
         """The current weights, head by head; the inverse of the constructor."""
-        h, dk, d = self.heads, self.head_dim, self.out.shape[0]
+        h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
         q, k, v = self.qkv.detach().reshape(3, h, dk, d).unbind(0)
+        o, o_bias = self._output_weights()
         biases = (None,) * 3 if self.qkv_bias is None else self.qkv_bias.detach().reshape(3, h, dk).unbind(0)
         return HeadWeights(
             q=q,
             k=k,
             v=v,
-            o=self.out.detach().reshape(d, h, dk).permute(1, 0, 2),
+            o=o,
             q_bias=biases[0],
             k_bias=biases[1],
             v_bias=biases[2],
-            o_bias=None if self.out_bias is None else self.out_bias.detach(),
+            o_bias=o_bias,
             gate=None if self.gate is None else self.gate.detach().reshape(h, dk, d),
             gate_bias=None if self.gate_bias is None else self.gate_bias.detach().reshape(h, dk),
             extra={
@@ -160,19 +203,40 @@ class MemberProjections(nn.Module):
             joined = joined * F.linear(x, self.gate, self.gate_bias).sigmoid()
         return joined
 
-    def output(self, joined: Tensor) -> Tensor:
-        """Joined heads to the residual stream, ``[B, q, d_model]``."""
-        return F.linear(joined, self.out, self.out_bias)
-
     def share(self, joined: Tensor, position: int) -> Tensor:
         """What one head adds to the residual stream, ``[B, q, d_model]``."""
         columns = slice(position * self.head_dim, (position + 1) * self.head_dim)
         return F.linear(joined[..., columns], self.out[:, columns])
 
-    def bias_only(self, x: Tensor) -> Tensor:
-        """What a site without heads adds to the residual stream: the bias of its output projection."""
-        zeros = x.new_zeros((x.shape[0], x.shape[1], self.out.shape[0]))
-        return zeros if self.out_bias is None else zeros + self.out_bias
+
+class DrawnProjections(_Output):
+    """The projections of one member whose heads are drawn from a pool that attends once for all members.
+
+    Args:
+        pool: projections of every head that any member has.
+        positions: which of them the member has, in its order.
+        weights: the member's own, whose queries, keys, values and gates are those of the pool.
+    """
+
+    positions: Tensor
+
+    def __init__(self, pool: MemberProjections, positions: Sequence[int], weights: HeadWeights) -> None:
+        super().__init__(weights)
+        # In a list, so that the pool's parameters are not counted once more here.
+        self._pool = [pool]
+        self.register_buffer("positions", torch.tensor(list(positions), dtype=torch.long), persistent=False)
+
+    def weights(self) -> HeadWeights:
+        """As of :class:`MemberProjections`."""
+        o, o_bias = self._output_weights()
+        return replace(self._pool[0].weights().select(self.positions.tolist()), o=o, o_bias=o_bias)
+
+    def draw(self, joined: Tensor) -> Tensor:
+        """From the joined heads of the pool ``[B, q, pool heads * head_dim]`` to those of the member."""
+        return joined.unflatten(-1, (-1, self.head_dim)).index_select(-2, self.positions).flatten(-2)
+
+
+Projections = MemberProjections | DrawnProjections
 
 
 @dataclass(frozen=True)
@@ -180,7 +244,7 @@ class Cut:
     """A block that runs for some tokens only: they ask, all tokens answer.
 
     Attributes:
-        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``.
+        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``; ``[B, T, d_model]`` for a pool.
         positions: which tokens ask, ``[B, q]``.
     """
 
@@ -203,8 +267,12 @@ class HeadAttention(nn.Module):
     Activations are member-major: ``[M * B, T, d_model]``, all samples of member 0 first. The heads of all members
     lie side by side in the head dimension, so masks keep the size of one batch and no member sees another.
 
+    Members with the same weights and heads may share one object.
+
     Attributes:
         members: the projections of each member.
+        pool: None, or the projections of every head that any member has: the input is then the same for all members,
+            these heads attend to it once, and each member projects its own of them (:class:`DrawnProjections`).
         head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
             as a zeroed column block of the output projection. Used by the gate criterion.
         observer: None, or a function that is given the joined heads of member 0, ``[B, T, heads * head_dim]`` (none
@@ -215,14 +283,16 @@ class HeadAttention(nn.Module):
 
     def __init__(
         self,
-        members: Sequence[MemberProjections],
+        members: Sequence[Projections],
         *,
+        pool: MemberProjections | None = None,
         scale: float | None = None,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.pool = pool
         self.scale = scale
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
@@ -232,9 +302,15 @@ class HeadAttention(nn.Module):
         self.cut: Cut | None = None
 
     @property
-    def projections(self) -> list[MemberProjections]:
+    def projections(self) -> list[Projections]:
         """The projections of each member."""
         return list(self.members)  # type: ignore[arg-type]
+
+    @property
+    def only(self) -> MemberProjections:
+        """The projections of a model of one member."""
+        (projections,) = self.members
+        return projections  # type: ignore[return-value]
 
     @property
     def head_counts(self) -> list[int]:
@@ -256,26 +332,53 @@ class HeadAttention(nn.Module):
             return self.given
         parts = x.chunk(len(self.members))
         outputs: list[Tensor] = []
-        attended = self._attend(parts, attn_mask, is_causal)
-        for index, (member, part, heads) in enumerate(zip(self.projections, parts, attended, strict=True)):
-            joined = None if heads is None else member.join(heads, part)
+        for index, (member, part, joined) in enumerate(
+            zip(self.projections, parts, self._joined(parts, attn_mask, is_causal), strict=True)
+        ):
             if self.observer is not None and index == 0:
                 self.observer(part.new_zeros((*part.shape[:2], 0)) if joined is None else joined)
             outputs.append(member.bias_only(part) if joined is None else member.output(joined))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return F.dropout(together, self.output_dropout, self.training)
 
-    def _attend(self, parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool) -> list[Tensor | None]:
-        """The attended heads ``[B, h, T, head_dim]`` of each member; None where it has no head."""
-        counts = self.head_counts
-        memories: Sequence[Tensor | None] = [None] * len(counts)
-        if self.cut is not None:
+    def _joined(self, parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool) -> list[Tensor | None]:
+        """The heads of each member side by side, ``[B, q, h * head_dim]``; None where it has no head."""
+        counts, cut = self.head_counts, self.cut
+        if cut is not None:
             assert not is_causal, "a block that is cut needs its mask written out"
-            memories, attn_mask = self.cut.memory.chunk(len(counts)), self.cut.mask(attn_mask)
-        each = zip(self.projections, parts, memories, counts, strict=True)
-        projected = [member.project(part, memory) for member, part, memory, n in each if n]
+            attn_mask = cut.mask(attn_mask)
+        found: list[Tensor | None]
+        if self.pool is not None:
+            memory = None if cut is None else cut.memory
+            (heads,) = self._attend([self.pool], parts[:1], [memory], attn_mask, is_causal)
+            joined = None if heads is None else self.pool.join(heads, parts[0])
+            found = [None if joined is None or not m.heads else m.draw(joined) for m in self.members]  # type: ignore[operator]
+        else:
+            memories = [None] * len(counts) if cut is None else cut.memory.chunk(len(counts))
+            members: list[MemberProjections] = self.projections  # type: ignore[assignment]
+            each = self._attend(members, parts, memories, attn_mask, is_causal)
+            found = [None if h is None else m.join(h, part) for m, h, part in zip(members, each, parts, strict=True)]
+        if self.head_gate is None:
+            return found
+        gates = self.head_gate.repeat_interleave(self.projections[0].head_dim, dim=1)
+        width = [n * self.projections[0].head_dim for n in counts]
+        return [
+            None if j is None else j * gate[:, None] for j, gate in zip(found, gates.split(width, dim=1), strict=True)
+        ]
+
+    def _attend(
+        self,
+        projections: Sequence[MemberProjections],
+        parts: Sequence[Tensor],
+        memories: Sequence[Tensor | None],
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> list[Tensor | None]:
+        """The attended heads ``[B, h, q, head_dim]`` of each of these; None where there is no head."""
+        each = zip(projections, parts, memories, strict=True)
+        projected = [heads.project(part, memory) for heads, part, memory in each if heads.heads]
         if not projected:
-            return [None] * len(counts)
+            return [None] * len(projections)
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
         attended = F.scaled_dot_product_attention(
             q,
@@ -286,10 +389,8 @@ class HeadAttention(nn.Module):
             is_causal=is_causal,
             scale=self.scale,
         )
-        if self.head_gate is not None:
-            attended = attended * self.head_gate[:, :, None, None]
-        split = iter(attended.split([n for n in counts if n], dim=1))
-        return [next(split) if n else None for n in counts]
+        split = iter(attended.split([p.heads for p in projections if p.heads], dim=1))
+        return [next(split) if p.heads else None for p in projections]
 
 
 class PerMember(nn.Module):

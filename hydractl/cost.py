@@ -55,13 +55,14 @@ def weight_bytes(tensors: TensorSource) -> int:
     return sum(tensors.info(name).nbytes for name in tensors.names())
 
 
-def macs(description: Description, tensors: TensorSource, batch: int = 1) -> int:
+def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
     """Multiply-adds of one call on ``batch`` samples.
 
     Args:
         description: of the model; a fused model counts all its members.
         tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
         batch: samples of the call.
+        whole_last_block: as of :class:`hydractl.fusion.runtime.HydraModel`.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -71,6 +72,7 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1) -> int
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, ShapesOnly(tensors), torch.device("meta")).with_classes()
+    model.whole_last_block = whole_last_block
     # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
     # attention) has none here and would end in an error.
     model.requires_grad_(False)

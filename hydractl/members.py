@@ -1,4 +1,8 @@
-"""How the tensors of members stand in one file: shared ones under stock names, the rest under ``members.M.``."""
+"""How the tensors of members stand in one file: shared ones under stock names, the rest under ``members.M.``.
+
+The heads of a site that are equal in all members that have them are stored once too: the tensors of its attention then
+stand under their stock names and hold every head that any member has, in ascending order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,11 @@ def member_name(name: str, member: int) -> str:
 
 
 class MemberTensors(Mapping[str, "torch.Tensor"]):
-    """The tensors of one member of a fused source under their stock names."""
+    """The tensors of one member of a fused source under their stock names, as they are stored.
+
+    Attributes:
+        stored: by stock name, the name in the file.
+    """
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
         self.tensors = tensors
@@ -35,6 +43,14 @@ class MemberTensors(Mapping[str, "torch.Tensor"]):
     def __len__(self) -> int:
         return len(self.stored)
 
+    def names(self) -> list[str]:
+        """All stock names, sorted."""
+        return sorted(self.stored)
+
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape of one tensor."""
         return self.tensors.info(self.stored[name])
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor as it is stored."""
+        return self[name]

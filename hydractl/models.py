@@ -23,6 +23,7 @@ from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import MODULES, classes_of, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
+from hydractl.fusion.stored import held_mask, sites_stored_once
 from hydractl.heads import HeadMask, Site
 from hydractl.members import MemberTensors
 
@@ -365,10 +366,11 @@ def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, desc
         except UsageError as error:  # what a file says is no usage
             problems.append(error.message)
     stock = family.build(description.config).state_dict()
-    for index, mask in enumerate(description.masks):
+    once = sites_stored_once(tensors, family, sites)
+    for index in range(len(description.masks)):
         member = MemberTensors(tensors, index)
         problems += same_names(member, stock, origin)
-        shapes = _expected_shapes(stock, family, sites, mask)
+        shapes = _expected_shapes(stock, family, sites, held_mask(description.masks, index, once))
         for tensor_name in sorted(set(member) & set(shapes)):
             found = member.info(tensor_name)
             if found.shape != shapes[tensor_name]:
@@ -472,15 +474,27 @@ def resolve_dtype(name: str) -> torch.dtype:
     return known[name]
 
 
-def build_model(source: Source, device: str = "cpu", dtype: str = "float32") -> HydraModel:
+def build_model(
+    source: Source, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False
+) -> HydraModel:
     """Read the weights of a source and build the model that runs."""
     from hydractl.fusion.runtime import HydraModel
 
     check_finite(source.name, source.tensors)
-    return HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
+    model = HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
+    model.whole_last_block = whole_last_block
+    return model
 
 
-def load(ref: str | Path, device: str = "auto", dtype: str = "float32", arch: str | None = None) -> HydraModel:
+def load(
+    ref: str | Path,
+    device: str = "auto",
+    dtype: str = "float32",
+    arch: str | None = None,
+    *,
+    compile: bool = False,
+    whole_last_block: bool = False,
+) -> HydraModel:
     """Load any MODEL reference as an ``nn.Module`` in eval mode.
 
     Args:
@@ -488,8 +502,13 @@ def load(ref: str | Path, device: str = "auto", dtype: str = "float32", arch: st
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: the dtype to compute in.
         arch: what a bare safetensors file holds.
+        compile: compile the whole network with torch.compile at its first call.
+        whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
 
     Returns:
         A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
     """
-    return build_model(open_source(str(ref), ModelOptions(arch)), device, dtype)
+    model = build_model(open_source(str(ref), ModelOptions(arch)), device, dtype, whole_last_block=whole_last_block)
+    if compile:
+        model.compile()
+    return model

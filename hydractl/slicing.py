@@ -28,7 +28,7 @@ class EditedHeads:
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
             members = attention_names(family, names, sites, site)
-            for name, tensor in self._edited(site, {n: _meta(source.info(n)) for n in members}).items():
+            for name, tensor in self._edited(site, {n: meta_tensor(source.info(n)) for n in members}).items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
@@ -82,5 +82,6 @@ def zeroed(
     return EditedHeads(source, family, sites, edit)
 
 
-def _meta(info: TensorInfo) -> Tensor:
+def meta_tensor(info: TensorInfo) -> Tensor:
+    """A tensor of this dtype and shape without numbers."""
     return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")

@@ -23,7 +23,13 @@ LAYERS = (
         "parts of verbs",
         ["criteria", "training", "metrics", "cost", "timing", "report", "predictions", "select", "matching"],
     ),
-    ("models and data", ["fusion.runtime", "fusion.chain", "fusion.prompted", "models", "families", "slicing", "data"]),
+    (
+        "models and data",
+        [
+            *["fusion.runtime", "fusion.assembly", "fusion.chain", "fusion.prompted", "fusion.stored"],
+            *["models", "families", "slicing", "data"],
+        ],
+    ),
     (
         "files and heads",
         [

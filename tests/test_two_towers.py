@@ -378,8 +378,8 @@ def test_bench_and_dry_runs_need_no_classes(clip: str, capsys: pytest.CaptureFix
     run("fuse", "a.st", clip, "-o", "h.st")
     run("bench", clip, "h.st", f"x=a.st+{clip}", "--rounds", "1", "--warmup", "0", "--batch-size", "2", "-o", "b.json")
     rows = read("b.json")["results"]
-    patches = 4 * (3 * 8 * 8) * 24  # of equal weights, so the fused model looks at them once
-    assert rows[1]["macs"] == rows[2]["macs"] - patches > rows[0]["macs"]
+    patches = 4 * (3 * 8 * 8) * 24  # of equal weights, so the fused model looks at them once, and at more
+    assert rows[0]["macs"] < rows[1]["macs"] <= rows[2]["macs"] - patches
     capsys.readouterr()
     assert main(["prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--dry-run"]) == 0
     assert main(["eval", clip, "--data", "data.npz", "--dry-run"]) == 0
@@ -387,13 +387,14 @@ def test_bench_and_dry_runs_need_no_classes(clip: str, capsys: pytest.CaptureFix
 
 
 def test_multiply_adds_are_those_of_an_image(clip: str) -> None:
-    """By hand: patches, two blocks, the projection, and the comparison with ten stand-in classes."""
+    """By hand: patches, two blocks (the last for one token), projection, comparison with ten stand-in classes."""
     from hydractl.cost import macs
 
     source = open_source(clip)
     width, tokens, hidden = 24, 5, 48
     block = tokens * (4 * width * width + 2 * width * hidden) + 2 * tokens * tokens * width
-    expected = 4 * (3 * 8 * 8) * width + 2 * block + width * 16 + 16 * 10
+    last = tokens * 2 * width * width + 2 * width * width + 2 * width * hidden + 2 * tokens * width
+    expected = 4 * (3 * 8 * 8) * width + block + last + width * 16 + 16 * 10
     assert macs(source.description, source.tensors) == expected
 
 

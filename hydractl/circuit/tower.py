@@ -65,7 +65,7 @@ class Tower:
     def __init__(self, model: HydraModel, chain: Chain) -> None:
         self.chain = chain
         self.sites = chain.sites
-        self._whole = [attention.projections[0] for attention in chain.attentions]
+        self._whole = [attention.only for attention in chain.attentions]
         blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
         self.costs = [BlockCost.of(b, a) for b, a in zip(blocks, chain.attentions, strict=True)]
         self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._whole)
@@ -114,7 +114,7 @@ class Tower:
         """What the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
         first, times = site - self.sites.start, len(heads)
         attention, present = self.chain.attentions[first], self.kept[first]
-        projections = attention.projections[0]
+        projections = attention.only
         joined, output = trace.joined[first], trace.output[first]
         if len(present) == 1:
             # Taking the only head from the sum would leave its rounding, and samples that are alike no longer tie.
@@ -227,7 +227,7 @@ class BlockCost:
     @classmethod
     def of(cls, block: nn.Module, attention: HeadAttention) -> BlockCost:
         """From the block of a model and the attention in it."""
-        projections = attention.projections[0]
+        projections = attention.only
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
         return cls(projections.out.shape[0], projections.head_dim, projections.gate is not None, linear)
 

@@ -63,7 +63,7 @@ def head_outputs(
                 state = chain.stem(inputs)
                 positions = None if stages.reads is None else stages.reads(state)
                 for i in sites:
-                    width = model.attentions[i].projections[0].head_dim
+                    width = model.attentions[i].only.head_dim
 
                     def keep(joined: Tensor, site: int = i, width: int = width, at: Tensor | None = positions) -> None:
                         pooled = _at_tokens(joined, at).unflatten(1, (-1, width))

@@ -22,7 +22,7 @@ class Taylor:
 
     def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """One pass forward and backward over the sample."""
-        weights = {i: model.attentions[i].projections[0].qkv for i in sites if model.attentions[i].head_counts[0]}
+        weights = {i: model.attentions[i].only.qkv for i in sites if model.attentions[i].head_counts[0]}
         gradients = {i: torch.zeros_like(w, dtype=torch.float64) for i, w in weights.items()}
         wanted = [p.requires_grad for p in model.parameters()]
         model.requires_grad_(False)

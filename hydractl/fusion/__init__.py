@@ -45,7 +45,11 @@ def default_name(merge: list[str]) -> Path:
 
 
 def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, Any]:
-    counts = {"averaged": plan.elements(plan.averaged), "per_member": plan.elements(plan.own)}
+    counts = {
+        "averaged": plan.elements(plan.averaged),
+        "equal": plan.elements(plan.shared),
+        "per_member": plan.elements(plan.own),
+    }
     return {
         "schema": "hydractl.fuse/1",
         "output": str(path),

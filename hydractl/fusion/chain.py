@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,30 +13,59 @@ from hydractl.attention import Cut, HeadAttention
 from hydractl.families.base import Stages, State
 
 
+@dataclass(frozen=True)
+class Start:
+    """How far the members of one tower are the same, so that one run of it serves all of them.
+
+    Attributes:
+        sites: the indices of the tower's sites among those of the model.
+        shared_stem: whether everything before the first block is the same.
+        blocks: how many leading blocks are the same, in weights and in heads.
+        pool: whether members have equal weights, if not the same heads, in the attention of the block behind these,
+            whose input is the same for all of them.
+    """
+
+    sites: range
+    shared_stem: bool
+    blocks: int
+    pool: bool
+
+    def once(self, site: int) -> bool:
+        """Whether the block of a site runs once for all members."""
+        return site - self.sites.start < self.blocks
+
+    def pooled(self, site: int) -> bool:
+        """Whether the attention of a site runs once for all members, and each takes its heads from it."""
+        return self.pool and site - self.sites.start == self.blocks
+
+
 class Chain:
     """The blocks of one tower, run for all members at once.
+
+    A state is common to all members up to the block in which they part, and member-major behind it.
 
     Args:
         stages: the tower in each member's network. The first one's blocks run; stems and readouts are each their own.
         attentions: those of its blocks.
-        sites: the indices of its sites among those of the model.
-        shared_stem: whether the members' stems have the same weights, so that one of them runs for all.
+        start: how far the members are the same.
 
     Attributes:
         tower: as in :class:`hydractl.heads.Site`.
         of_labels: whether its inputs are the prompts of the classes instead of samples.
-        attentions, sites: as given.
+        attentions, start: as given.
+        sites: the indices of its sites among those of the model.
+        whole_last_block: run the last block for all tokens, also for those that nothing is read from. Off: only for
+            the tokens that are read, which gives the same output with less work. In training it always runs whole, as
+            the library's own.
     """
 
-    def __init__(
-        self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], sites: range, shared_stem: bool
-    ) -> None:
+    def __init__(self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start) -> None:
         self.tower = stages[0].tower
         self.of_labels = stages[0].of_labels
-        self.sites = sites
+        self.start, self.sites = start, start.sites
         self.attentions = list(attentions)
+        self.whole_last_block = False
         self._stages = list(stages)
-        self._shared_stem = shared_stem
 
     @property
     def members(self) -> int:
@@ -52,21 +82,30 @@ class Chain:
         return self.rest(self.sites.start, self.stem(inputs))
 
     def stem(self, inputs: Any) -> State:
-        """Inputs to the member-major state before the first block."""
-        if not self._shared_stem:
-            states = [stages.stem(inputs) for stages in self._stages]
-            return State(torch.cat([s.hidden for s in states]), states[0].context)
-        state = self._stages[0].stem(inputs)
-        return state if self.members == 1 else State(state.hidden.repeat(self.members, 1, 1), state.context)
+        """Inputs to the state before the first block: one for all members where their stems are the same."""
+        if self.start.shared_stem:
+            return self._stages[0].stem(inputs)
+        states = [stages.stem(inputs) for stages in self._stages]
+        return State(torch.cat([s.hidden for s in states]), states[0].context)
 
     def block(self, site: int, state: State) -> State:
         """Run the block of one site (its index among those of the model)."""
-        return self._stages[0].blocks[site - self.sites.start](state)
+        return self._stages[0].blocks[site - self.sites.start](self._for_members(site, state))
+
+    def _for_members(self, site: int, state: State) -> State:
+        """The state before a block, repeated for every member where they part."""
+        if self.members > 1 and self.start.shared_stem and site - self.sites.start == self.start.blocks:
+            return State(state.hidden.repeat(self.members, 1, 1), state.context)
+        return state
 
     def rest(self, site: int, state: State) -> Tensor:
         """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
-        for index in range(site, self.sites.stop):
+        last = self.sites.stop - 1
+        for index in range(site, last):
             state = self.block(index, state)
+        if site <= last:
+            whole = self.whole_last_block or self.attentions[-1].training
+            state = self.block(last, state) if whole else self.last_block(state)
         return self.readout(state)
 
     def last_block(self, state: State) -> State:
@@ -75,7 +114,9 @@ class Chain:
         if asking is state:
             return self.block(last, state)
         attention = self.attentions[-1]
-        attention.cut = Cut(self._stages[0].attention_inputs[-1](state), asking.context["read"])
+        # A pool attends to the state that is common to all members, everyone else to the state of each.
+        source = state if self.start.pooled(last) else self._for_members(last, state)
+        attention.cut = Cut(self._stages[0].attention_inputs[-1](source), asking.context["read"])
         try:
             return self.block(last, asking)
         finally:
@@ -86,8 +127,10 @@ class Chain:
         reads = self._stages[0].reads
         if reads is None:
             return state
-        positions = reads(state)
-        index = positions.repeat(self.members, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])
+        common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
+        copies = 1 if common else self.members
+        positions = reads(State(state.hidden[: len(state.hidden) // copies], state.context))
+        index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])
         return State(state.hidden.gather(1, index), {**state.context, "read": positions})
 
     def repeated(self, state: State, times: int) -> State:
@@ -130,7 +173,8 @@ class Chain:
 
     def readout(self, state: State) -> Tensor:
         """The state after the last block to the output of every member, ``[M, B, ...]``."""
-        parts = state.hidden.chunk(self.members)
+        once = self.start.blocks == len(self.sites)
+        parts = [state.hidden] * self.members if once else state.hidden.chunk(self.members)
         return torch.stack(
             [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
         )

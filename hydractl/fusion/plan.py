@@ -1,7 +1,8 @@
-"""What fusing will do with every tensor, decided from headers alone: averaged, or kept per member.
+"""What fusing will do with every tensor: averaged, stored once because it is equal in all members, or kept per member.
 
 Paper section 4.2. Averaged by default are MLPs, block and final norms, and embeddings, the only reading that gives the
-paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member.
+paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member where they
+differ. Heads are compared one by one, because members may have the same heads of the same weights among others.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import TensorInfo, TensorSource, torch_dtype
+from hydractl.checkpoint import TensorInfo, torch_dtype
 from hydractl.description import Description
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE
+from hydractl.families.base import MERGEABLE, attention_names
+from hydractl.fusion.common import UnitedHeads, common_heads, equal_names
 from hydractl.members import member_name
 from hydractl.models import Source
 
@@ -31,6 +33,7 @@ class FusionPlan:
         description: of the fused model.
         tensors: its weights, computed when they are read.
         averaged: stock names of the averaged tensors.
+        shared: stock names of the other tensors that are stored once, because members do not differ in them.
         own: stock names of the tensors that every member keeps for itself.
         warnings: what is odd about the members but allowed.
     """
@@ -38,6 +41,7 @@ class FusionPlan:
     description: Description
     tensors: FusedTensors
     averaged: Sequence[str]
+    shared: Sequence[str]
     own: Sequence[str]
     warnings: Sequence[str]
 
@@ -49,16 +53,29 @@ class FusionPlan:
 
 
 class FusedTensors:
-    """The tensors of a fused model: means over members under stock names, the rest under ``members.M.``."""
+    """The tensors of a fused model.
 
-    def __init__(self, sources: Sequence[TensorSource], averaged: Sequence[str]) -> None:
-        self.sources = sources
+    Args:
+        sources: the members.
+        averaged: stock names of what is the mean over members.
+        equal: stock names of what is the same in all members.
+        united: sites whose heads are stored once.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], united: Sequence[UnitedHeads]
+    ) -> None:
+        self.sources = [source.tensors for source in sources]
+        self._site_of = {name: site for site in united for name in site.names}
         self._averaged = set(averaged)
-        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in averaged}
-        for member, source in enumerate(sources):
+        once = {*averaged, *equal, *self._site_of}
+        self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in once}
+        for member, source in enumerate(self.sources):
             for name in source.names():
-                if name not in self._averaged:
+                if name not in once:
                     self._where[member_name(name, member)] = (member, name)
+        # The tensors of one site are asked for in a row, so one site in memory is enough.
+        self._cached: tuple[UnitedHeads, dict[str, Tensor]] | None = None
 
     def stock_name(self, name: str) -> str:
         """The name of a stored tensor in the library's own model."""
@@ -70,14 +87,21 @@ class FusedTensors:
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
+        if name in self._site_of:
+            return self._site_of[name].info(name)
         member, stock = self._where[name]
         return self.sources[member or 0].info(stock)
 
     def read(self, name: str) -> Tensor:
         """One tensor; averages are taken in float64 and rounded once, so equal members stay exactly as they are."""
+        site = self._site_of.get(name)
+        if site is not None:
+            if self._cached is None or self._cached[0] is not site:
+                self._cached = (site, site.read())
+            return self._cached[1][name]
         member, stock = self._where[name]
-        if member is not None:
-            return self.sources[member].read(stock)
+        if member is not None or stock not in self._averaged:
+            return self.sources[member or 0].read(stock)
         total = torch.zeros(self.info(name).shape, dtype=torch.float64)
         for source in self.sources:
             total += source.read(stock).to(torch.float64)
@@ -105,7 +129,12 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
     family, sites = first.family, first.sites
     names = first.tensors.names()
     averaged = [n for n in names if family.part(n, sites) in merged]
-    own = [n for n in names if n not in set(averaged)]
+    heads = {site: common_heads(sources, site) for site in sites}
+    united = [UnitedHeads(sources, site, owners) for site, owners in heads.items() if owners is not None]
+    attention = {n for site in sites for n in attention_names(family, names, sites, site)}
+    equal = equal_names(sources, [n for n in names if n not in attention and n not in set(averaged)])
+    shared = sorted({*equal, *(n for site in united for n in site.names)})
+    own = [n for n in names if n not in {*averaged, *shared}]
     description = Description(
         kind="fused",
         family=first.description.family,
@@ -119,8 +148,8 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
         merge=merged,
         members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
     )
-    tensors = FusedTensors([s.tensors for s in sources], averaged)
-    return FusionPlan(description, tensors, averaged, own, _warnings(sources))
+    tensors = FusedTensors(sources, averaged, sorted(equal), united)
+    return FusionPlan(description, tensors, averaged, shared, own, _warnings(sources))
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:

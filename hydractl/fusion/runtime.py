@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention, HeadWeights, MemberProjections, PerMember
+from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorSource
 from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
-from hydractl.families.base import attention_names
+from hydractl.fusion.assembly import Assembly
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.prompted import STAND_INS, PromptedClasses
-from hydractl.members import MemberTensors
 
 
 class HydraModel(nn.Module):
@@ -36,6 +35,7 @@ class HydraModel(nn.Module):
         labels: class names, or None.
         prompted: of a zero-shot classifier, its classes; else None.
         preprocess: a function from a list of raw samples to inputs.
+        networks: the library's model of each member; see :class:`hydractl.fusion.assembly.Assembly`.
         attentions: one :class:`HeadAttention` per site, in model order.
         chains: one :class:`Chain` per tower, in the order of the sites.
     """
@@ -53,85 +53,15 @@ class HydraModel(nn.Module):
         self.sites = self.family.sites(description.config)
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
-        count = len(description.masks)
-        reader = _Reader(tensors, torch.device(device), dtype)
-        views = [MemberTensors(tensors, m) for m in range(count)]
-        self.networks = nn.ModuleList(self.family.build(description.config) for _ in range(count))
-        for network, view in zip(self.networks, views, strict=True):
-            _assign(network, view, reader, skip=self._is_attention)
-        self.attentions: list[HeadAttention] = []
-        for site in self.sites:
-            self._install(site, views, reader)
-        self._own_blocks(views)
-        self.chains = self._make_chains(views)
-        for network in list(self.networks)[1:]:
-            self._drop_blocks(network)
+        made = Assembly(description, self.family, tensors, torch.device(device), dtype)
+        self.networks = nn.ModuleList(made.networks)
+        self.attentions, self.chains = made.attentions, made.chains
+        self._is_attention = made.is_attention
         self.prompted: PromptedClasses | None = None
         if description.labels and self.classes is None:
             self._ask(description.labels, description.prompt or [DEFAULT_PROMPT])
         self.to(device)  # what the library built beside parameters: buffers
         self.eval()
-
-    # --- assembling ---------------------------------------------------------------------------------------------------
-
-    def _install(self, site: Any, views: Sequence[MemberTensors], reader: _Reader) -> None:
-        """One attention for all members, in the place of the first member's."""
-        members = []
-        for network, view in zip(self.networks, views, strict=True):
-            names = attention_names(self.family, view, self.sites, site)
-            weights = self.family.read({n: reader.tensor(view.stored[n]) for n in names}, site)
-            q_norm, k_norm = self.family.norms(network, site)
-            for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-                for leaf, _ in list(norm.named_parameters()):
-                    norm.register_parameter(leaf, nn.Parameter(weights.extra[f"{side}.{leaf}"]))
-            members.append(MemberProjections(weights, q_norm, k_norm))
-        rates = self.family.dropouts(self.networks[0], site)
-        attention = HeadAttention(members, attention_dropout=rates[0], output_dropout=rates[1])
-        for network in self.networks:
-            self.family.install(network, site, attention)
-        self.attentions.append(attention)
-
-    def _is_attention(self, name: str) -> bool:
-        """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
-        return self.family.part(name, self.sites) == "attention"
-
-    def _own_blocks(self, views: Sequence[MemberTensors]) -> None:
-        """In the blocks of the first member, wrap each module whose weights every member has for itself."""
-        if len(views) == 1:
-            return
-        prefixes = tuple(f"{path}." for path in self._block_paths)
-        owners = {
-            name.rpartition(".")[0]
-            for name, stored in views[0].stored.items()
-            if stored != name and name.startswith(prefixes) and not self._is_attention(name)
-        }
-        for owner in sorted(owners):
-            if f"{owner}." in prefixes:
-                raise InputError(f"weights held by {owner} itself cannot be kept per member")
-            modules = [network.get_submodule(owner) for network in self.networks]
-            parent, _, leaf = owner.rpartition(".")
-            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
-
-    @property
-    def _block_paths(self) -> list[str]:
-        """The module paths of the blocks of all towers."""
-        return [path for stages in self.family.stages(self.networks[0]) for path in stages.block_paths]
-
-    def _make_chains(self, views: Sequence[MemberTensors]) -> list[Chain]:
-        """One chain per tower; one stem for all members unless its weights differ between them."""
-        chains, first = [], 0
-        for stages in zip(*(self.family.stages(network) for network in self.networks), strict=True):
-            stem, last = stages[0].stem_prefixes, first + len(stages[0].blocks)
-            shared = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stem))
-            chains.append(Chain(stages, self.attentions[first:last], range(first, last), shared))
-            first = last
-        return chains
-
-    def _drop_blocks(self, network: nn.Module) -> None:
-        """Only the first member's blocks run; those of the others are wrapped in them or shared with them."""
-        for path in self._block_paths:
-            parent, _, leaf = path.rpartition(".")
-            setattr(network.get_submodule(parent), leaf, nn.Identity())
 
     # --- classes by name ----------------------------------------------------------------------------------------------
 
@@ -149,6 +79,8 @@ class HydraModel(nn.Module):
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
         view = copy.copy(self)
+        if vars(view).pop("member_logits", None) is not None:
+            view.compile()
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._ask(labels, [prompt] if isinstance(prompt, str) else prompt or known or [DEFAULT_PROMPT])
         return view
@@ -197,6 +129,21 @@ class HydraModel(nn.Module):
         if self.prompted is not None:
             self.prompted.forget()
 
+    @property
+    def whole_last_block(self) -> bool:
+        """Whether the last block of each tower runs for all tokens, also for those that nothing is read from.
+
+        Off, as it is at first, it runs for the tokens that are read only (the class token of most models): the same
+        output but for rounding, with less work. A model whose readout looks at all tokens is not concerned.
+        """
+        return all(chain.whole_last_block for chain in self.chains)
+
+    @whole_last_block.setter
+    def whole_last_block(self, whole: bool) -> None:
+        for chain in self.chains:
+            chain.whole_last_block = whole
+        self._weights_change()  # what was kept was computed the other way
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     @property
@@ -226,6 +173,15 @@ class HydraModel(nn.Module):
         """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
         return pooled_log_probs(self.member_logits(inputs))
 
+    def compile(self, *args: Any, **options: Any) -> None:
+        """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
+
+        Args:
+            args, options: those of :func:`torch.compile`.
+        """
+        vars(self).pop("member_logits", None)
+        self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
+
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Random inputs of the right shape on the model's device and dtype."""
         parameter = next(self.parameters())
@@ -234,7 +190,8 @@ class HydraModel(nn.Module):
 
     def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
         """The current attention weights of one member at one site."""
-        return self.attentions[site_index].projections[member].weights()
+        projections = self.attentions[site_index].projections
+        return projections[member if len(projections) > 1 else 0].weights()  # one for all where all are the same
 
     def stock_tensors(self) -> dict[str, Tensor]:
         """The weights of a model with one member under their stock names, removed heads sliced away."""
@@ -258,28 +215,3 @@ def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if isinstance(inputs, Tensor):
         return inputs.to(device, dtype if inputs.is_floating_point() else None, non_blocking=True)
     return {key: move(value, device, dtype) for key, value in inputs.items()}
-
-
-class _Reader:
-    """Stored tensors on the target device and dtype; one parameter object per stored name, so sharing survives."""
-
-    def __init__(self, tensors: TensorSource, device: torch.device, dtype: torch.dtype) -> None:
-        self.tensors, self.device, self.dtype = tensors, device, dtype
-        self._parameters: dict[str, nn.Parameter] = {}
-
-    def tensor(self, stored: str) -> Tensor:
-        tensor = self.tensors.read(stored)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None, copy=True)
-
-    def parameter(self, stored: str) -> nn.Parameter:
-        if stored not in self._parameters:
-            self._parameters[stored] = nn.Parameter(self.tensor(stored))
-        return self._parameters[stored]
-
-
-def _assign(network: nn.Module, view: MemberTensors, reader: _Reader, skip: Callable[[str], bool]) -> None:
-    """Put the stored tensors in the place of the meta parameters of a skeleton."""
-    for name, _ in list(network.named_parameters()):
-        if not skip(name):
-            parent, _, leaf = name.rpartition(".")
-            network.get_submodule(parent).register_parameter(leaf, reader.parameter(view.stored[name]))

@@ -61,6 +61,16 @@ class SequentialEnsemble(nn.Module):
             return self
         return SequentialEnsemble([model.with_classes() for model in self.models])  # type: ignore[operator]
 
+    @property
+    def whole_last_block(self) -> bool:
+        """As of :class:`HydraModel`."""
+        return self._first.whole_last_block
+
+    @whole_last_block.setter
+    def whole_last_block(self, whole: bool) -> None:
+        for model in self.models:
+            model.whole_last_block = whole  # type: ignore[assignment]
+
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``, M counted over all models."""
         return torch.cat([model.member_logits(inputs) for model in self.models])  # type: ignore[operator]

@@ -107,14 +107,16 @@ def test_killed_twenty_times_it_gives_the_same_bytes() -> None:
     draw = random.Random(0)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", "-q"]
     kills = 0
-    while killed(command, Path("k.json.journal"), draw.randint(0, 4), draw.uniform(0, 0.02)):
-        kills += 1
-        for file in Path().glob("k.*.json"):  # killed between two renames at the end
-            assert file.read_bytes() == Path(file.name.replace("k", "full", 1)).read_bytes()
-    assert kills >= 20
-    same("k")
-    assert set(evaluated("k.json.journal").values()) == {1}
-    assert evaluated("k.json.journal") == evaluated("full.json.journal")
+    while kills < 20:  # how often one search is killed before it is done depends on the machine
+        for file in [*Path().glob("k.*.json"), Path("k.json.journal")]:
+            file.unlink(missing_ok=True)
+        while killed(command, Path("k.json.journal"), draw.randint(0, 4), draw.uniform(0, 0.02)):
+            kills += 1
+            for file in Path().glob("k.*.json"):  # killed between two renames at the end
+                assert file.read_bytes() == Path(file.name.replace("k", "full", 1)).read_bytes()
+        same("k")
+        assert set(evaluated("k.json.journal").values()) == {1}
+        assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:

@@ -1,0 +1,193 @@
+"""What members have in common runs once: the fused model still equals the library's own, member by member."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydractl.attention import DrawnProjections
+from hydractl.checkpoint import DictTensors, write_tensors
+from hydractl.errors import InputError
+from hydractl.fusion.plan import plan_fusion
+from hydractl.fusion.runtime import HydraModel
+from hydractl.fusion.stored import member_source
+from hydractl.models import Source, build_model, open_source
+from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+
+# Three members that part at the first, second or third site, or not at all; sites without heads among them.
+AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
+SECOND = [[[0, 2], [1], [0, 1, 2]], [[0, 2], [0, 1, 2], []], [[0, 2], [2], [0, 1]]]
+THIRD = [[[0, 2], [1], [0, 1]], [[0, 2], [1], []], [[0, 2], [1], [1, 2]]]
+NEVER = [[[0, 2], [], [1]]] * 3
+EMPTY = [[[0, 2], [], [1]], [[0, 2], [], [0]], [[0, 2], [], [2]]]
+MASKS = {"at-once": AT_ONCE, "second": SECOND, "third": THIRD, "never": NEVER, "empty-in-all": EMPTY}
+
+
+def of_one_checkpoint(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
+    """Members that differ in their heads only, and the logits of the library's model with zeroed columns."""
+    source = source_of(stock(variant), variant)
+    masks = [mask_of(source, heads) for heads in kept]
+    with torch.no_grad():
+        expected = [logits(zero_columns(stock(variant), m.removed_heads), inputs(variant)) for m in masks]
+    return [prune_source(source, mask) for mask in masks], expected
+
+
+def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
+    """How many leading sites of a tower keep the same heads in all members."""
+    same = [len({tuple(kept[i]) for kept in masks}) == 1 for i in sites]
+    return len(same) if all(same) else same.index(False)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["read", "whole"])
+@pytest.mark.parametrize("case", MASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, whole: bool) -> None:
+    members, expected = of_one_checkpoint(variant, MASKS[case])
+    plan = plan_fusion(members, [])
+    assert not plan.own and not plan.averaged, "members of one checkpoint own nothing but their heads"
+    fused = HydraModel(plan.description, plan.tensors)
+    fused.whole_last_block = whole
+    rows: dict[int, int] = {}
+    for site, attention in enumerate(fused.attentions):
+        attention.register_forward_pre_hook(lambda _, args, site=site: rows.update({site: len(args[0])}))
+    together = fused.member_logits(inputs(variant))
+    for member, reference in zip(together, expected, strict=True):
+        close(member, reference)
+    for chain in fused.chains:
+        assert chain.start.blocks == alone(MASKS[case], chain.sites)
+        first = rows[chain.sites.start] // (3 if chain.start.blocks == 0 else 1)
+        assert [rows[s] for s in chain.sites] == [first if chain.start.once(s) else 3 * first for s in chain.sites]
+        parting = chain.sites.start + chain.start.blocks
+        assert all((fused.attentions[s].pool is not None) == (s == parting) for s in chain.sites)
+
+
+def changed(source: Source, where: str) -> Source:
+    """The source with other numbers in every tensor whose name holds a text."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {n: source.tensors.read(n).clone() for n in source.tensors.names()}
+    touched = [n for n in tensors if where in n]
+    assert touched
+    for name in touched:
+        tensors[name] += 0.1 * torch.rand(tensors[name].shape, generator=generator)
+    return Source(f"{source.name}+{where}", where, source.description, DictTensors(tensors))
+
+
+PARTS = {
+    # What was trained in the second member -> blocks run once, the attention behind them shares its heads.
+    "blocks.1.norm1": (1, False),
+    "blocks.1.attn": (1, False),
+    "blocks.1.mlp": (1, True),
+    "blocks.2.": (2, False),
+    "head.": (3, False),
+    "pos_embed": (0, False),
+}
+
+
+@pytest.mark.parametrize("where", PARTS)
+@torch.no_grad()
+def test_members_part_where_their_weights_do(where: str) -> None:
+    source = source_of(stock("class-token"), "class-token")
+    members = [source, changed(source, where), source]
+    alone = [build_model(m).member_logits(inputs("class-token"))[0] for m in members]
+    plan = plan_fusion(members, [])
+    fused = HydraModel(plan.description, plan.tensors)
+    blocks, pool = PARTS[where]
+    start = fused.chains[0].start
+    assert (start.blocks, start.pool, start.shared_stem) == (blocks, pool, where != "pos_embed")
+    assert set(plan.own) == {n for n in source.tensors.names() if where in n}
+    for member, reference in zip(fused.member_logits(inputs("class-token")), alone, strict=True):
+        close(member, reference)
+
+
+@torch.no_grad()
+def test_a_head_that_differs_is_kept_by_its_member() -> None:
+    """All other heads of the site are equal: they are not taken apart from it."""
+    source = source_of(stock("qk-norm"), "qk-norm")
+    for name in (
+        "blocks.0.attn.qkv.weight",
+        "blocks.0.attn.proj.weight",
+        "blocks.0.attn.proj.bias",
+        "blocks.0.attn.q_norm.weight",
+    ):
+        other = changed(source, name)
+        plan = plan_fusion([source, other], [])
+        assert list(plan.own) == sorted(n for n in source.tensors.names() if n.startswith("blocks.0.attn."))
+        both = HydraModel(plan.description, plan.tensors).member_logits(inputs("qk-norm"))
+        for member, model in zip(both, (source, other), strict=True):
+            close(member, build_model(model).member_logits(inputs("qk-norm"))[0])
+
+
+@pytest.mark.parametrize("variant", ["class-token", "qk-norm", "bert", "clip"])
+@pytest.mark.parametrize("case", ["at-once", "second", "empty-in-all"])
+@torch.no_grad()
+def test_through_a_file_and_back_to_single_members(variant: str, case: str, tmp_path: Path) -> None:
+    members, expected = of_one_checkpoint(variant, MASKS[case])
+    plan = plan_fusion(members)
+    with open(tmp_path / "hydra.st", "wb") as handle:
+        write_tensors(handle, plan.tensors, plan.description.to_json())
+    stored = open_source(str(tmp_path / "hydra.st"))
+    heads = sum(len({h for kept in MASKS[case] for h in kept[s]}) for s in range(3))
+    qkv = [stored.tensors.info(n).shape for n in stored.tensors.names() if n.endswith(("qkv.weight", "in_proj_weight"))]
+    if qkv:
+        assert sum(shape[0] for shape in qkv) == heads * 3 * 8, "every head stands once in the file"
+    for number, reference in enumerate(expected):
+        one = member_source(stored, number)
+        assert one.description.mask == members[number].description.mask
+        assert one.tensors.names() == members[number].tensors.names()
+        assert all(torch.equal(one.tensors.read(n), members[number].tensors.read(n)) for n in one.tensors.names())
+        close(build_model(one).member_logits(inputs(variant))[0], reference)
+
+
+@torch.no_grad()
+def test_equal_heads_are_one_object_in_memory_where_all_members_have_them() -> None:
+    members, _ = of_one_checkpoint("class-token", [[[0], [0, 2], [1]], [[1], [0, 2], [1]], [[2], [0, 2], [2]]])
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    pooled, same, apart = (a.projections for a in fused.attentions)
+    assert all(isinstance(p, DrawnProjections) for p in pooled) and len({id(p) for p in same}) == 1
+    assert apart[0] is apart[1] and apart[0] is not apart[2]
+    for site in range(3):
+        for number, member in enumerate(members):
+            theirs, ours = (
+                HydraModel(member.description, member.tensors).head_weights(site),
+                fused.head_weights(site, number),
+            )
+            assert (
+                torch.equal(theirs.q, ours.q)
+                and torch.equal(theirs.o, ours.o)
+                and torch.equal(theirs.v_bias, ours.v_bias)
+            )
+
+
+def test_gradients_reach_what_is_shared() -> None:
+    """Through the prefix, the pool and what follows: as the library's with the same columns zeroed."""
+    kept = [[[0, 2], [1], [0, 1]], [[0, 2], [0, 2], [2]]]
+    members, _ = of_one_checkpoint("class-token", kept)
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    fused.member_logits(inputs("class-token")).square().sum().backward()
+    reference = torch.zeros(24, 24 * 4)
+    for heads in kept:
+        model = stock("class-token")
+        model = zero_columns(model, mask_of(source_of(model, "class-token"), heads).removed_heads)
+        logits(model, inputs("class-token")).square().sum().backward()
+        reference += model.blocks[1].mlp.fc2.weight.grad
+    assert torch.allclose(fused.networks[0].blocks[1].mlp.fc2.weight.grad, reference, rtol=1e-4, atol=1e-6)
+
+
+def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -> None:
+    members, _ = of_one_checkpoint("class-token", SECOND)
+    plan = plan_fusion(members)
+    tensors = {n: plan.tensors.read(n) for n in plan.tensors.names()}
+    tensors["blocks.1.attn.proj.weight"] = tensors["blocks.1.attn.proj.weight"][:, :16].contiguous()
+    buffer = io.BytesIO()
+    write_tensors(buffer, DictTensors(tensors), plan.description.to_json())
+    (tmp_path / "bad.st").write_bytes(buffer.getvalue())
+    with pytest.raises(InputError) as caught:
+        open_source(str(tmp_path / "bad.st"))
+    assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.value.problems
