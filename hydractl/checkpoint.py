@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 import stat
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +30,9 @@ CHECKPOINT_SCHEMA = "hydractl.checkpoint/1"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64
+_OWN_PAGES = 256 * 1024
+SCAN_BYTES = 4 * 1024 * 1024
+"""Bytes looked at in one go; a multiple of every element size."""
 _MAX_COUNT = 2**63 - 1
 
 # safetensors name -> (torch name, bytes per element)
@@ -73,6 +78,8 @@ class Header:
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     data_start: int
+    state: tuple[int, ...] = field(default=(), compare=False)
+    """The file as it was when the header was read: device, inode, size, time of the last change."""
 
     @property
     def description(self) -> dict[str, Any] | None:
@@ -95,6 +102,7 @@ def read_header(path: str | Path) -> Header:
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path} is no regular file")
         with open(path, "rb") as handle:
+            status = os.fstat(handle.fileno())
             text = _read_header_text(handle, status.st_size, path)
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
@@ -108,7 +116,11 @@ def read_header(path: str | Path) -> Header:
     tensors = _check_entries(raw, status.st_size - data_start, path)
     if "hydractl" in metadata and not isinstance(parse_json(metadata["hydractl"], f"the description in {path}"), dict):
         raise InputError(f"{path} has a hydractl description that is not a JSON object")
-    return Header(tensors, metadata, data_start)
+    return Header(tensors, metadata, data_start, _state(status))
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
@@ -230,13 +242,31 @@ class TensorSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a whole file found.
+
+    Attributes:
+        sha256: of the file, as hex.
+        not_finite: the tensors that hold NaN or infinity, sorted.
+    """
+
+    sha256: str
+    not_finite: Sequence[str]
+
+
 class FileTensors:
-    """The tensors of one safetensors file, read one at a time."""
+    """The tensors of one safetensors file, read one at a time.
+
+    The file is read, never mapped: what is read belongs to the caller, nothing stays in memory, and a file that is cut
+    short or written to meanwhile is an error where a mapping would end the process or give other numbers.
+    """
 
     def __init__(self, path: str | Path, header: Header | None = None) -> None:
         self.path = Path(path)
         self.header = header or read_header(path)
-        self._handle: Any = None
+        self._handle: int | None = None
+        self._scan: Scan | None = None
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -247,15 +277,110 @@ class FileTensors:
         return self.header.tensors[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU, in its stored dtype."""
-        import safetensors
+        """One tensor, on the CPU, in its stored dtype.
 
+        Raises:
+            InputError: for a file that cannot be read, or has changed since its header was.
+        """
+        info = self.info(name)
+        return self.read_piece(name, 0, info.numel).reshape(info.shape)
+
+    def read_piece(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """The elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
+
+        Raises:
+            InputError: as :meth:`read` does.
+        """
+
+        info = self.info(name)
+        size = DTYPES[info.dtype][1]
+        raw = page_buffer((stop - start) * size)
+        self._fill(raw.numpy().data, self.header.data_start + info.start + start * size, repr(name))
+        return raw.view(torch_dtype(info))
+
+    def scan(self) -> Scan:
+        """Hash the whole file and look at every number of it, in one pass; found once and kept.
+
+        Raises:
+            InputError: as :meth:`read` does.
+        """
+        if self._scan is None:
+            self._scan = self._scan_file()
+        return self._scan
+
+    def _scan_file(self) -> Scan:
+        import torch
+
+        head = bytearray(self.header.data_start)
+        self._fill(memoryview(head), 0, "the header")
+        digest, buffer = hashlib.sha256(head), torch.empty(SCAN_BYTES, dtype=torch.uint8)
+        block, not_finite = buffer.numpy().data, []
+        # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
+        for name, info in sorted(self.header.tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+            finite, dtype = True, torch_dtype(info)
+            for position in range(info.start, info.end, SCAN_BYTES):
+                count = min(SCAN_BYTES, info.end - position)
+                self._fill(block[:count], self.header.data_start + position, repr(name))
+                digest.update(block[:count])
+                finite = finite and is_finite(buffer[:count].view(dtype))
+            if not finite:
+                not_finite.append(name)
+        return Scan(digest.hexdigest(), sorted(not_finite))
+
+    def _fill(self, block: memoryview, position: int, what: str) -> None:
+        """Read as many bytes as ``block`` has."""
+        done = 0
         try:
-            if self._handle is None:
-                self._handle = safetensors.safe_open(str(self.path), framework="pt")
-            return self._handle.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:  # changed since its header was read, or a bad disk
-            raise InputError(f"cannot read {name!r} from {self.path}: {error}") from error
+            handle = self._opened()
+            while done < len(block):
+                count = os.preadv(handle, [block[done:]], position + done)
+                if count == 0:
+                    raise InputError(f"cannot read {what} from {self.path}: the file has become shorter")
+                done += count
+            changed = bool(self.header.state) and _state(os.fstat(handle)) != self.header.state
+        except OSError as error:
+            raise InputError(f"cannot read {what} from {self.path}: {error.strerror}") from error
+        if changed:
+            raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
+
+    def _opened(self) -> int:
+        # Kept open, so that a file which is replaced meanwhile (by this very command, with --force) stays what it was.
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._handle)
+        return self._handle
+
+
+def page_buffer(count: int) -> torch.Tensor:
+    """Bytes to read into, ``[count]``. Big ones are pages of their own: when they are dropped, they are free at once.
+
+    The allocator would put them between what stays, and keep the holes that they leave.
+    """
+    import torch
+
+    if count < _OWN_PAGES:
+        return torch.empty(count, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+
+
+class LentTensors:
+    """Base of tensor sources that a model may use in place, without a copy: its weights must never be changed."""
+
+
+def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
+    """The elements ``start`` to ``stop`` of one tensor in storage order, without reading the others where it can be."""
+    piece: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
+    return source.read(name).reshape(-1)[start:stop] if piece is None else piece(name, start, stop)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor infinity in a tensor; of any shape, none is finite too."""
+    import torch
+
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    # One pass without a mask of the size of the tensor: NaN and infinity survive in the extremes.
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
 
 
 class DictTensors:

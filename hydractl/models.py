@@ -14,6 +14,7 @@ from hydractl.checkpoint import (
     Header,
     TensorSource,
     canonical_json,
+    is_finite,
     read_header,
     same_names,
     sha256_file,
@@ -320,10 +321,15 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | 
     )
     _check_tensors(name, loaded.tensors, family, description)
     if path is not None:
-        digest, size = sha256_file(path), path.stat().st_size
+        digest, size = _sha256(path, loaded.tensors), path.stat().st_size
     else:
         digest, size = _digest(description, loaded.tensors), None
     return Source(name, digest, description, loaded.tensors, size)
+
+
+def _sha256(path: Path, tensors: TensorSource) -> str:
+    """Of a file; its tensors, where they are read from it as they are, then know whether they are finite as well."""
+    return tensors.scan().sha256 if isinstance(tensors, FileTensors) else sha256_file(path)
 
 
 def _digest(description: Description, tensors: TensorSource) -> str:
@@ -341,13 +347,14 @@ def _open_file(path: Path, header: Header, description: Description, name: str |
 
     family = get_family(description.family)
     sites = family.sites(description.config)
-    tensors: TensorSource = FileTensors(path, header)
+    file = FileTensors(path, header)
+    tensors: TensorSource = file
     if description.layout == "zeroed":
         _check_tensors(str(path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
         tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
     else:
         _check_tensors(str(path), tensors, family, description)
-    return Source(name or path.stem, sha256_file(path), description, tensors, path.stat().st_size)
+    return Source(name or path.stem, _sha256(path, file), description, tensors, path.stat().st_size)
 
 
 def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:
@@ -409,12 +416,12 @@ def check_finite(name: str, tensors: TensorSource) -> None:
     Raises:
         NonFiniteError: naming the first such tensor.
     """
-    import torch
-
-    for tensor_name in tensors.names():
-        tensor = tensors.read(tensor_name)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteError(f"{name}: tensor {tensor_name!r} holds NaN or infinity")
+    if isinstance(tensors, FileTensors):  # the pass that hashed the file has seen it
+        bad = iter(tensors.scan().not_finite)
+    else:
+        bad = (tensor_name for tensor_name in tensors.names() if not is_finite(tensors.read(tensor_name)))
+    for tensor_name in bad:
+        raise NonFiniteError(f"{name}: tensor {tensor_name!r} holds NaN or infinity")
 
 
 def read_json_file(path: str | Path) -> Any:

@@ -63,14 +63,20 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         NonFiniteError: when a score is not finite.
     """
     from hydractl.criteria import Decider
-    from hydractl.models import build_model
+    from hydractl.models import build_model, check_finite, resolve_device, resolve_dtype
     from hydractl.provenance import provenance
+    from hydractl.slicing import StoredHeads
 
     criterion = criterion_of(source, settings)
     paths = [site.path for site in sites_of(source, settings.tower)]
     if criterion.needs_data:
         source = named_by_data(source, settings.data, settings.limit)
-    model = build_model(source, settings.device, settings.dtype)
+    if criterion.needs_data:
+        model: Any = build_model(source, settings.device, settings.dtype)
+    else:  # nothing runs, so nothing but the weights of one site after another is read
+        check_finite(source.name, source.tensors)
+        resolve_device(settings.device)
+        model = StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
     calibration, drawn, fingerprint = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
     kept, indices = source.description.mask.kept, [i for i, s in enumerate(model.sites) if s.path in paths]
     sequential = settings.order == "sequential" and criterion.needs_data

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hydractl.attention import HeadWeights
-from hydractl.checkpoint import TensorInfo, TensorSource, tensor_info, torch_dtype
+from hydractl.checkpoint import TensorInfo, TensorSource, read_piece, tensor_info, torch_dtype
+from hydractl.description import Description
 from hydractl.families.base import ModelFamily, attention_names
 from hydractl.heads import HeadMask, Site
 
@@ -56,6 +57,32 @@ class EditedHeads:
             members = [n for n, s in self._site_of.items() if s.path == site.path]
             self._cached = (site.path, self._edited(site, {n: self.source.read(n) for n in members}))
         return self._cached[1][name]
+
+    def read_piece(self, name: str, start: int, stop: int) -> Tensor:
+        """Some elements of one tensor after the edit, in storage order."""
+        if name in self._site_of:
+            return self.read(name).reshape(-1)[start:stop]
+        return read_piece(self.source, name, start, stop)
+
+
+class StoredHeads:
+    """The heads of a source as a criterion sees those of a model, read when it asks for them: one site in memory.
+
+    Attributes:
+        description, sites: as those of :class:`hydractl.fusion.runtime.HydraModel`.
+    """
+
+    def __init__(
+        self, tensors: TensorSource, description: Description, family: ModelFamily, dtype: torch.dtype
+    ) -> None:
+        self.description, self.sites = description, family.sites(description.config)
+        self._tensors, self._family, self._dtype = tensors, family, dtype
+
+    def head_weights(self, site_index: int) -> HeadWeights:
+        """The attention weights of one site, on the CPU."""
+        site = self.sites[site_index]
+        names = attention_names(self._family, self._tensors.names(), self.sites, site)
+        return self._family.read({name: self._tensors.read(name).to(self._dtype) for name in names}, site)
 
 
 def sliced(
