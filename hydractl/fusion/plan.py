@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import TensorInfo, torch_dtype
+from hydractl.checkpoint import TensorInfo, read_piece, torch_dtype
 from hydractl.description import Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
@@ -23,6 +23,8 @@ from hydractl.members import member_name
 from hydractl.models import Source
 
 _SHORT = 80
+_PIECE = 1 << 16
+"""Elements of a tensor that are averaged in one go."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,17 @@ class FusedTensors:
         member, stock = self._where[name]
         if member is not None or stock not in self._averaged:
             return self.sources[member or 0].read(stock)
-        total = torch.zeros(self.info(name).shape, dtype=torch.float64)
-        for source in self.sources:
-            total += source.read(stock).to(torch.float64)
-        return (total / len(self.sources)).to(torch_dtype(self.info(name)))
+        info = self.info(name)
+        mean = torch.empty(info.shape, dtype=torch_dtype(info))
+        flat = mean.view(-1)
+        # Piece by piece, which the processor's cache holds: sums of a whole embedding in float64 are big and slow.
+        for start in range(0, info.numel, _PIECE):
+            piece = flat[start : start + _PIECE]
+            total = torch.zeros(len(piece), dtype=torch.float64)
+            for source in self.sources:
+                total += read_piece(source, stock, start, start + len(piece)).to(torch.float64)
+            piece.copy_(total / len(self.sources))
+        return mean
 
 
 def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> FusionPlan:
