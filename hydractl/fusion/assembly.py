@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.attention import DrawnProjections, HeadAttention, HeadWeights, MemberProjections, PerMember, Projections
-from hydractl.checkpoint import TensorSource
+from hydractl.checkpoint import LentTensors, TensorSource
 from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.families.base import ModelFamily, Stages, attention_names
@@ -164,8 +164,8 @@ class _Reader:
         self._parameters: dict[str, nn.Parameter] = {}
 
     def tensor(self, stored: str) -> Tensor:
-        tensor = self.tensors.read(stored)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None, copy=True)
+        tensor, lent = self.tensors.read(stored), isinstance(self.tensors, LentTensors)
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None, copy=not lent)
 
     def parameter(self, stored: str) -> nn.Parameter:
         if stored not in self._parameters:

@@ -94,6 +94,11 @@ class HydraModel(nn.Module):
         self.labels = list(labels)
 
     @property
+    def block_paths(self) -> list[str]:
+        """The module path of each block of each tower, within the first network."""
+        return [path for chain in self.chains for path in chain.block_paths]
+
+    @property
     def chain_of_labels(self) -> Chain:
         """The tower that reads the prompts of the classes."""
         return next(chain for chain in self.chains if chain.of_labels)
