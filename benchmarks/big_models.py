@@ -1,0 +1,253 @@
+"""Memory and time of `prune` and `fuse` on big checkpoints, against a process that only reads and writes the bytes.
+
+    python benchmarks/big_models.py                                    # ViT-L/16, float32
+    python benchmarks/big_models.py vit_huge_patch14_224 --dtype float16 --folder /tmp -o FILE.json
+
+Makes a checkpoint with random weights, prunes it three times and fuses the members. Each command runs in a process of
+its own, watched through /proc/PID/status (so: Linux), and its memory is that above a process which has only imported
+torch, timm and what hydractl needs of itself to run a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+
+IMPORTS = "import torch, hydractl.families.timm_vit, hydractl.fusion.runtime, hydractl.fusion.selfcheck, hydractl.prune"
+
+MAKE = """
+import sys, zlib
+import torch
+from hydractl.atomic import Output, write_with
+from hydractl.checkpoint import tensor_info, write_tensors
+from hydractl.description import Description
+from hydractl.families import get_family
+from hydractl.heads import HeadMask
+from hydractl.families.timm_vit import _preprocess, _published_config, timm
+
+name, dtype, path = sys.argv[1:]
+with torch.device("meta"):
+    model = timm.create_model(name, pretrained=False, num_classes=1000)
+config, family = _published_config(model), get_family("timm")
+
+class Drawn:
+    tensors = {n: t.to(getattr(torch, dtype)) for n, t in model.state_dict().items()}
+
+    def names(self):
+        return sorted(self.tensors)
+
+    def info(self, name):
+        return tensor_info(self.tensors[name])
+
+    def read(self, name):
+        like, generator = self.tensors[name], torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.randn(like.shape, generator=generator) * 0.02
+        return (drawn + 1 if "norm" in name and name.endswith("weight") else drawn).to(like.dtype)
+
+masks = [HeadMask.full(family.sites(config))]
+description = Description(
+    kind="dense", family="timm", family_version=family.version, arch=config["architecture"], config=config,
+    preprocess=_preprocess(model, None), labels=None, masks=masks,
+)
+with Output(path) as output:
+    write_with(output, lambda handle: write_tensors(handle, Drawn(), description.to_json()) and None)
+"""
+
+REFERENCE = """
+import hashlib, os, sys
+inputs, output, size = sys.argv[3:], sys.argv[1], int(sys.argv[2])
+block = bytearray(1 << 22)
+def blocks(path):
+    with open(path, "rb", buffering=0) as handle:
+        while count := handle.readinto(block):
+            yield memoryview(block)[:count]
+for path in inputs:
+    digest = hashlib.sha256()
+    for part in blocks(path):
+        digest.update(part)
+digest, left = hashlib.sha256(), size
+with open(output, "wb", buffering=0) as handle:
+    for path in inputs:
+        for part in blocks(path):
+            if part := part[:left]:
+                digest.update(part)
+                handle.write(part)
+                left -= len(part)
+    os.fsync(handle.fileno())
+"""
+"""Hash the inputs, read them once more, and write and hash as many bytes as the output has."""
+
+
+@dataclass
+class Run:
+    """One process: its seconds, and its peaks in bytes (VmHWM; RssAnon and RssFile as sampled)."""
+
+    name: str
+    seconds: float
+    cpu: float
+    peak: int
+    anonymous: int
+    file_backed: int
+
+
+def memory(pid: int) -> dict[str, int]:
+    """The memory fields of /proc/PID/status, in bytes; empty when the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    fields = dict(line.split(":", 1) for line in lines)
+    return {key: int(fields[key].split()[0]) * 1024 for key in ("VmHWM", "RssAnon", "RssFile") if key in fields}
+
+
+def watched(name: str, command: Sequence[str], threads: int) -> Run:
+    """Run a command to its end, looking at its memory every 2 ms."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    start = time.perf_counter()
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as child,
+    ):
+        peaks = {"VmHWM": 0, "RssAnon": 0, "RssFile": 0}
+        while True:
+            found, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if found:
+                break
+            for key, value in memory(child.pid).items():
+                peaks[key] = max(peaks[key], value)
+            time.sleep(0.002)
+        seconds = time.perf_counter() - start
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            said.seek(0)
+            sys.exit(f"{name}: exit {child.returncode}\n{said.read().decode(errors='replace')}")
+    return Run(name, seconds, usage.ru_utime + usage.ru_stime, peaks["VmHWM"], peaks["RssAnon"], peaks["RssFile"])
+
+
+def compared(run: Run, reference: Run, bare: Run, inputs: Sequence[Path], output: Path) -> dict[str, Any]:
+    """One command with the ratios of its memory above the bare process to the output, and the reference beside it."""
+    size = output.stat().st_size
+    return {
+        **asdict(run),
+        "input_bytes": sum(path.stat().st_size for path in inputs),
+        "output_bytes": size,
+        "peak_ratio": (run.peak - bare.peak) / size,
+        "anonymous_ratio": (run.anonymous - bare.anonymous) / size,
+        "file_backed_ratio": (run.file_backed - bare.file_backed) / size,
+        "reference_seconds": reference.seconds,
+        "reference_cpu": reference.cpu,
+        "bare_seconds": bare.seconds,
+        "bare_cpu": bare.cpu,
+    }
+
+
+class Bench:
+    """The commands on one checkpoint, each against its reference."""
+
+    def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
+        self.asked, self.folder = asked, folder
+        self.base = folder / "base.st"
+        self.rows: list[dict[str, Any]] = []
+        python(asked.threads, MAKE, asked.model, asked.dtype, str(self.base))
+        print(f"{asked.model} {asked.dtype}: {self.base.stat().st_size / MIB:.0f} MiB", file=sys.stderr)
+        bare = [watched("imports", [sys.executable, "-c", IMPORTS], asked.threads) for _ in range(asked.repeat)]
+        self.bare = min(bare, key=lambda run: run.peak)
+        self.bare.seconds = statistics.median(run.seconds for run in bare)
+
+    def command(self, name: str, inputs: Sequence[Path], output: Path, *arguments: str) -> None:
+        """Time and watch one verb (the repeat with the median time), then the reference on the same bytes."""
+        verb, *options = arguments
+        line = [sys.executable, "-m", "hydractl", verb, *map(str, inputs), *options, "-o", str(output), "--force", "-q"]
+        runs = [watched(name, line, self.asked.threads) for _ in range(self.asked.repeat)]
+        runs.sort(key=lambda r: r.seconds)
+        run = runs[len(runs) // 2]
+        run.peak, run.anonymous, run.file_backed = (
+            max(getattr(r, field) for r in runs) for field in ("peak", "anonymous", "file_backed")
+        )
+        scratch = self.folder / "reference"
+        plain = [sys.executable, "-c", REFERENCE, str(scratch), str(output.stat().st_size), *map(str, inputs)]
+        reference = [watched("reference", plain, 1) for _ in range(self.asked.repeat)]
+        scratch.unlink()
+        reference.sort(key=lambda r: r.seconds)
+        self.rows.append(compared(run, reference[len(reference) // 2], self.bare, inputs, output))
+        print(f"{name}: {run.seconds:.1f} s, {(run.peak - self.bare.peak) / MIB:.0f} MiB", file=sys.stderr, flush=True)
+
+    def all(self) -> None:
+        """Three members by prune, then fuse, each also as a dry run."""
+        keep, members = str(self.asked.keep), [self.folder / f"member{m}.st" for m in range(3)]
+        methods = [("random", "0"), ("random", "1"), ("magnitude", "0")]
+        for member, (method, seed) in zip(members, methods, strict=True):
+            options = ("prune", "--method", method, "--seed", seed, "--keep", keep)
+            name = f"prune {method}" + (f" {seed}" if method == "random" else "")
+            self.command(name, [self.base], member, *options)
+        self.command("prune --dry-run", [self.base], members[0], *options, "--dry-run")
+        fused = self.folder / "hydra.st"
+        self.command("fuse", members, fused, "fuse", "--device", "cpu")
+        self.command("fuse --dry-run", members, fused, "fuse", "--device", "cpu", "--dry-run")
+
+
+def python(threads: int, code: str, *arguments: str) -> None:
+    """Run Python code in a process of its own: what this process holds would hide what its children do."""
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows in Markdown; memory as ratios to the output file; bare is importing torch, then reading and writing."""
+    lines = [
+        "| command | output, MiB | peak | anonymous | file-backed | s | CPU, s | bare: s | CPU, s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['name']} | {row['output_bytes'] / MIB:.0f} | {row['peak_ratio']:.2f} "
+            f"| {row['anonymous_ratio']:.2f} | {row['file_backed_ratio']:.2f} "
+            f"| {row['seconds']:.1f} | {row['cpu']:.1f} "
+            f"| {row['bare_seconds'] + row['reference_seconds']:.1f} | {row['bare_cpu'] + row['reference_cpu']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="vit_large_patch16_224", help="a vision transformer of timm")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--keep", type=int, default=8, metavar="N", help="heads that each site keeps [8]")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of each command [1]")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch [1]")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where the files are made, and removed again")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all figures as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print a table."""
+    asked = arguments()
+    with tempfile.TemporaryDirectory(dir=asked.folder, prefix="big-models-") as folder:
+        bench = Bench(asked, Path(folder))
+        bench.all()
+    print(table(bench.rows))
+    if asked.output is not None:
+        settings = {k: v for k, v in vars(asked).items() if k not in ("output", "folder")}
+        machine = {"machine": platform.machine(), "python": platform.python_version()}
+        document = {"settings": settings, **machine, "imports": asdict(bench.bare), "commands": bench.rows}
+        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the self-check of a fused model finds, against the library's own models, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hydractl.checkpoint import DictTensors
+from hydractl.errors import HydraError
+from hydractl.fusion.plan import FusedTensors, plan_fusion
+from hydractl.fusion.selfcheck import BATCH, self_check
+from hydractl.log import Log
+from hydractl.models import Source
+from tests.pico import logits, mask_of, merged_names, prune_source, source_of, stock, zero_columns
+
+KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
+
+
+class Settings:
+    device = "cpu"
+    seed = 5
+
+
+def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
+    """Sources, and the stock models with zeroed columns that they are."""
+    sources, models = [], []
+    for seed, heads in zip(seeds, KEPT, strict=True):
+        source = source_of(stock(variant, seed), variant, name=f"m{len(sources)}")
+        mask = mask_of(source, heads)
+        sources.append(prune_source(source, mask))
+        models.append(zero_columns(stock(variant, seed), mask.removed_heads))
+    return sources, models
+
+
+def check(sources: list[Source], merge: list[str]) -> Any:
+    return self_check(plan_fusion(sources, merge), sources, Settings, Log())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seeds", [[0, 1, 2], [0, 0, 0], [0, 0, 1]])
+@torch.no_grad()
+def test_the_effect_of_averaging(seeds: list[int]) -> None:
+    variant, merge = "class-token", ["mlp", "norm", "embed"]
+    sources, models = members(variant, seeds)
+    images = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(Settings.seed))
+    before = [logits(model, images) for model in models]
+    for name in merged_names(variant, models[0], merge):
+        mean = torch.stack([m.get_parameter(name) for m in models]).double().mean(0).float()
+        for model in models:
+            model.get_parameter(name).copy_(mean)
+    effect = [float((logits(model, images) - old).abs().max()) for model, old in zip(models, before, strict=True)]
+    found = check(sources, merge)
+    assert found["merge_max_abs"] == pytest.approx(effect, rel=1e-2, abs=1e-5)
+    assert (max(effect) < 1e-5) == (len(set(seeds)) == 1)
+    assert max(found["member_max_abs"]) <= 1e-5 and found["pool_max_abs"] <= 1e-5
+    assert check(sources, [])["merge_max_abs"] == [0.0] * 3
+
+
+@pytest.mark.parametrize("wrong", [0.5, math.nan])
+@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
+def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, _ = members("class-token", [0, 1, 2])
+    read = FusedTensors.read
+
+    def tampered(self: FusedTensors, name: str) -> torch.Tensor:
+        return read(self, name) + (wrong if name == "members.1.head.bias" else 0)
+
+    monkeypatch.setattr(FusedTensors, "read", tampered)
+    with pytest.raises(HydraError, match=r"^self-check failed: a fused member differs from the member alone by"):
+        check(sources, merge)
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
+    found = []
+    for widened in (False, True):
+        sources = []
+        for seed, heads in enumerate(KEPT):
+            source = source_of(stock(variant, seed), variant, name=f"m{seed}")
+            halves = {name: source.tensors.read(name).half() for name in source.tensors.names()}
+            halves = {name: tensor.float() if widened else tensor for name, tensor in halves.items()}
+            source = replace(source, tensors=DictTensors(halves))
+            sources.append(prune_source(source, mask_of(source, heads)))
+        found.append(check(sources, []))
+    assert found[0] == found[1]
