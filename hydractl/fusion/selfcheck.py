@@ -120,7 +120,7 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
     scale = max(1.0, float(together.abs().max()))
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)
     pooled = pooled_log_probs(logits).double().exp()
-    if not max(runtime_error) <= TOLERANCE * scale:  # NaN neither
+    if not all(error <= TOLERANCE * scale for error in runtime_error):  # NaN, which max() may pass over, neither
         raise HydraError(
             f"self-check failed: a fused member differs from the member alone by {max(runtime_error):.2e} "
             f"(allowed {TOLERANCE * scale:.2e})",
