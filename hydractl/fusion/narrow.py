@@ -32,7 +32,7 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
     """
     if next(model.parameters()).dtype not in _NARROW:
         return model
-    blocks = {id(m) for path in model._block_paths for m in model.networks[0].get_submodule(path).modules()}
+    blocks = {id(m) for path in model.block_paths for m in model.networks[0].get_submodule(path).modules()}
     done: set[int] = set()
     for module in model.modules():
         # The projections of members are no modules that are called, so their attention answers for them.
