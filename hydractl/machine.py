@@ -1,0 +1,105 @@
+"""What a machine can do at best: the rate of a large matrix product in one number format, and of two side by side."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+SECONDS = 0.1
+"""About how long the matrix product takes whose rate is the peak of the machine."""
+
+_SMALLEST, _LARGEST, _STEP = 64, 16_384, 64
+_SIZES = (32, 128, 512)
+_ENOUGH = 0.05
+_NOTICEABLE = 1.1
+
+
+def wait(device: torch.device) -> None:
+    """Let the device finish what it was given."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Mult-adds a second of a large product of two square matrices, the best of three runs.
+
+    The size grows from a small one until a run takes about :data:`SECONDS`, so that a format in which the machine
+    computes hundreds of times slower is measured in a few seconds too.
+
+    Returns:
+        None where the device does not multiply matrices of this dtype.
+    """
+    size = _SMALLEST
+    try:
+        seconds = _best(size, dtype, device, 2)
+        while seconds < SECONDS / 2 and size < _LARGEST:
+            # A larger product never runs at a lower rate, so the time of the next one is a bound.
+            grown = int(size * (SECONDS / max(seconds, 1e-6)) ** (1 / 3)) // _STEP * _STEP
+            size = min(max(grown, size + _STEP), _LARGEST)
+            seconds = _best(size, dtype, device, 1)
+        return size**3 / _best(size, dtype, device, 3)
+    except RuntimeError:  # torch's word for an operator that does not exist here
+        return None
+
+
+def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
+    """How many times longer a matrix product takes than in float32; below one where it is faster.
+
+    The size grows only while the next one is sure to take little time: well below a second in all.
+
+    Returns:
+        None where the device does not multiply matrices of this dtype.
+    """
+    import torch
+
+    factor = None
+    for size in _SIZES:
+        try:
+            # In turn, so that other work on the machine meets both.
+            pairs = [[_best(size, kind, device, 1) for kind in (dtype, torch.float32)] for _ in range(3)]
+        except RuntimeError:
+            return None
+        seconds, plain = (min(times) for times in zip(*pairs, strict=True))
+        factor = seconds / plain
+        if seconds * (_SIZES[1] / _SIZES[0]) ** 3 > _ENOUGH:
+            break
+    return factor
+
+
+def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
+    """What to warn of before computing in half precision on a CPU: measured, and None where it is no slower."""
+    import torch
+
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    name, factor = str(dtype).removeprefix("torch."), slowdown(dtype, device)
+    if factor is None or factor <= _NOTICEABLE:
+        return None
+    times = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+    return f"{name} is {times} times slower than float32 on this CPU (measured on a matrix product)"
+
+
+def _best(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
+    """Seconds of one product of two square matrices, the best of some runs after an untimed one of a small part."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    # Numbers, not zeros: some devices draw less power, and so run faster, on zeros.
+    a = torch.randn(size, size, generator=generator).to(device, dtype)
+    with torch.inference_mode():
+        a[:_STEP] @ a
+        found = []
+        for _ in range(runs):
+            wait(device)
+            start = time.perf_counter()
+            a @ a
+            wait(device)
+            found.append(time.perf_counter() - start)
+    return min(found)
