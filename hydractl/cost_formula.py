@@ -1,0 +1,182 @@
+"""Multiply-adds by closed formula, as a check of what torch's counter finds (see :mod:`hydractl.cost`).
+
+One block with h heads of width dk, d-wide tokens of which q ask and T answer:
+
+    Q and O           2 q d h dk        (and q d h dk more where the library gates the heads)
+    K and V           2 T d h dk
+    both products     2 q T h dk
+    MLP               q times the elements of its matrices: 2 q d d_ff, or 3 q d d_ff for a gated one
+
+summed over blocks and over the members that run them. Stem and readout are linear layers and convolutions: the elements
+of the weight times the tokens it is applied to. Nothing here runs attention or an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hydractl.description import Description
+    from hydractl.families.base import ModelFamily, Stages
+    from hydractl.heads import Site
+    from hydractl.members import MemberTensors
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """What one block runs for one call.
+
+    Attributes:
+        heads: the heads of each run: one entry a member, or a single one where the members share the block.
+        last_only: whether only the tokens that are read out ask, instead of all of them.
+    """
+
+    heads: Sequence[int]
+    last_only: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a model runs for one call of the tower of the samples.
+
+    Attributes:
+        stems: how often the stem runs.
+        blocks: in model order.
+        readouts: how often the readout runs: once a member.
+    """
+
+    stems: int
+    blocks: Sequence[BlockWork]
+    readouts: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """The sizes of one block.
+
+    Attributes:
+        d_model, head_dim: widths of a token and of a head.
+        gated: whether the library scales the output of every head by a projection of its input.
+        mlp: elements of the matrices of its MLP.
+    """
+
+    d_model: int
+    head_dim: int
+    gated: bool
+    mlp: int
+
+    def macs(self, heads: int, asking: int, tokens: int) -> int:
+        """Multiply-adds of one run for one sample."""
+        width = heads * self.head_dim
+        projections = (3 if self.gated else 2) * asking * self.d_model * width + 2 * tokens * self.d_model * width
+        return projections + 2 * asking * tokens * width + asking * self.mlp
+
+
+def every_member(description: Description, views: Sequence[MemberTensors]) -> Work:
+    """Every block runs for every member and all tokens; the stem once where all members share its weights."""
+    from hydractl.families import get_family
+
+    family = get_family(description.family)
+    stages = _of_samples(family.stages(family.build(description.config)))
+    shared = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stages.stem_prefixes))
+    sites = [site for site in family.sites(description.config) if site.tower == stages.tower]
+    blocks = [BlockWork([len(mask.kept[site.path]) for mask in description.masks]) for site in sites]
+    return Work(1 if shared else len(views), blocks, len(views))
+
+
+def macs_formula(description: Description, work: Work) -> int | None:
+    """Multiply-adds of one call on one sample.
+
+    Args:
+        description: of the model.
+        work: what it runs.
+
+    Returns:
+        None where the readout pools by attention, which this formula does not know.
+    """
+    import torch
+
+    from hydractl.families import get_family
+    from hydractl.fusion.prompted import STAND_INS
+    from hydractl.fusion.runtime import move
+
+    family = get_family(description.family)
+    model = family.build(description.config).to("meta")
+    stages, sites = _of_samples(family.stages(model)), family.sites(description.config)
+    inside = tuple(f"{path}." for path in stages.block_paths)
+    modules = [(f"{name}.", module) for name, module in model.named_modules() if name]
+    outside = [m for name, m in modules if name.startswith(stages.prefixes) and not name.startswith(inside)]
+    if any("Attention" in type(module).__name__ for module in outside):
+        return None
+    inputs = move(family.example_inputs(description.preprocess, 1, 0), torch.device("meta"), torch.float32)
+    with torch.no_grad(), _counted(outside) as stem:
+        state = stages.stem(inputs)
+    with torch.no_grad(), _counted(outside) as readout:
+        output = stages.readout(state)
+    tokens, width = int(state.hidden.shape[1]), int(output.shape[-1])
+    asking = tokens if stages.reads is None else int(stages.reads(state).shape[1])
+    readout += _bare_matrices(family, model, sites, stages, inside)
+    if family.classes(description.config) is None:  # features of the sample against those of the classes
+        readout.append(width * len(description.labels or STAND_INS))
+    total = work.stems * sum(stem) + work.readouts * sum(readout)
+    for block, one in zip(_blocks(family, model, sites, stages), work.blocks, strict=True):
+        total += sum(block.macs(heads, asking if one.last_only else tokens, tokens) for heads in one.heads)
+    return total
+
+
+def _of_samples(towers: Sequence[Stages]) -> Stages:
+    return next(stages for stages in towers if not stages.of_labels)
+
+
+@contextmanager
+def _counted(modules: Sequence[nn.Module]) -> Iterator[list[int]]:
+    """The multiply-adds of every linear layer and convolution that runs in the meantime."""
+    from torch import nn
+
+    found: list[int] = []
+
+    def count(module: Any, _: Any, output: Tensor) -> None:
+        found.append(output.numel() * module.weight[0].numel())  # each output is a product with one row of weights
+
+    hooks = [m.register_forward_hook(count) for m in modules if isinstance(m, (nn.Linear, nn.Conv2d))]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _bare_matrices(
+    family: ModelFamily, model: nn.Module, sites: Sequence[Site], stages: Stages, inside: tuple[str, ...]
+) -> list[int]:
+    """The elements of matrices that are held by no layer and applied to the one feature that is read out."""
+    from torch import nn
+
+    return [
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and name.startswith(stages.prefixes) and not name.startswith(inside)
+        if family.part(name, sites) == "own" and not isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear)
+    ]
+
+
+def _blocks(family: ModelFamily, model: nn.Module, sites: Sequence[Site], stages: Stages) -> list[Block]:
+    """The sizes of the blocks of one tower, from the shapes of their parameters."""
+    from hydractl.families.base import attention_names
+
+    shapes: dict[str, Tensor] = dict(model.named_parameters())
+    found = []
+    for site, path in zip((s for s in sites if s.tower == stages.tower), stages.block_paths, strict=True):
+        mlp = sum(
+            tensor.numel()
+            for name, tensor in shapes.items()
+            if name.startswith(f"{path}.") and tensor.dim() == 2 and family.part(name, sites) == "mlp"
+        )
+        heads = family.read({n: shapes[n] for n in attention_names(family, shapes, sites, site)}, site)
+        found.append(Block(site.d_model, site.head_dim, heads.gate is not None, mlp))
+    return found
