@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import UsageError
@@ -19,6 +19,7 @@ def check(
     *,
     skip_first: bool,
     label: Callable[[str, Mapping[str, Any]], str] = lambda name, _: name,
+    named_only: Collection[str] = (),
 ) -> list[str]:
     """Hold one requirement against the rows it is about.
 
@@ -27,12 +28,13 @@ def check(
         rows: name and values of each row, in order.
         skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
         label: what to call a row in a failure, where several rows have the same name.
+        named_only: names of rows that only an expression with their name is about.
 
     Returns:
         One line for each row in which it does not hold; a value that is null, missing or no number does not hold,
         nor does a requirement that no row is left for.
     """
-    chosen = _rows_of(requirement, rows, skip_first)
+    chosen = _rows_of(requirement, rows, skip_first, named_only)
     if not chosen:
         return [f"{requirement.text}: {_no_row(requirement, rows)}"]
     failures = []
@@ -52,7 +54,12 @@ def check(
 
 
 def check_known(
-    requirements: Sequence[Requirement], names: Sequence[str], keys: Sequence[str], *, skip_first: bool
+    requirements: Sequence[Requirement],
+    names: Sequence[str],
+    keys: Sequence[str],
+    *,
+    skip_first: bool,
+    named_only: Collection[str] = (),
 ) -> None:
     """Refuse, before any work, requirements that can never hold because of what they name.
 
@@ -60,7 +67,7 @@ def check_known(
         requirements: the expressions.
         names: the names of the rows to come.
         keys: the dotted keys of the numbers that every row will have.
-        skip_first: as in :func:`check`.
+        skip_first, named_only: as in :func:`check`.
 
     Raises:
         UsageError: listing every unknown key or row, and every requirement without a row to hold it against.
@@ -68,7 +75,7 @@ def check_known(
     problems = []
     rows: list[Row] = [(name, {}) for name in names]
     for requirement in requirements:
-        if not _rows_of(requirement, rows, skip_first):
+        if not _rows_of(requirement, rows, skip_first, named_only):
             problems.append(f"--require {requirement.text}: {_no_row(requirement, rows)}")
         if requirement.key not in keys:
             problems.append(
@@ -112,10 +119,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool) -> list[Row]:
+def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
     if requirement.row is not None:
         return [row for row in rows if row[0] == requirement.row]
-    return [row for row in rows if not (skip_first and row[0] == rows[0][0])]
+    left_out = {*named_only, *([rows[0][0]] if skip_first and rows else [])}
+    return [row for row in rows if row[0] not in left_out]
 
 
 def _no_row(requirement: Requirement, rows: Sequence[Row]) -> str:

@@ -21,7 +21,10 @@ LAYERS = (
     ("verbs", ["score", "prune", "finetune", "evaluate", "bench", "circuit", "fusion"]),
     (
         "parts of verbs",
-        ["criteria", "training", "metrics", "cost", "timing", "report", "predictions", "select", "matching"],
+        [
+            *["criteria", "training", "metrics", "cost", "cost_formula", "timing", "report"],
+            *["predictions", "select", "matching"],
+        ],
     ),
     (
         "models and data",
@@ -33,7 +36,7 @@ LAYERS = (
     (
         "files and heads",
         [
-            *["checkpoint", "description", "members", "provenance", "_torchvision"],
+            *["checkpoint", "description", "members", "provenance", "machine", "_torchvision"],
             *["heads", "overlap", "attention", "atomic", "processes"],
         ],
     ),
@@ -45,6 +48,7 @@ LIBRARIES = {
     "typer": ["cli/"],
     "click": [],  # typer carries its own
     "rich": ["cli/", "report/"],
+    "matplotlib": ["report/bench_plot.py"],
     "timm": ["families/timm_vit.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],

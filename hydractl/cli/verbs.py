@@ -121,10 +121,15 @@ VERBS: dict[str, Verb] = {
     "bench": Verb(
         module="hydractl.bench",
         summary="Measure latency, memory and mult-adds",
-        usage="[NAME=]MODEL... [-o bench.json] [options]",
+        usage="([NAME=]MODEL... | --from bench.json) [-o bench.json] [options]",
         about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",
         examples=(
             ("the fused model against the single one", "hydractl bench vit.st hydra.st --batch-size 1,8"),
+            (
+                "and both against what they could be replaced by",
+                "hydractl bench vit.st hydra.st --compare stock,members,deep --plot bench.png",
+            ),
+            ("the same picture again, in another form", "hydractl bench --from vit.bench.json --plot bench.svg"),
             ("a gate for scripts", "hydractl bench vit.st hydra.st --require 'ratio<=2.7'"),
         ),
         prints_table=True,

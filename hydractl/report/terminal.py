@@ -10,8 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.report.bench_table import bench_table
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
 from hydractl.report.head_map import HeatMap, KeptMap
+from hydractl.report.tables import facts as _facts
+from hydractl.report.tables import table as _table
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
@@ -22,20 +25,7 @@ def render(document: dict[str, Any], width: int) -> RenderableType | None:
     return renderer(document, width)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
-    for row in rows:
-        table.add_row(*[Text(cell) for cell in row])
-    return table
-
-
-def _facts(rows: Sequence[tuple[str, str]]) -> Table:
-    return _table("", ("", ""), rows, left=2)
-
-
-# --- eval and bench ---------------------------------------------------------------------------------------------------
+# --- eval -------------------------------------------------------------------------------------------------------------
 
 
 def _eval(document: dict[str, Any], width: int) -> RenderableType:
@@ -68,30 +58,6 @@ def _ood(rows: list[dict[str, Any]]) -> Table:
             body.append([row["name"], name, entry["group"] or "-", str(entry["n"]), *figures, number(mi)])
     columns = ("model", "OOD set", "group", "n", "auroc", "fpr95", "aupr", "mi")
     return _table("OOD sets", columns, body, left=3)
-
-
-def _bench(document: dict[str, Any], width: int) -> RenderableType:
-    body = []
-    for row in document["results"]:
-        latency, ci = row.get("latency_ms"), row.get("ratio_ci")
-        body.append(
-            [
-                row["model"],
-                str(row.get("batch_size", "")),
-                str(row.get("dtype", "")),
-                "-" if not latency else f"{latency['median']:.2f}",
-                "-" if row.get("throughput_per_s") is None else f"{row['throughput_per_s']:.0f}",
-                number(row.get("ratio")),
-                "-" if not ci else f"{ci[0]:.3f}..{ci[1]:.3f}",
-                number(row.get("mac_ratio")),
-                count_text(row["params"]),
-                count_text(row["macs"]),
-                bytes_text(row.get("checkpoint_bytes")),
-            ]
-        )
-    timed = ("model", "batch", "dtype", "ms", "samples/s", "ratio", "95 % interval")
-    columns = (*timed, "mac ratio", "params", "mult-adds", "file")
-    return _table("cost (ratio to the first model, paired medians)", columns, body)
 
 
 # --- file verbs -------------------------------------------------------------------------------------------------------
@@ -250,7 +216,7 @@ def _short(value: Any) -> str:
 
 _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.eval/1": _eval,
-    "hydractl.bench/1": _bench,
+    "hydractl.bench/1": bench_table,
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,
     "hydractl.scores/1": _scores,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import subprocess
@@ -15,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl import bench, timing
-from hydractl.bench import RESAMPLES, ROW_KEYS, paired_ratio, run
+from hydractl import bench, machine
+from hydractl.bench import ROW_KEYS, measuring, run
+from hydractl.bench.figures import RESAMPLES, noisy, paired_ratio, timed
 from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
 from hydractl.log import Log, Progress
@@ -39,11 +39,6 @@ class Listening(Log):
         self.warnings.append(message)
 
 
-@pytest.fixture(autouse=True)
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any measurement is a failure."""
@@ -51,7 +46,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(timing, "Contest", refuse)
+    monkeypatch.setattr(measuring, "Contest", refuse)
 
 
 def write(path: str, seed: int = 0, scale: float = 1.0) -> Path:
@@ -77,17 +72,21 @@ def measure(*models: str, log: Log | None = None, **changes: Any) -> Outcome:
 def test_rows_are_documented_and_in_order() -> None:
     outcome = measure(batch_size=[1, 2], dtype=["float32", "float64"], json=True)
     document = outcome.document
-    assert list(document) == ["schema", "results", "machine", "conventions"]
+    assert list(document) == ["schema", "results", "machine", "warnings", "conventions"]
     assert document["schema"] == "hydractl.bench/1"
     order = [(row["dtype"], row["batch_size"], row["model"]) for row in document["results"]]
     assert order == [(d, b, m) for d in ("float32", "float64") for b in (1, 2) for m in ("base", "deep")]
     for row in document["results"]:
         latency = row["latency_ms"]
-        assert list(latency) == ["median", "mean", "std", "min", "max", "runs"]
+        assert list(latency) == ["median", "mean", "std", "min", "max", "q25", "q75", "runs"]
         assert len(latency["runs"]) == 3 and all(run > 0 for run in latency["runs"])
         assert latency["median"] == statistics.median(latency["runs"])
         assert row["throughput_per_s"] == pytest.approx(row["batch_size"] / latency["median"] * 1000)
-        assert (row["device"], row["compile"]) == ("cpu", False)
+        assert (row["device"], row["compile"], row["compile_mode"]) == ("cpu", False, None)
+        peak = document["machine"]["peak_macs_per_s"][row["dtype"]]
+        rate = row["macs"] * row["batch_size"] / (latency["median"] / 1000)
+        assert row["peak_share"] == pytest.approx(rate / peak) and row["macs_formula"] == row["macs"]
+        assert (row["kind"], row["noisy"]) == ("model", None)
         assert row["peak_memory_bytes"] is None and row["checkpoint_bytes"] is None
         assert row["ratio_ci"][0] <= row["ratio"] <= row["ratio_ci"][1]
     base, deep = document["results"][:2]
@@ -117,7 +116,7 @@ def test_every_key_of_a_requirement_is_in_every_row() -> None:
 
 def test_the_machine_is_described_without_names_of_host_or_user() -> None:
     machine = measure(threads=1).document["machine"]
-    assert set(machine) == {"python", "torch", "processor", "cores", "threads", "device_name"}
+    assert set(machine) == {"python", "torch", "processor", "cores", "threads", "device_name", "peak_macs_per_s"}
     assert machine["threads"] == 1 and machine["processor"]
 
 
@@ -154,6 +153,39 @@ def test_the_interval_is_the_percentile_bootstrap() -> None:
     assert paired_ratio(list(runs), list(reference), seed=3)[1] == interval
 
 
+def test_scattered_runs_are_noisy_and_single_outliers_are_not() -> None:
+    steady = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99, 1.0, 1.0]
+    wild = [1.0, 1.4, 0.8, 1.3, 0.9, 1.2, 1.0, 1.5, 0.7, 1.1]
+    assert timed(steady, steady, 1, 0)["noisy"] is False
+    assert timed([*steady[:9], 50.0], steady, 1, 0)["noisy"] is False
+    assert timed(wild, steady, 1, 0)["noisy"] is True
+    assert timed(wild, wild, 1, 0)["noisy"] is True  # the first model: its ratio is 1 without any interval
+    assert timed(steady, wild, 1, 0)["noisy"] is True  # steady itself, but not against what it is compared with
+    assert timed(wild[:4], steady[:4], 1, 0)["noisy"] is None
+    latency = {"runs": [1.0] * 5, "median": 1.0, "q25": 1.0, "q75": 1.0}
+    assert [noisy(latency, 2.0, [1.9, 2.09]), noisy(latency, 2.0, [1.9, 2.11])] == [False, True]
+
+
+def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.bench.figures.noisy", lambda *_: True)
+    log = Listening()
+    document = measure(log=log, batch_size=[1, 2]).document
+    assert [row["noisy"] for row in document["results"]] == [True] * 4
+    assert len(log.warnings) == 1 and log.warnings == document["warnings"]
+    assert "base (batch 1, float32), deep (batch 1, float32), base (batch 2, float32) and 1 more" in log.warnings[0]
+    assert "more --rounds (now 3)" in log.warnings[0]
+
+
+def test_a_counter_that_disagrees_with_the_formula_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.cost_formula.macs_formula", lambda *_: 7)
+    document = measure().document
+    counted = [row["macs"] for row in document["results"][:2]]
+    assert document["warnings"] == [
+        f"base: torch counts {counted[0]} mult-adds, the closed formula gives 7",
+        f"deep: torch counts {counted[1]} mult-adds, the closed formula gives 14",
+    ]
+
+
 class Clock:
     """A clock that only models move."""
 
@@ -187,12 +219,12 @@ class Ticking(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(timing.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr("hydractl.timing.time.perf_counter", clock.perf_counter)
     return clock
 
 
 def contest(models: dict[str, Any], seed: int = 0) -> Contest:
-    return Contest(models, 4, torch.device("cpu"), seed, False, "here")
+    return Contest(models, 4, torch.device("cpu"), seed, None, "here")
 
 
 def test_only_measured_rounds_are_timed(clock: Clock) -> None:
@@ -325,13 +357,16 @@ def test_a_model_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.hint == "use another --dtype or --device"
 
 
-def test_half_precision_on_a_cpu_warns() -> None:
-    log = Listening()
-    row = measure(log=log, dtype=["bfloat16"]).document["results"][0]
-    assert row["dtype"] == "bfloat16" and len(log.warnings) == 1 and "bfloat16" in log.warnings[0]
-    quiet = Listening()
-    measure(log=quiet, force=True)
-    assert quiet.warnings == []
+def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, expected in (
+        (0.7, []),
+        (1.05, []),
+        (37.4, ["bfloat16 is 37 times slower than float32 on this CPU (measured on a matrix product)"]),
+    ):
+        monkeypatch.setattr(machine, "slowdown", lambda *_, factor=factor: factor)
+        log = Listening()
+        document = measure(log=log, dtype=["bfloat16", "float32"], force=True).document
+        assert log.warnings == document["warnings"] == expected
 
 
 def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,44 +384,16 @@ def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.Mo
     assert torch.get_num_threads() == before
 
 
-# --- compiled ---------------------------------------------------------------------------------------------------------
-
-
-def test_compiled_models_are_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[dict[str, Any]] = []
-    graphs: list[int] = []
-    original = torch.compile
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(1)
-        return graph.forward
-
-    @functools.wraps(original)
-    def without_code_generation(model: Any, **options: Any) -> Any:
-        compiled.append(options)
-        return original(model, backend=backend, **options)
-
-    monkeypatch.setattr(torch, "compile", without_code_generation)
-    rows = measure(compile=True, batch_size=[1, 2], json=True).document["results"]
-    assert [row["compile"] for row in rows] == [True] * 4
-    assert len(graphs) == len(compiled) == 4 and all(options["fullgraph"] for options in compiled)
-
-
-def test_a_failed_compilation_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: Any, **_: Any) -> Any:
-        def call(_: Any) -> Any:
-            raise RuntimeError("no compiler found")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
-    with pytest.raises(HydraError, match="base cannot be compiled and run .*: no compiler found") as caught:
-        measure(compile=True)
-    assert caught.value.hint is not None and "without --compile" in caught.value.hint
-
-
 def test_nothing_heavy_is_imported_with_the_module() -> None:
     code = "import sys, hydractl.bench, hydractl.requirements, hydractl.cost; print('torch' in sys.modules)"
-    root = Path(bench.__file__).parent.parent
+    root = Path(bench.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"
+
+
+def test_a_measurement_is_drawn_beside_its_document() -> None:
+    outcome = measure(plot="b.png")
+    assert outcome.files == [Path("base.bench.json"), Path("b.png")]
+    assert Path("b.png").read_bytes()[:4] == b"\x89PNG"
+    plan = measure(plot="c.png", output="c.json", dry_run=True).document
+    assert plan["files"] == ["c.json", "c.png"] and not Path("c.png").exists()

@@ -1,0 +1,138 @@
+"""What a bench compares: the MODELs, and what ``--compare`` sets beside them, made of the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import UsageError
+from hydractl.fusion.opening import ModelArgument
+from hydractl.members import MemberTensors, member_source
+
+if TYPE_CHECKING:
+    from hydractl.models import Source
+
+STOCK, MEMBERS, DEEP = "stock", "members", "deep"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of a bench, its weights not yet read.
+
+    Attributes:
+        kind: ``model`` (a MODEL as it was given), ``stock`` (the library's own model on its weights), ``member`` (one
+            member of a fused model), ``members`` (all of them, one after another) or ``deep`` (full copies of the
+            first MODEL, one after another).
+        model: what runs, under the name of the row.
+    """
+
+    kind: str
+    model: ModelArgument
+
+    @property
+    def name(self) -> str:
+        """The name of the row."""
+        return self.model.name
+
+    def build(self, device: str, dtype: str) -> Any:
+        """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
+        if self.kind != STOCK:
+            return self.model.build(device, dtype).with_classes()
+        from hydractl.bench.stock import build_stock
+
+        return build_stock(self.model.sources[0], device, dtype)
+
+    def cost(self) -> dict[str, Any]:
+        """The part of a row that needs no measurement."""
+        from hydractl.bench.stock import stock_cost
+        from hydractl.cost import cost_of, total_cost
+
+        sources = self.model.sources
+        if self.kind == STOCK:
+            cost = stock_cost(sources[0])
+        else:
+            cost = total_cost(cost_of(source.description, source.tensors) for source in sources)
+        formula = [_formula(source) for source in sources]
+        return {
+            "kind": self.kind,
+            "members": sum(len(source.description.masks) for source in sources),
+            "sha256": self.model.sha256,
+            "params": cost["params"],
+            "macs": cost["macs"],
+            "macs_formula": None if None in formula else sum(n for n in formula if n is not None),
+            "bytes": cost["bytes"],
+            "checkpoint_bytes": self.model.file_bytes,
+        }
+
+
+def _formula(source: Source) -> int | None:
+    from hydractl.cost_formula import every_member, macs_formula
+
+    views = [MemberTensors(source.tensors, member) for member in range(len(source.description.masks))]
+    return macs_formula(source.description, every_member(source.description, views))
+
+
+def contenders(models: Sequence[ModelArgument], compare: Sequence[str]) -> list[Contender]:
+    """The rows of a bench in order: each MODEL, and after it what is made of it.
+
+    Raises:
+        UsageError: listing every comparison that these models do not allow, and names that would stand twice.
+    """
+    from hydractl.bench.stock import unsliced
+
+    first = models[0]
+    fused = [model for model in models if _members(model) > 1]
+    whole = unsliced(first.sources[0]) if len(first.sources) == 1 else None
+    problems = []
+    if STOCK in compare and whole is None:
+        problems.append(
+            f"stock needs a first MODEL with all its heads (or --layout zeroed); {first.name} is {_is(first)}"
+        )
+    if MEMBERS in compare and not fused:
+        problems.append("members needs a fused MODEL")
+    if DEEP in compare and not fused:
+        problems.append("deep needs a fused MODEL, which says how many copies")
+    if DEEP in compare and (len(first.sources) > 1 or _members(first) > 1):
+        problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
+    found: list[Contender] = []
+    for model in models:
+        found.append(Contender("model", model))
+        if model is first and not problems:
+            found += _beside_first(first, whole, max(map(_members, fused), default=0), compare)
+        if MEMBERS in compare and model in fused:
+            found += _taken_apart(model)
+    names = [one.name for one in found]
+    problems += [f"two rows would be named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    if problems:
+        message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
+        raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
+    return found
+
+
+def _beside_first(first: ModelArgument, whole: Source | None, copies: int, compare: Sequence[str]) -> list[Contender]:
+    found = []
+    if STOCK in compare and whole is not None:
+        found.append(Contender(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
+    if DEEP in compare:
+        found.append(Contender(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
+    return found
+
+
+def _taken_apart(fused: ModelArgument) -> list[Contender]:
+    """The members of a fused model: all of them one after another, and the first alone."""
+    source = replace(fused.sources[0], name=fused.name)
+    members = [member_source(source, index) for index in range(_members(fused))]
+    together = ModelArgument(f"{fused.name}.members", members)
+    return [Contender(MEMBERS, together), Contender("member", ModelArgument(members[0].name, members[:1]))]
+
+
+def _members(model: ModelArgument) -> int:
+    """Members inside one fused model; an ensemble of several models is none."""
+    return len(model.sources[0].description.masks) if len(model.sources) == 1 else 0
+
+
+def _is(model: ModelArgument) -> str:
+    if len(model.sources) > 1:
+        return f"{len(model.sources)} models one after another"
+    return "fused" if _members(model) > 1 else "one model" if model.sources[0].description.mask.is_full else "sliced"

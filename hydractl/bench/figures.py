@@ -1,0 +1,70 @@
+"""The figures of timed runs: medians, paired ratios with their intervals, and whether the runs scatter too far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RESAMPLES = 2000
+NOISY = 0.1
+FEWEST = 5
+"""Fewer rounds than this say nothing about how far times scatter."""
+
+
+def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> dict[str, Any]:
+    """The figures of the runs of one model (seconds), beside those of the first model in the same rounds."""
+    import numpy as np
+
+    times = np.asarray(runs, dtype=np.float64) * 1e3
+    low, high = np.percentile(times, [25, 75])
+    latency: dict[str, Any] = {
+        "median": float(np.median(times)),
+        "mean": float(times.mean()),
+        "std": float(times.std(ddof=1)) if len(times) > 1 else None,
+        "min": float(times.min()),
+        "max": float(times.max()),
+        "q25": float(low),
+        "q75": float(high),
+        "runs": times.tolist(),
+    }
+    ratio, interval = paired_ratio(runs, reference, seed)
+    return {
+        "latency_ms": latency,
+        "throughput_per_s": batch_size / latency["median"] * 1e3,
+        "ratio": ratio,
+        "ratio_ci": interval,
+        "noisy": noisy(latency, ratio, interval),
+    }
+
+
+def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -> tuple[float, list[float]]:
+    """Median of the ratios within each round, and its 95 % percentile bootstrap interval.
+
+    Args:
+        runs: times of one model, one a round.
+        reference: times of the model it is compared with, in the same rounds and unit.
+        seed: draws the resamples.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    """
+    import numpy as np
+
+    ratios = np.asarray(runs, dtype=np.float64) / np.asarray(reference, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
+    return float(np.median(ratios)), [float(low), float(high)]
+
+
+def noisy(latency: Mapping[str, Any], ratio: float, interval: Sequence[float]) -> bool | None:
+    """Whether the figures of a row are to be taken with caution.
+
+    Either the middle half of its runs is wider than a tenth of their median, or the interval of its ratio wider than a
+    tenth of the ratio. Single outliers move neither.
+
+    Returns:
+        None for fewer than :data:`FEWEST` runs.
+    """
+    if len(latency["runs"]) < FEWEST:
+        return None
+    scatter = (latency["q75"] - latency["q25"]) / latency["median"]
+    return bool(scatter > NOISY or (interval[1] - interval[0]) / ratio > NOISY)
