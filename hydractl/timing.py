@@ -78,13 +78,12 @@ class Contest:
     def _first_call(self, name: str) -> None:
         """Compile where asked, and check what comes out; not timed."""
         try:
-            with contextlib.nullcontext() if self.mode is None else _no_silent_fallback():
-                if self.mode is not None:
-                    self.models[name](self._inputs[name])  # what a model finds once and keeps is no part of its graph
+            if self.mode is not None:
+                self.models[name](self._inputs[name])  # what a model finds once and keeps is no part of its graph
+            output = self._call(name)
+            for _ in range(_RECORDING if self._records else 0):
                 output = self._call(name)
-                for _ in range(_RECORDING if self._records else 0):
-                    output = self._call(name)
-                finite = bool(torch.isfinite(output).all())
+            finite = bool(torch.isfinite(output).all())
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -168,24 +167,17 @@ class Contest:
 
 
 def _compile(model: nn.Module, mode: str) -> Callable[[Any], Tensor]:
-    """The whole model as one graph for exactly this batch size."""
+    """The whole model as one graph for exactly this batch size.
+
+    With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's
+    configuration says of falling back to eager code.
+    """
     options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": mode}
     # Newer versions of torch can keep the code of each model apart; older ones compile eight models at most.
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
     compiled: Callable[[Any], Tensor] = torch.compile(model, **options)
     return compiled
-
-
-@contextlib.contextmanager
-def _no_silent_fallback() -> Iterator[None]:
-    """Whatever keeps torch from compiling is an error, also where the environment says to run eager instead."""
-    import torch._dynamo.config as dynamo
-
-    wanted = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
-    known: dict[str, Any] = {name: value for name, value in wanted.items() if hasattr(dynamo, name)}
-    with dynamo.patch(known):
-        yield
 
 
 def _graphs() -> int:
