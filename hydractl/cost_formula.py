@@ -7,7 +7,8 @@ One block with h heads of width dk, d-wide tokens of which q ask and T answer:
     both products     2 q T h dk
     MLP               q times the elements of its matrices: 2 q d d_ff, or 3 q d d_ff for a gated one
 
-summed over blocks and over the members that run them. Stem and readout are linear layers and convolutions: the elements
+summed over blocks and over the members that run them; where the heads of all members attend together, each member runs
+only O and its MLP. Stem and readout are linear layers and convolutions: the elements
 of the weight times the tokens it is applied to. Nothing here runs attention or an MLP.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hydractl.checkpoint import TensorSource
     from hydractl.description import Description
     from hydractl.families.base import ModelFamily, Stages
     from hydractl.heads import Site
@@ -34,10 +36,12 @@ class BlockWork:
     Attributes:
         heads: the heads of each run: one entry a member, or a single one where the members share the block.
         last_only: whether only the tokens that are read out ask, instead of all of them.
+        pool: how many heads attend once for all runs, each of which then projects its own; None: each attends itself.
     """
 
     heads: Sequence[int]
     last_only: bool = False
+    pool: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,34 @@ class Block:
     gated: bool
     mlp: int
 
-    def macs(self, heads: int, asking: int, tokens: int) -> int:
-        """Multiply-adds of one run for one sample."""
-        width = heads * self.head_dim
-        projections = (3 if self.gated else 2) * asking * self.d_model * width + 2 * tokens * self.d_model * width
-        return projections + 2 * asking * tokens * width + asking * self.mlp
+    def macs(self, work: BlockWork, asking: int, tokens: int) -> int:
+        """Multiply-adds of all runs for one sample."""
+        attending = sum(work.heads) if work.pool is None else work.pool
+        queries = (2 if self.gated else 1) * asking * self.d_model + 2 * tokens * self.d_model
+        attention = attending * self.head_dim * (queries + 2 * asking * tokens)
+        outputs = sum(work.heads) * self.head_dim * asking * self.d_model
+        return attention + outputs + len(work.heads) * asking * self.mlp
+
+
+def work_of(description: Description, tensors: TensorSource) -> Work:
+    """What hydractl runs of a model: leading blocks that are the same in all members once, the last for few tokens."""
+    import torch
+
+    from hydractl.cost import ShapesOnly
+    from hydractl.fusion.runtime import HydraModel
+    from hydractl.fusion.stored import united
+
+    model = HydraModel(description, ShapesOnly(tensors), torch.device("meta"))
+    chain, masks, blocks = model.chain_of_samples, description.masks, []
+    for index in chain.sites:
+        path, last = model.sites[index].path, index == chain.sites.stop - 1
+        counts = [len(mask.kept[path]) for mask in masks]
+        if chain.start.once(index):
+            blocks.append(BlockWork(counts[:1], last))
+        else:
+            pool = len(united(masks, path)) if chain.start.pooled(index) else None
+            blocks.append(BlockWork(counts, last, pool))
+    return Work(1 if chain.start.shared_stem else len(masks), blocks, len(masks))
 
 
 def every_member(description: Description, views: Sequence[MemberTensors]) -> Work:
@@ -125,7 +152,7 @@ def macs_formula(description: Description, work: Work) -> int | None:
         readout.append(width * len(description.labels or STAND_INS))
     total = work.stems * sum(stem) + work.readouts * sum(readout)
     for block, one in zip(_blocks(family, model, sites, stages), work.blocks, strict=True):
-        total += sum(block.macs(heads, asking if one.last_only else tokens, tokens) for heads in one.heads)
+        total += block.macs(one, asking if one.last_only else tokens, tokens)
     return total
 
 

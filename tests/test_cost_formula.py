@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hydractl.cost import macs
-from hydractl.cost_formula import Block, BlockWork, Work, every_member, macs_formula
+from hydractl.cost_formula import Block, BlockWork, Work, every_member, macs_formula, work_of
 from hydractl.fusion.plan import plan_fusion
 from hydractl.members import MemberTensors
 from hydractl.models import ModelOptions, Source, open_source
@@ -16,11 +16,6 @@ from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 # ViT-B/16: 196 patches of 768 values, 197 tokens of 768, heads of 64, MLP of 3072, 1000 classes.
 STEM, READOUT = 196 * 768 * 768, 768 * 1000
-
-
-def formula(source: Source) -> int | None:
-    views = [MemberTensors(source.tensors, member) for member in range(len(source.description.masks))]
-    return macs_formula(source.description, every_member(source.description, views))
 
 
 def vit_block(heads: int, asking: int = 197) -> int:
@@ -59,17 +54,25 @@ def test_what_runs_once_and_for_one_token_is_fed_to_the_formula(vit_base: Source
 
 def test_gates_and_gated_mlps_are_counted() -> None:
     # One head of 2, 3 tokens of 4: Q, K, V, O 3 * 4 * 2 each, two products 3 * 3 * 2, and the matrices of the MLP.
-    assert Block(4, 2, gated=False, mlp=40).macs(1, 3, 3) == 4 * 24 + 2 * 18 + 3 * 40
-    assert Block(4, 2, gated=True, mlp=40).macs(1, 3, 3) == 5 * 24 + 2 * 18 + 3 * 40
-    assert Block(4, 2, gated=False, mlp=40).macs(0, 3, 3) == 3 * 40
+    plain, gated = Block(4, 2, gated=False, mlp=40), Block(4, 2, gated=True, mlp=40)
+    assert plain.macs(BlockWork([1]), 3, 3) == 4 * 24 + 2 * 18 + 3 * 40
+    assert gated.macs(BlockWork([1]), 3, 3) == 5 * 24 + 2 * 18 + 3 * 40
+    assert plain.macs(BlockWork([0]), 3, 3) == 3 * 40
+    # Two members draw one head and none from a pool of two: it runs Q, K, V and the products, they run O and MLP.
+    assert plain.macs(BlockWork([1, 0], pool=2), 3, 3) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
-def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str]) -> None:
-    source = source_of(stock(variant), variant)
-    plan = plan_fusion([prune_source(source, mask_of(source, kept)) for kept in KEPT], merge)
-    for one in (source, replace(source, description=plan.description, tensors=plan.tensors)):
+@pytest.mark.parametrize("seeds", [(0, 0, 0), (0, 1, 2)], ids=["one-checkpoint", "three"])
+def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str], seeds: tuple[int, ...]) -> None:
+    sources = [source_of(stock(variant, seed=seed), variant) for seed in seeds]
+    plan = plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)], merge)
+    for one in (sources[0], replace(sources[0], description=plan.description, tensors=plan.tensors)):
         # A readout that attends over all tokens is beyond the formula, which then says so.
-        expected = None if variant == "map-pooling" else macs(one.description, one.tensors)
-        assert formula(one) == expected
+        found = macs_formula(one.description, work_of(one.description, one.tensors))
+        assert found == (None if variant == "map-pooling" else macs(one.description, one.tensors))
+    views = [MemberTensors(sources[0].tensors, 0)]
+    whole = macs_formula(sources[0].description, every_member(sources[0].description, views))
+    if variant != "map-pooling":
+        assert whole == macs(sources[0].description, sources[0].tensors, whole_last_block=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UsageError
 from hydractl.fusion.opening import ModelArgument
-from hydractl.members import MemberTensors, member_source
+from hydractl.fusion.stored import member_source
+from hydractl.members import MemberTensors
 
 if TYPE_CHECKING:
     from hydractl.models import Source
@@ -53,7 +54,7 @@ class Contender:
             cost = stock_cost(sources[0])
         else:
             cost = total_cost(cost_of(source.description, source.tensors) for source in sources)
-        formula = [_formula(source) for source in sources]
+        formula = [_formula(source, self.kind) for source in sources]
         return {
             "kind": self.kind,
             "members": sum(len(source.description.masks) for source in sources),
@@ -66,11 +67,14 @@ class Contender:
         }
 
 
-def _formula(source: Source) -> int | None:
-    from hydractl.cost_formula import every_member, macs_formula
+def _formula(source: Source, kind: str) -> int | None:
+    from hydractl.cost_formula import every_member, macs_formula, work_of
 
-    views = [MemberTensors(source.tensors, member) for member in range(len(source.description.masks))]
-    return macs_formula(source.description, every_member(source.description, views))
+    if kind == STOCK:
+        work = every_member(source.description, [MemberTensors(source.tensors, 0)])
+    else:
+        work = work_of(source.description, source.tensors)
+    return macs_formula(source.description, work)
 
 
 def contenders(models: Sequence[ModelArgument], compare: Sequence[str]) -> list[Contender]:

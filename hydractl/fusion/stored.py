@@ -48,7 +48,7 @@ def member_source(source: Source, member: int) -> Source:
     mask = description.masks[member]
     return replace(
         source,
-        name=f"{source.name}[{member}]",
+        name=f"{source.name}.member{member}",
         description=replace(
             description,
             kind="dense" if mask.is_full else "pruned",

@@ -17,8 +17,8 @@ from hydractl.errors import UsageError
 from hydractl.fusion.opening import ModelArgument
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.runtime import HydraModel
+from hydractl.fusion.stored import member_source
 from hydractl.log import Log
-from hydractl.members import member_source
 from hydractl.models import Source, build_model
 from hydractl.prune import pruned
 from hydractl.settings import BenchSettings
@@ -75,7 +75,8 @@ def test_rows_say_what_they_are_and_cost_what_they_hold() -> None:
     for key in ("params", "macs", "bytes", "checkpoint_bytes"):
         assert deep[key] == 3 * base[key]
     for key in ("params", "macs", "bytes"):
-        assert rows["base.stock"][key] == base[key]
+        # The library runs the last block for all tokens.
+        assert rows["base.stock"][key] > base[key] if key == "macs" else rows["base.stock"][key] == base[key]
         assert member[key] == rows["a"][key]  # the same heads of the same architecture
     assert rows["h.members"]["macs"] > rows["h"]["macs"]  # the patch embedding runs once in the fused model
     assert rows["h.members"]["checkpoint_bytes"] is None and rows["h.members"]["sha256"] == [rows["h"]["sha256"]] * 3
