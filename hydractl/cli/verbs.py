@@ -98,6 +98,7 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("three members", "hydractl fuse a.st b.st c.st -o hydra.st"),
             ("exactly the members, nothing averaged", "hydractl fuse a.st b.st c.st --merge none -o hydra.st"),
+            ("a file that runs without hydractl: hydra.onnx", "hydractl fuse hydra.st --export onnx"),
         ),
     ),
     "eval": Verb(

@@ -9,34 +9,43 @@ from hydractl.log import Log
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
+    from hydractl.atomic import Output
+    from hydractl.fusion.export import Claim
     from hydractl.fusion.plan import FusionPlan
     from hydractl.models import Source
     from hydractl.settings import FuseSettings
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
-    """Plan, write and check a fused model."""
+    """Plan, write and check a fused model, or export one model as it is."""
     from hydractl.atomic import Output, check_outputs, file_path
     from hydractl.cost import cost_of
+    from hydractl.fusion.export import claimed, plan_exports, run_alone, stem_beside
     from hydractl.fusion.plan import plan_fusion
     from hydractl.models import ModelOptions, open_sources, resolve_device
 
     resolve_device(settings.device)
     sources = open_sources(settings.model, ModelOptions.of(settings))
+    if settings.only_exports:
+        return run_alone(settings, sources[0], log)
     plan = plan_fusion(sources, settings.merge)
     for warning in plan.warnings:
         log.warn(warning)
     path = file_path(settings.output) if settings.output else default_name(settings.merge)
+    stem = stem_beside(path, settings.export)
+    targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
     document = _document(plan, sources, path)
+    if targets:
+        document["exports"] = [target.to_json() for target in targets]
     document["cost"] = {
         "single": cost_of(sources[0].description, sources[0].tensors),
         "fused": cost_of(plan.description, plan.tensors),
     }
     if settings.dry_run:
-        check_outputs([path], force=settings.force)
+        check_outputs([path, *(file for target in targets for file in target.files)], force=settings.force)
         return Outcome({**document, "dry_run": True})
-    with Output(path, force=settings.force) as output:
-        return _write(plan, sources, output, document, settings, log)
+    with Output(path, force=settings.force) as output, claimed(targets, force=settings.force) as claim:
+        return _write(plan, sources, output, claim, document, settings, log)
 
 
 def default_name(merge: list[str]) -> Path:
@@ -66,7 +75,8 @@ def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, 
 def _write(
     plan: FusionPlan,
     sources: list[Source],
-    output: Any,
+    output: Output,
+    claim: Claim,
     document: dict[str, Any],
     settings: FuseSettings,
     log: Log,
@@ -75,17 +85,23 @@ def _write(
 
     from hydractl.atomic import write_with
     from hydractl.checkpoint import write_tensors
+    from hydractl.fusion.runtime import HydraModel
     from hydractl.fusion.selfcheck import self_check
     from hydractl.provenance import provenance
 
     check = self_check(plan, sources, settings, log)
+    origins = [source.sha256 for source in sources]
     description = replace(
         plan.description,
         extra={"self_check": check},
-        provenance=provenance("fuse", settings, [s.sha256 for s in sources], {"merge": plan.description.merge}),
+        provenance=provenance("fuse", settings, origins, {"merge": plan.description.merge}),
     )
+    exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
+    if exports:
+        document = {**document, "exports": exports}
     digests: list[str] = []
     files = [
         write_with(output, lambda handle: digests.append(write_tensors(handle, plan.tensors, description.to_json())))
     ]
-    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=files)
+    # The exports last: what they were made of is then in place.
+    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=[*files, *claim.commit()])

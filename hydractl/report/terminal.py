@@ -101,9 +101,29 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
     else:
         facts.append(("would write", document["output"]))
+    facts += _exports(document)
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))
     return Group(*parts, _costs(document["cost"]["single"], document["cost"]["fused"], ("first member", "fused")))
+
+
+def _export(document: dict[str, Any], width: int) -> RenderableType:
+    facts = [("model", f"{document['model']} ({document['arch']})"), ("members", str(document["members"]))]
+    return _facts([*facts, *_exports(document)])
+
+
+def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was, or would be, exported: a row for each file."""
+    rows = []
+    for entry in document.get("exports", []):
+        check = entry.get("check")
+        if check is None:
+            rows += [("would write", entry[key]) for key in ("path", "data") if key in entry]
+            continue
+        size = f"{entry['bytes'] / 1e6:.3g} MB"
+        found = f"{check['runtime']} agrees with the model to {check['member_logits_max_abs']:.0e}"
+        rows.append((entry["path"], f"{size}; {found}"))
+    return rows
 
 
 def _three(value: float | None) -> str:
@@ -219,6 +239,7 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.bench/1": bench_table,
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,
+    "hydractl.export/1": _export,
     "hydractl.scores/1": _scores,
     "hydractl.circuit/1": _circuit,
     "hydractl.circuits/1": _circuits,
@@ -226,4 +247,4 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.info/1": _info,
     "hydractl.overlap/1": _overlap,
 }
-_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.bench/1"}
+_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1"}

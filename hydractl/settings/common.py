@@ -205,7 +205,8 @@ class Common:
             if name in self.unread or _declared(type(self), cause).complaints(getattr(self, cause)):
                 continue  # a misspelt cause is complained about once, as what it is
             if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
-                beside = f"{self.called(cause)} {getattr(self, cause)}"
+                value = getattr(self, cause)
+                beside = f"{self.called(cause)} {','.join(value) if isinstance(value, list) else value}"
                 found.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
             elif self._rank(name):
                 self._put_back(name, cause)

@@ -109,6 +109,24 @@ class FuseSettings(Batched):
         split=True,
         group="Fusing",
     )
+    export: list[str] = option(
+        [],
+        help="Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused",
+        choices=("onnx", "pt2"),
+        metavar="onnx,pt2",
+        split=True,
+        default_text="none",
+        group="Fusing",
+    )
+
+    @property
+    def only_exports(self) -> bool:
+        """Whether one model is exported, and nothing fused."""
+        return bool(self.export) and len(self.model) == 1
+
+    def inapplicable(self) -> dict[str, str]:
+        """One model that is exported is joined with no other."""
+        return {"merge": "export"} if self.only_exports else {}
 
     def conflicts(self) -> list[str]:
         """``none`` stands alone."""
