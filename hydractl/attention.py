@@ -99,53 +99,30 @@ class HeadWeights:
 PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "gate", "gate_bias")
 
 
-class _Output(nn.Module):
-    """The output projection of one member at one site.
+class HeadBank(nn.Module):
+    """The weights of some heads of one site, for one member or for several that have them in common.
 
     Attributes:
         heads, head_dim: how many heads, which may be none, and their width.
+        qkv: ``[heads * 3 * head_dim, d_model]``: of each head its queries, keys and values, so that neighbouring heads
+            are one matrix; bias alike or None.
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
-    """
-
-    def __init__(self, weights: HeadWeights) -> None:
-        super().__init__()
-        self.heads, self.head_dim = weights.heads, weights.head_dim
-        # [h, d, dk] -> [d, h * dk]
-        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
-        self.out_bias = _parameter(weights.o_bias)
-
-    def output(self, joined: Tensor) -> Tensor:
-        """Joined heads to the residual stream, ``[B, q, d_model]``."""
-        return F.linear(joined, self.out, self.out_bias)
-
-    def bias_only(self, x: Tensor) -> Tensor:
-        """What a site without heads adds to the residual stream: the bias of its output projection."""
-        zeros = x.new_zeros((x.shape[0], x.shape[1], self.out.shape[0]))
-        return zeros if self.out_bias is None else zeros + self.out_bias
-
-    def _output_weights(self) -> tuple[Tensor, Tensor | None]:
-        """``o`` and ``o_bias`` of :class:`HeadWeights`."""
-        o = self.out.detach().reshape(len(self.out), self.heads, self.head_dim).permute(1, 0, 2)
-        return o, None if self.out_bias is None else self.out_bias.detach()
-
-
-class MemberProjections(_Output):
-    """The projections of one member at one site; h heads, which may be none.
-
-    Attributes:
-        qkv: ``[3 * h * head_dim, d_model]`` (queries of all heads, then keys, then values); bias alike or None.
-        out: ``[d_model, h * head_dim]``; bias ``[d_model]`` or None.
-        gate: ``[h * head_dim, d_model]`` or None.
+        gate: ``[heads * head_dim, d_model]`` or None; bias alike.
+        q_norm, k_norm: act on one head at a time.
     """
 
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
-        super().__init__(weights)
-        self.qkv = nn.Parameter(torch.cat([weights.q, weights.k, weights.v]).flatten(0, 1))
+        super().__init__()
+        self.heads, self.head_dim = weights.heads, weights.head_dim
+        self.qkv = nn.Parameter(torch.stack([weights.q, weights.k, weights.v], dim=1).flatten(0, 2))
         self.qkv_bias: nn.Parameter | None = None
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
         like = next((b for b in biases if b is not None), None)
         if like is not None:
-            self.qkv_bias = nn.Parameter(torch.cat([_or_zeros(b, like) for b in biases]).flatten())
+            self.qkv_bias = nn.Parameter(torch.stack([_or_zeros(b, like) for b in biases], dim=1).flatten())
+        # [h, d, dk] -> [d, h * dk]
+        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
+        self.out_bias = _parameter(weights.o_bias)
         self.gate = _parameter(None if weights.gate is None else weights.gate.flatten(0, 1))
         self.gate_bias = _parameter(None if weights.gate_bias is None else weights.gate_bias.flatten())
         self.q_norm = nn.Identity() if q_norm is None else q_norm
@@ -154,18 +131,17 @@ class MemberProjections(_Output):
     def weights(self) -> HeadWeights:
         """The current weights, head by head; the inverse of the constructor."""
         h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
-        q, k, v = self.qkv.detach().reshape(3, h, dk, d).unbind(0)
-        o, o_bias = self._output_weights()
-        biases = (None,) * 3 if self.qkv_bias is None else self.qkv_bias.detach().reshape(3, h, dk).unbind(0)
+        q, k, v = self.qkv.detach().reshape(h, 3, dk, d).unbind(1)
+        biases = (None,) * 3 if self.qkv_bias is None else self.qkv_bias.detach().reshape(h, 3, dk).unbind(1)
         return HeadWeights(
             q=q,
             k=k,
             v=v,
-            o=o,
+            o=self.out.detach().reshape(self.out.shape[0], h, dk).permute(1, 0, 2),
             q_bias=biases[0],
             k_bias=biases[1],
             v_bias=biases[2],
-            o_bias=o_bias,
+            o_bias=None if self.out_bias is None else self.out_bias.detach(),
             gate=None if self.gate is None else self.gate.detach().reshape(h, dk, d),
             gate_bias=None if self.gate_bias is None else self.gate_bias.detach().reshape(h, dk),
             extra={
@@ -175,68 +151,159 @@ class MemberProjections(_Output):
             },
         )
 
-    def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of ``x [B, q, d_model]``, keys and values of ``memory [B, T, d_model]`` (None: of x as well).
 
+        Args:
+            run: which heads; n of them.
+            x: what asks.
+            memory: what answers.
+
         Returns:
-            ``[B, h, q, head_dim]`` and twice ``[B, h, T, head_dim]``.
+            ``[B, n, q, head_dim]`` and twice ``[B, n, T, head_dim]``.
         """
         if memory is None:
-            q, k, v = self._linear(x, 0, 3)
+            q, k, v = self._linear(run, x, slice(0, 3))
         else:
-            (q,), (k, v) = self._linear(x, 0, 1), self._linear(memory, 1, 3)
+            (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
         return self.q_norm(q), self.k_norm(k), v
 
-    def _linear(self, x: Tensor, first: int, last: int) -> Sequence[Tensor]:
-        """Some of the three projections, in one product."""
-        width = self.heads * self.head_dim
-        rows = slice(first * width, last * width)
-        packed = F.linear(x, self.qkv[rows], None if self.qkv_bias is None else self.qkv_bias[rows])
-        shape = (*x.shape[:2], last - first, self.heads, self.head_dim)
-        return packed.reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
+        """Some of the three projections of some heads, in one product."""
+        kinds, rows = of.stop - of.start, slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
+        weight = self.qkv[rows]
+        bias = None if self.qkv_bias is None else self.qkv_bias[rows]
+        if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
+            weight = weight.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten(0, 2)
+            bias = None if bias is None else bias.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten()
+        packed = F.linear(x, weight, bias).unflatten(-1, (run.stop - run.start, kinds, self.head_dim))
+        return packed.permute(3, 0, 2, 1, 4).unbind(0)
+
+
+class MemberProjections(nn.Module):
+    """The heads of one member at one site: some of those in a bank.
+
+    Args:
+        bank: holds them.
+        positions: where they are in it, in the order of the member; None: all of them.
+
+    Attributes:
+        bank: as given.
+        heads, head_dim: how many, which may be none, and their width.
+        runs: neighbouring heads of the bank that the member has, each run one matrix product. Activations hold the
+            heads in this order.
+    """
+
+    def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.bank = bank
+        self._positions = list(range(bank.heads) if positions is None else positions)
+        self.heads, self.head_dim = len(self._positions), bank.head_dim
+        self.runs = runs_of(self._positions)
+
+    def weights(self) -> HeadWeights:
+        """The current weights of its heads, in the order of the member."""
+        return self.bank.weights().select(self._positions)
+
+    def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys and values of every run, as of :meth:`HeadBank.project`."""
+        return [self.bank.project(run, x, memory) for run in self.runs]
+
+    def take(self, attended: Tensor) -> Tensor:
+        """Of all heads of the bank, attended ``[B, heads of the bank, q, head_dim]``, those of the member."""
+        taken = [attended[:, run] for run in self.runs]
+        return taken[0] if len(taken) == 1 else torch.cat(taken, dim=1)
 
     def join(self, attended: Tensor, x: Tensor) -> Tensor:
         """The heads ``[B, h, q, head_dim]`` side by side, gated where there is a gate: ``[B, q, h * head_dim]``."""
         batch, _, tokens, _ = attended.shape
         joined = attended.transpose(1, 2).reshape(batch, tokens, self.heads * self.head_dim)
-        if self.gate is not None:
-            joined = joined * F.linear(x, self.gate, self.gate_bias).sigmoid()
+        if self.bank.gate is not None:
+            bias = self.bank.gate_bias
+            gates = [
+                F.linear(x, self.bank.gate[at], None if bias is None else bias[at])
+                for at in map(self._columns, self.runs)
+            ]
+            joined = joined * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
         return joined
 
+    def output(self, joined: Tensor) -> Tensor:
+        """Joined heads to the residual stream, ``[B, q, d_model]``."""
+        bank, start, total = self.bank, 0, None
+        for run in self.runs:
+            stop = start + (run.stop - run.start) * self.head_dim
+            heads = joined if len(self.runs) == 1 else joined[..., start:stop]
+            part = F.linear(heads, bank.out[:, self._columns(run)], bank.out_bias if total is None else None)
+            total, start = part if total is None else total + part, stop
+        assert total is not None, "a member without heads has no joined heads"
+        return total
+
+    def _columns(self, run: slice) -> slice:
+        return slice(run.start * self.head_dim, run.stop * self.head_dim)
+
     def share(self, joined: Tensor, position: int) -> Tensor:
-        """What one head adds to the residual stream, ``[B, q, d_model]``."""
-        columns = slice(position * self.head_dim, (position + 1) * self.head_dim)
-        return F.linear(joined[..., columns], self.out[:, columns])
+        """What one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
+        columns = self._columns(slice(position, position + 1))
+        return F.linear(joined[..., columns], self.bank.out[:, columns])
+
+    def bias_only(self, x: Tensor) -> Tensor:
+        """What a site without heads adds to the residual stream: the bias of its output projection."""
+        zeros = x.new_zeros((x.shape[0], x.shape[1], self.bank.out.shape[0]))
+        return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
 
 
-class DrawnProjections(_Output):
-    """The projections of one member whose heads are drawn from a pool that attends once for all members.
+def runs_of(positions: Sequence[int]) -> list[slice]:
+    """Positions as ascending runs of neighbours."""
+    runs: list[slice] = []
+    for position in sorted(positions):
+        if runs and runs[-1].stop == position:
+            runs[-1] = slice(runs[-1].start, position + 1)
+        else:
+            runs.append(slice(position, position + 1))
+    return runs
+
+
+def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
+    """An order of all heads in which those of each member lie in few runs.
+
+    Heads that the same members have stay together, and each group is followed by the one most like it.
 
     Args:
-        pool: projections of every head that any member has.
-        positions: which of them the member has, in its order.
-        weights: the member's own, whose queries, keys, values and gates are those of the pool.
+        members: the heads of each.
+    """
+    owners: dict[frozenset[int], list[int]] = {}
+    for head in sorted({head for heads in members for head in heads}):
+        owners.setdefault(frozenset(m for m, heads in enumerate(members) if head in heads), []).append(head)
+    groups = sorted(owners, key=lambda group: (len(group), sorted(group)))
+    best: list[frozenset[int]] = []
+    for first in groups[:_TRIED]:  # each in turn at one end
+        order, left = [first], [g for g in groups if g != first]
+        while left:
+            order.append(min(left, key=lambda g: len(g ^ order[-1])))
+            left.remove(order[-1])
+        if not best or _breaks(order) < _breaks(best):
+            best = order
+    return [head for group in best for head in owners[group]]
+
+
+_TRIED = 32
+"""Enough for every group of five members."""
+
+
+def _breaks(order: Sequence[frozenset[int]]) -> int:
+    """How many runs the members have together, less one each."""
+    return sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
+
+
+@dataclass
+class Turn:
+    """Whose activations a block is given.
+
+    Attributes:
+        member: of this member only, ``[B, T, d_model]``; None: of all members, ``[M * B, T, d_model]``.
     """
 
-    positions: Tensor
-
-    def __init__(self, pool: MemberProjections, positions: Sequence[int], weights: HeadWeights) -> None:
-        super().__init__(weights)
-        # In a list, so that the pool's parameters are not counted once more here.
-        self._pool = [pool]
-        self.register_buffer("positions", torch.tensor(list(positions), dtype=torch.long), persistent=False)
-
-    def weights(self) -> HeadWeights:
-        """As of :class:`MemberProjections`."""
-        o, o_bias = self._output_weights()
-        return replace(self._pool[0].weights().select(self.positions.tolist()), o=o, o_bias=o_bias)
-
-    def draw(self, joined: Tensor) -> Tensor:
-        """From the joined heads of the pool ``[B, q, pool heads * head_dim]`` to those of the member."""
-        return joined.unflatten(-1, (-1, self.head_dim)).index_select(-2, self.positions).flatten(-2)
-
-
-Projections = MemberProjections | DrawnProjections
+    member: int | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +325,7 @@ class Cut:
         if attn_mask.dim() == 2:  # the same for every sample
             return attn_mask[self.positions][:, None]
         rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])
-        return attn_mask.expand(len(self.positions), -1, -1, -1).gather(2, rows)
+        return attn_mask.expand(self.positions.shape[0], -1, -1, -1).gather(2, rows)
 
 
 class HeadAttention(nn.Module):
@@ -267,12 +334,13 @@ class HeadAttention(nn.Module):
     Activations are member-major: ``[M * B, T, d_model]``, all samples of member 0 first. The heads of all members
     lie side by side in the head dimension, so masks keep the size of one batch and no member sees another.
 
-    Members with the same weights and heads may share one object.
+    Members with the same heads of the same weights may share one object.
 
     Attributes:
         members: the projections of each member.
-        pool: None, or the projections of every head that any member has: the input is then the same for all members,
-            these heads attend to it once, and each member projects its own of them (:class:`DrawnProjections`).
+        pooled: whether the input is the same for all members and their heads are in one bank: all heads of the bank
+            then attend to it once, and each member projects its own of them.
+        turn: whose activations come.
         head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
             as a zeroed column block of the output projection. Used by the gate criterion.
         observer: None, or a function that is given the joined heads of member 0, ``[B, T, heads * head_dim]`` (none
@@ -283,16 +351,18 @@ class HeadAttention(nn.Module):
 
     def __init__(
         self,
-        members: Sequence[Projections],
+        members: Sequence[MemberProjections],
         *,
-        pool: MemberProjections | None = None,
+        pooled: bool = False,
+        turn: Turn | None = None,
         scale: float | None = None,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        self.pool = pool
+        self.pooled = pooled
+        self.turn = turn or Turn()
         self.scale = scale
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
@@ -302,7 +372,7 @@ class HeadAttention(nn.Module):
         self.cut: Cut | None = None
 
     @property
-    def projections(self) -> list[Projections]:
+    def projections(self) -> list[MemberProjections]:
         """The projections of each member."""
         return list(self.members)  # type: ignore[arg-type]
 
@@ -321,64 +391,64 @@ class HeadAttention(nn.Module):
         """Attend.
 
         Args:
-            x: ``[M * B, T, d_model]``.
+            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of the member whose turn it is.
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
             is_causal: whether a token sees only itself and those before it.
 
         Returns:
-            ``[M * B, T, d_model]``.
+            As ``x``.
         """
         if self.given is not None:
             return self.given
-        parts = x.chunk(len(self.members))
+        members = self.projections
+        if self.turn.member is not None and len(members) > 1:
+            members = [members[self.turn.member]]
+        parts = apart(x, len(members))
         outputs: list[Tensor] = []
-        for index, (member, part, joined) in enumerate(
-            zip(self.projections, parts, self._joined(parts, attn_mask, is_causal), strict=True)
-        ):
+        each = zip(members, parts, self._joined(members, parts, attn_mask, is_causal), strict=True)
+        for index, (member, part, joined) in enumerate(each):
             if self.observer is not None and index == 0:
                 self.observer(part.new_zeros((*part.shape[:2], 0)) if joined is None else joined)
             outputs.append(member.bias_only(part) if joined is None else member.output(joined))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return F.dropout(together, self.output_dropout, self.training)
 
-    def _joined(self, parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool) -> list[Tensor | None]:
+    def _joined(
+        self, members: Sequence[MemberProjections], parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool
+    ) -> list[Tensor | None]:
         """The heads of each member side by side, ``[B, q, h * head_dim]``; None where it has no head."""
-        counts, cut = self.head_counts, self.cut
-        if cut is not None:
+        memories: Sequence[Tensor | None] = [None] * len(members)
+        if self.cut is not None:
             assert not is_causal, "a block that is cut needs its mask written out"
-            attn_mask = cut.mask(attn_mask)
-        found: list[Tensor | None]
-        if self.pool is not None:
-            memory = None if cut is None else cut.memory
-            (heads,) = self._attend([self.pool], parts[:1], [memory], attn_mask, is_causal)
-            joined = None if heads is None else self.pool.join(heads, parts[0])
-            found = [None if joined is None or not m.heads else m.draw(joined) for m in self.members]  # type: ignore[operator]
+            memories = [self.cut.memory] if self.pooled else apart(self.cut.memory, len(members))
+            attn_mask = self.cut.mask(attn_mask)
+        each: list[Tensor | None]
+        if self.pooled:
+            bank = MemberProjections(members[0].bank)  # all of its heads
+            (pool,) = self._attend([bank], parts, memories, attn_mask, is_causal)
+            each = [m.take(pool) if m.heads and pool is not None else None for m in members]
         else:
-            memories = [None] * len(counts) if cut is None else cut.memory.chunk(len(counts))
-            members: list[MemberProjections] = self.projections  # type: ignore[assignment]
             each = self._attend(members, parts, memories, attn_mask, is_causal)
-            found = [None if h is None else m.join(h, part) for m, h, part in zip(members, each, parts, strict=True)]
+        joined = [None if h is None else m.join(h, part) for m, h, part in zip(members, each, parts, strict=True)]
         if self.head_gate is None:
-            return found
-        gates = self.head_gate.repeat_interleave(self.projections[0].head_dim, dim=1)
-        width = [n * self.projections[0].head_dim for n in counts]
-        return [
-            None if j is None else j * gate[:, None] for j, gate in zip(found, gates.split(width, dim=1), strict=True)
-        ]
+            return joined
+        gates = self.head_gate.repeat_interleave(members[0].head_dim, dim=1)
+        split = gates.split([m.heads * m.head_dim for m in members], dim=1)
+        return [None if j is None else j * gate[:, None] for j, gate in zip(joined, split, strict=True)]
 
     def _attend(
         self,
-        projections: Sequence[MemberProjections],
+        members: Sequence[MemberProjections],
         parts: Sequence[Tensor],
         memories: Sequence[Tensor | None],
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> list[Tensor | None]:
-        """The attended heads ``[B, h, q, head_dim]`` of each of these; None where there is no head."""
-        each = zip(projections, parts, memories, strict=True)
-        projected = [heads.project(part, memory) for heads, part, memory in each if heads.heads]
+        """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
+        each = zip(members, parts, memories, strict=False)
+        projected = [run for member, part, memory in each for run in member.project(part, memory)]
         if not projected:
-            return [None] * len(projections)
+            return [None] * len(members)
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
         attended = F.scaled_dot_product_attention(
             q,
@@ -389,21 +459,37 @@ class HeadAttention(nn.Module):
             is_causal=is_causal,
             scale=self.scale,
         )
-        split = iter(attended.split([p.heads for p in projections if p.heads], dim=1))
-        return [next(split) if p.heads else None for p in projections]
+        split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
+        return [next(split) if m.heads else None for m in members]
 
 
 class PerMember(nn.Module):
-    """One module per member on member-major activations ``[M * B, ...]``: what is not merged."""
+    """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    Args:
+        modules: one for each member.
+        turn: whose activations come.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], turn: Turn | None = None) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
+        self.turn = turn or Turn()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply module m to the samples of member m."""
-        parts = x.chunk(len(self.members))
+        if self.turn.member is not None:
+            return self.members[self.turn.member](x)
+        parts = apart(x, len(self.members))
         return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
+
+
+def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
+    """Member-major activations ``[M * B, ...]`` cut into those of each member."""
+    if members == 1:
+        return (x,)
+    # Not chunk: of a batch that is only a name while a graph is exported, it cannot know how many pieces it makes.
+    return x.unflatten(0, (members, -1)).unbind(0)
 
 
 def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention, HeadWeights, MemberProjections, PerMember
+from hydractl.attention import HeadAttention, HeadBank, HeadWeights, MemberProjections, PerMember
 
 declare_operators()
 
@@ -117,13 +117,13 @@ def test_shapes_can_be_planned_without_weights() -> None:
 @pytest.mark.parametrize(("bias", "gated"), [(True, False), (False, False), (True, True), (False, True)])
 def test_projections_give_their_weights_back_bitwise(heads: int, bias: bool, gated: bool, dtype: torch.dtype) -> None:
     given = weights(heads, bias=bias, gated=gated, dtype=dtype)
-    assert_bitwise(MemberProjections(given).weights(), given)
+    assert_bitwise(MemberProjections(HeadBank(given)).weights(), given)
 
 
 def test_projections_keep_norms_and_own_their_memory() -> None:
     given = weights(3)
     q_norm, k_norm = nn.LayerNorm(HEAD_DIM), nn.RMSNorm(HEAD_DIM)
-    member = MemberProjections(given, q_norm, k_norm)
+    member = MemberProjections(HeadBank(given, q_norm, k_norm))
     extra = member.weights().extra
     assert sorted(extra) == ["k_norm.weight", "q_norm.bias", "q_norm.weight"]
     before = given.q.clone()
@@ -138,7 +138,7 @@ def test_a_missing_bias_among_others_counts_as_zeros() -> None:
     given = weights(2)
     for missing in ("q_bias", "k_bias", "v_bias"):
         partial = HeadWeights(**{n: None if n == missing else getattr(given, n) for n in FIELDS})
-        back = MemberProjections(partial).weights()
+        back = MemberProjections(HeadBank(partial)).weights()
         assert not getattr(back, missing).any()
         for name in {"q_bias", "k_bias", "v_bias"} - {missing}:
             assert torch.equal(getattr(back, name), getattr(given, name))
@@ -187,7 +187,7 @@ def reference(x: Tensor, members: Sequence[HeadWeights], **options: object) -> T
 
 
 def attention(members: Sequence[HeadWeights], **options: float) -> HeadAttention:
-    return HeadAttention([MemberProjections(w) for w in members], **options).eval()  # type: ignore[arg-type]
+    return HeadAttention([MemberProjections(HeadBank(w)) for w in members], **options).eval()  # type: ignore[arg-type]
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -279,7 +279,7 @@ def test_query_and_key_norms_act_on_each_head() -> None:
         for parameter in (*norms[0].parameters(), *norms[1].parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
         members.append(weights(heads, seed))
-        modules.append(MemberProjections(members[-1], *norms))
+        modules.append(MemberProjections(HeadBank(members[-1], *norms)))
         expected.append(naive(part, members[-1], norms=norms))
     found = HeadAttention(modules).eval()(x)
     close(found, torch.cat(expected))
@@ -323,7 +323,7 @@ def test_gradients_reach_every_head_and_its_gate() -> None:
     assert module.head_gate.grad is not None
     assert bool((module.head_gate.grad != 0).all())
     for index in (0, 2):
-        gradient = module.members[index].qkv.grad
+        gradient = module.members[index].bank.qkv.grad
         assert isinstance(gradient, Tensor)
         assert bool(gradient.abs().sum(1).all())
 
@@ -358,7 +358,7 @@ def test_it_is_the_library_s_attention_bit_for_bit(options: dict[str, bool], cal
     theirs = Attention(12, num_heads=3, norm_layer=nn.LayerNorm, **{"qkv_bias": True, **options}).eval()
     site = Site("attn", 3, 4, 12)
     given = FAMILY.read({f"attn.{name}": tensor for name, tensor in theirs.state_dict().items()}, site)
-    ours = HeadAttention([MemberProjections(given, theirs.q_norm, theirs.k_norm)]).eval()
+    ours = HeadAttention([MemberProjections(HeadBank(given, theirs.q_norm, theirs.k_norm))]).eval()
     x = torch.randn(2, 5, 12)
     assert torch.equal(ours(x, **call), theirs(x, **call))
 

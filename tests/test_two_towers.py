@@ -116,7 +116,7 @@ def test_the_prompts_are_read_once(clip: str) -> None:
         calls.clear()
         model(clip_images()).sum().backward()
         assert sorted(calls) == ["text", "visual"]
-    assert all(a.projections[0].qkv.grad.abs().sum() > 0 for a in model.attentions)
+    assert all(a.only.bank.qkv.grad.abs().sum() > 0 for a in model.attentions)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_features_kept_in_inference_mode_serve_gradients_later(clip: str) -> Non
     with torch.inference_mode():
         expected = model(clip_images())
     model.requires_grad_(False)
-    model.attentions[0].projections[0].qkv.requires_grad_(True)
+    model.attentions[0].only.bank.qkv.requires_grad_(True)
     with torch.enable_grad():
         found = model(clip_images())
         found.sum().backward()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention, MemberProjections
+from hydractl.attention import HeadAttention, HeadBank, MemberProjections
 from hydractl.families.base import State
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.runtime import HydraModel
@@ -85,7 +85,8 @@ class Tower:
                 if len(wanted) < whole.heads:
                     # What is made in inference mode could be part of no graph of gradients.
                     with torch.inference_mode(False), torch.no_grad():
-                        sliced = MemberProjections(whole.weights().select(wanted), whole.q_norm, whole.k_norm)
+                        norms = whole.bank.q_norm, whole.bank.k_norm
+                        sliced = MemberProjections(HeadBank(whole.weights().select(wanted), *norms))
                 attention.members[0] = sliced
         self.kept = kept
 
@@ -227,9 +228,9 @@ class BlockCost:
     @classmethod
     def of(cls, block: nn.Module, attention: HeadAttention) -> BlockCost:
         """From the block of a model and the attention in it."""
-        projections = attention.only
+        bank = attention.only.bank
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
-        return cls(projections.out.shape[0], projections.head_dim, projections.gate is not None, linear)
+        return cls(bank.out.shape[0], bank.head_dim, bank.gate is not None, linear)
 
     def block(self, tokens: int, asking: int, heads: float) -> float:
         """``tokens`` that answer, ``asking`` of them that ask and go on."""

@@ -22,7 +22,7 @@ class Taylor:
 
     def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """One pass forward and backward over the sample."""
-        weights = {i: model.attentions[i].only.qkv for i in sites if model.attentions[i].head_counts[0]}
+        weights = {i: model.attentions[i].only.bank.qkv for i in sites if model.attentions[i].head_counts[0]}
         gradients = {i: torch.zeros_like(w, dtype=torch.float64) for i, w in weights.items()}
         wanted = [p.requires_grad for p in model.parameters()]
         model.requires_grad_(False)
@@ -43,8 +43,8 @@ class Taylor:
         for i, weight in weights.items():
             heads = model.attentions[i].head_counts[0]
             product = (weight.detach().double() * gradients[i] / calibration.size).abs()
-            # [3 h dk, d] -> [3, h]: mean over a head's rows, then over q, k and v
-            scores[i] = product.reshape(3, heads, -1).mean(2).mean(0).tolist()
+            # [h 3 dk, d] -> [h, 3]: mean over the rows of each projection of a head, then over q, k and v
+            scores[i] = product.reshape(heads, 3, -1).mean(2).mean(1).tolist()
         return scores
 
 

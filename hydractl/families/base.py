@@ -70,7 +70,7 @@ def first_tokens(count: int) -> Callable[[State], Tensor]:
     """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
 
     def reads(state: State) -> Tensor:
-        return torch.arange(count, device=state.hidden.device).expand(len(state.hidden), -1)
+        return torch.arange(count, device=state.hidden.device).expand(state.hidden.shape[0], -1)
 
     return reads
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import DrawnProjections, HeadAttention, HeadWeights, MemberProjections, PerMember, Projections
+from hydractl.attention import HeadAttention, HeadBank, HeadWeights, MemberProjections, PerMember, Turn, neighbours
 from hydractl.checkpoint import LentTensors, TensorSource
 from hydractl.description import Description
 from hydractl.errors import InputError
@@ -44,7 +43,7 @@ class Assembly:
         dtype: torch.dtype,
     ) -> None:
         count = len(description.masks)
-        self._family, self._masks = family, description.masks
+        self._family, self._masks, self._turn = family, description.masks, Turn()
         self._sites = family.sites(description.config)
         self._once = sites_stored_once(tensors, family, self._sites)
         self._views = [MemberTensors(tensors, m) for m in range(count)]
@@ -61,7 +60,7 @@ class Assembly:
         self._own_blocks()
         of_members = [family.stages(network) for network in self.networks]
         self.chains = [
-            Chain(stages, self.attentions[start.sites.start : start.sites.stop], start)
+            Chain(stages, self.attentions[start.sites.start : start.sites.stop], start, self._turn)
             for stages, start in zip(zip(*of_members, strict=True), starts, strict=True)
         ]
         for network in self.networks[1:]:
@@ -98,23 +97,24 @@ class Assembly:
 
     def _install(self, site: Site, start: Start, index: int) -> None:
         """One attention for all members, in the place of the library's."""
-        pool: MemberProjections | None = None
-        members: list[Projections]
         if site.path in self._once:
-            weights = self._weights(site, 0)
             held = united(self._masks, site.path)
-            drawn = [tuple(held.index(head) for head in mask.kept[site.path]) for mask in self._masks]
-            if start.pooled(index):
-                # Its outputs are projected by the members.
-                pool = self._projections(replace(weights, o=weights.o[:, :0]), site, 0)
-                members = [DrawnProjections(pool, positions, weights.select(positions)) for positions in drawn]
-            else:
-                made = {p: self._projections(weights.select(p), site, 0) for p in dict.fromkeys(drawn)}
-                members = [made[positions] for positions in (drawn[:1] if start.once(index) else drawn)]
+            kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
+            order = neighbours(kept)
+            bank = self._bank(self._weights(site, 0).select([held.index(head) for head in order]), site, 0)
+            made = {heads: MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept}
+            members = [made[heads] for heads in kept]
         else:
-            members = [self._projections(self._weights(site, m), site, m) for m in range(len(self.networks))]
+            banks = [self._bank(self._weights(site, m), site, m) for m in range(len(self.networks))]
+            members = [MemberProjections(bank) for bank in banks]
         rates = self._family.dropouts(self.networks[0], site)
-        attention = HeadAttention(members, pool=pool, attention_dropout=rates[0], output_dropout=rates[1])
+        attention = HeadAttention(
+            members,
+            pooled=start.pooled(index),
+            turn=self._turn,
+            attention_dropout=rates[0],
+            output_dropout=rates[1],
+        )
         for network in self.networks:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
@@ -124,12 +124,12 @@ class Assembly:
         names = attention_names(self._family, view, self._sites, site)
         return self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
 
-    def _projections(self, weights: HeadWeights, site: Site, member: int) -> MemberProjections:
+    def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)
         for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             for leaf, _ in list(norm.named_parameters()):
                 norm.register_parameter(leaf, nn.Parameter(weights.extra[f"{side}.{leaf}"]))
-        return MemberProjections(weights, q_norm, k_norm)
+        return HeadBank(weights, q_norm, k_norm)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Assembly:
                 raise InputError(f"weights held by {owner} itself cannot be kept per member")
             modules = [network.get_submodule(owner) for network in self.networks]
             parent, _, leaf = owner.rpartition(".")
-            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
+            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules, self._turn))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run."""

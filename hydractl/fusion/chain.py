@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl.attention import Cut, HeadAttention
+from hydractl.attention import Cut, HeadAttention, Turn, apart
 from hydractl.families.base import Stages, State
+
+_IN_CACHE = 1 << 20
+"""Elements of activations up to which members run side by side on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Chain:
         stages: the tower in each member's network. The first one's blocks run; stems and readouts are each their own.
         attentions: those of its blocks.
         start: how far the members are the same.
+        turn: tells the modules of its blocks whose activations they are given.
 
     Attributes:
         tower: as in :class:`hydractl.heads.Site`.
@@ -57,14 +61,18 @@ class Chain:
         whole_last_block: run the last block for all tokens, also for those that nothing is read from. Off: only for
             the tokens that are read, which gives the same output with less work. In training it always runs whole, as
             the library's own.
+        side_by_side: whether members run in the same operations, or else one after another in every block; the
+            results are the same. None: as is faster.
     """
 
-    def __init__(self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start) -> None:
+    def __init__(self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start, turn: Turn) -> None:
         self.tower = stages[0].tower
         self.of_labels = stages[0].of_labels
         self.start, self.sites = start, start.sites
         self.attentions = list(attentions)
         self.whole_last_block = False
+        self.side_by_side: bool | None = None
+        self._turn = turn
         self._stages = list(stages)
 
     @property
@@ -94,19 +102,45 @@ class Chain:
 
     def _for_members(self, site: int, state: State) -> State:
         """The state before a block, repeated for every member where they part."""
-        if self.members > 1 and self.start.shared_stem and site - self.sites.start == self.start.blocks:
+        parting = self.start.shared_stem and site - self.sites.start == self.start.blocks
+        if self.members > 1 and parting and self._turn.member is None:
             return State(state.hidden.repeat(self.members, 1, 1), state.context)
         return state
 
     def rest(self, site: int, state: State) -> Tensor:
         """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
-        last = self.sites.stop - 1
-        for index in range(site, last):
-            state = self.block(index, state)
-        if site <= last:
-            whole = self.whole_last_block or self.attentions[-1].training
-            state = self.block(last, state) if whole else self.last_block(state)
-        return self.readout(state)
+        while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
+            state, site = self._block_for_rest(site, state), site + 1
+        common = self.start.shared_stem and site - self.sites.start == self.start.blocks
+        size = state.hidden.numel() * (self.members if common else 1)
+        if self.members == 1 or site == self.sites.stop or self._side_by_side(state.hidden.device, size):
+            for index in range(site, self.sites.stop):
+                state = self._block_for_rest(index, state)
+            return self.readout(state)
+        parts = [state.hidden] * self.members if common else apart(state.hidden, self.members)
+        outputs = []
+        try:
+            for member, part in enumerate(parts):
+                self._turn.member, own = member, State(part, state.context)
+                for index in range(site, self.sites.stop):
+                    own = self._block_for_rest(index, own)
+                outputs.append(self._stages[member].readout(own))
+        finally:
+            self._turn.member = None
+        return torch.stack(outputs)
+
+    def _side_by_side(self, device: torch.device, size: int) -> bool:
+        """Whether members run in the same operations, with activations of so many elements."""
+        if self.side_by_side is not None:
+            return self.side_by_side
+        # Larger activations than a processor's caches hold would have to be read from memory in every operation.
+        return device.type != "cpu" or torch.compiler.is_compiling() or size <= _IN_CACHE
+
+    def _block_for_rest(self, site: int, state: State) -> State:
+        """As :meth:`block`, the last one for the tokens that are read out."""
+        if site < self.sites.stop - 1 or self.whole_last_block or self.attentions[-1].training:
+            return self.block(site, state)
+        return self.last_block(state)
 
     def last_block(self, state: State) -> State:
         """Run the last block for those tokens only that are read out; all tokens where all are."""
@@ -128,8 +162,8 @@ class Chain:
         if reads is None:
             return state
         common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
-        copies = 1 if common else self.members
-        positions = reads(State(state.hidden[: len(state.hidden) // copies], state.context))
+        copies = 1 if common or self._turn.member is not None else self.members
+        positions = reads(State(state.hidden[: state.hidden.shape[0] // copies], state.context))
         index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])
         return State(state.hidden.gather(1, index), {**state.context, "read": positions})
 
@@ -174,7 +208,7 @@ class Chain:
     def readout(self, state: State) -> Tensor:
         """The state after the last block to the output of every member, ``[M, B, ...]``."""
         once = self.start.blocks == len(self.sites)
-        parts = [state.hidden] * self.members if once else state.hidden.chunk(self.members)
+        parts = [state.hidden] * self.members if once else apart(state.hidden, self.members)
         return torch.stack(
             [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
         )

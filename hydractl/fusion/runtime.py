@@ -149,6 +149,16 @@ class HydraModel(nn.Module):
             chain.whole_last_block = whole
         self._weights_change()  # what was kept was computed the other way
 
+    @property
+    def side_by_side(self) -> bool | None:
+        """Whether members run in the same operations, or one after another in each block; None: as is faster."""
+        return self.chains[0].side_by_side
+
+    @side_by_side.setter
+    def side_by_side(self, together: bool | None) -> None:
+        for chain in self.chains:
+            chain.side_by_side = together
+
     # --- running ------------------------------------------------------------------------------------------------------
 
     @property

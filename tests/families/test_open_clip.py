@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention, MemberProjections
+from hydractl.attention import HeadAttention, HeadBank, MemberProjections
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.heads import Site
@@ -68,7 +68,7 @@ def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | 
             for leaf, _ in list(norm.named_parameters()):
                 norm.register_parameter(leaf, torch.nn.Parameter(weights.extra[f"{side}.{leaf}"]))
         assert FAMILY.dropouts(model, site) == (0.0, 0.0)
-        FAMILY.install(model, site, HeadAttention([MemberProjections(weights, *norms)]))
+        FAMILY.install(model, site, HeadAttention([MemberProjections(HeadBank(weights, *norms))]))
     return model
 
 
@@ -183,7 +183,7 @@ def test_gradients_reach_both_towers(variant: str) -> None:
     logits = FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)]))
     torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
     for module in (m for m in model.modules() if isinstance(m, HeadAttention)):
-        assert float(module.members[0].qkv.grad.abs().sum()) > 0
+        assert float(module.members[0].bank.qkv.grad.abs().sum()) > 0
     assert float(model.logit_scale.grad.abs().sum()) > 0
 
 

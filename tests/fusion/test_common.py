@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydractl.attention import DrawnProjections
 from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import InputError
 from hydractl.fusion.plan import plan_fusion
@@ -43,27 +42,28 @@ def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["read", "whole"])
+@pytest.mark.parametrize("together", [True, False], ids=["side-by-side", "in-turn"])
 @pytest.mark.parametrize("case", MASKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, whole: bool) -> None:
+def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, together: bool, whole: bool) -> None:
     members, expected = of_one_checkpoint(variant, MASKS[case])
     plan = plan_fusion(members, [])
     assert not plan.own and not plan.averaged, "members of one checkpoint own nothing but their heads"
     fused = HydraModel(plan.description, plan.tensors)
-    fused.whole_last_block = whole
+    fused.whole_last_block, fused.side_by_side = whole, together
     rows: dict[int, int] = {}
     for site, attention in enumerate(fused.attentions):
         attention.register_forward_pre_hook(lambda _, args, site=site: rows.update({site: len(args[0])}))
-    together = fused.member_logits(inputs(variant))
-    for member, reference in zip(together, expected, strict=True):
+    found = fused.member_logits(inputs(variant))
+    for member, reference in zip(found, expected, strict=True):
         close(member, reference)
-    for chain in fused.chains:
+    for chain in fused.chains if together else []:
         assert chain.start.blocks == alone(MASKS[case], chain.sites)
         first = rows[chain.sites.start] // (3 if chain.start.blocks == 0 else 1)
         assert [rows[s] for s in chain.sites] == [first if chain.start.once(s) else 3 * first for s in chain.sites]
         parting = chain.sites.start + chain.start.blocks
-        assert all((fused.attentions[s].pool is not None) == (s == parting) for s in chain.sites)
+        assert all(fused.attentions[s].pooled == (s == parting) for s in chain.sites)
 
 
 def changed(source: Source, where: str) -> Source:
@@ -149,8 +149,8 @@ def test_equal_heads_are_one_object_in_memory_where_all_members_have_them() -> N
     plan = plan_fusion(members)
     fused = HydraModel(plan.description, plan.tensors)
     pooled, same, apart = (a.projections for a in fused.attentions)
-    assert all(isinstance(p, DrawnProjections) for p in pooled) and len({id(p) for p in same}) == 1
-    assert apart[0] is apart[1] and apart[0] is not apart[2]
+    assert len({id(p.bank) for p in pooled}) == 1 and len({id(p) for p in same}) == 1
+    assert apart[0] is apart[1] and apart[0] is not apart[2] and apart[0].bank is apart[2].bank
     for site in range(3):
         for number, member in enumerate(members):
             theirs, ours = (

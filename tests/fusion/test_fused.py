@@ -46,13 +46,15 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
     return sources, expected
 
 
+@pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @torch.no_grad()
-def test_unmerged_members_equal_the_library(variant: str, count: int) -> None:
+def test_unmerged_members_equal_the_library(variant: str, count: int, side_by_side: bool) -> None:
     sources, expected = members(variant, KEPT[:count])
     plan = plan_fusion(sources, [])
     fused = HydraModel(plan.description, plan.tensors)
+    fused.side_by_side = side_by_side
     together = fused.member_logits(inputs(variant))
     assert together.shape == (count, 3, 5)
     for member, reference in zip(together, expected, strict=True):
