@@ -8,6 +8,8 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 DEMO := runs/digits
+# Files of tests that run at the same time; each computes on one thread.
+JOBS := 2
 
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready
@@ -26,7 +28,7 @@ help:
 	@echo "PYTHON=...   the Python to set up $(VENV) with (3.10 or newer)"
 
 test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 demo: $(READY)
 	$(RUN) examples/digits.py

@@ -7,10 +7,10 @@ two products of attention; not counted are norms, activations, softmax, addition
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import TensorInfo, TensorSource, torch_dtype
+from hydractl.checkpoint import TensorInfo, TensorSource, tensor_info, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,35 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(model.example_inputs(batch))
     return int(counter.get_total_flops()) // 2
+
+
+def dense_macs(description: Description) -> int:
+    """Multiply-adds of one sample through the model with all its heads: what ratios of a fused model refer to."""
+    from dataclasses import replace
+
+    from hydractl.families import get_family
+    from hydractl.heads import HeadMask
+
+    family = get_family(description.family)
+    whole = [HeadMask.full(family.sites(description.config))]
+    dense = replace(description, kind="dense", masks=whole, merge=None, members=(), extra={})
+    return macs(dense, _Skeleton(family.build(description.config).state_dict()))
+
+
+class _Skeleton:
+    """The shapes of a model of a library that has no weights."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
+
+    def names(self) -> list[str]:
+        return sorted(self._infos)
+
+    def info(self, name: str) -> TensorInfo:
+        return self._infos[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        raise LookupError(f"{name} has a shape and no weights")
 
 
 def cost_of(description: Description, tensors: TensorSource) -> dict[str, int]:

@@ -99,10 +99,11 @@ def test_memory_of_prune_and_fuse(dtype: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    # One whole model held by prune would be 1.2 of its output, and a member beside the fused model 1.6 of fuse's.
+    # One whole model held by prune would be 1.2 of its output. The members share all heads, so fuse's output is as big
+    # as the whole model: a member beside the fused model would be 1.8 of it.
     assert found["prune random"] < 0.7, found
     assert found["prune magnitude"] < 0.7, found
-    assert found["fuse"] < 1.3, found
+    assert found["fuse"] < 1.45, found
 
 
 class Unreadable:

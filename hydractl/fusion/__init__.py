@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 def run(settings: FuseSettings, log: Log) -> Outcome:
     """Plan, write and check a fused model, or export one model as it is."""
     from hydractl.atomic import Output, check_outputs, file_path
-    from hydractl.cost import cost_of
+    from hydractl.cost import cost_of, dense_macs
     from hydractl.fusion.export import claimed, plan_exports, run_alone, stem_beside
     from hydractl.fusion.plan import plan_fusion
+    from hydractl.fusion.sharing import shared_parts
     from hydractl.models import ModelOptions, open_sources, resolve_device
 
     resolve_device(settings.device)
@@ -37,9 +38,14 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     document = _document(plan, sources, path)
     if targets:
         document["exports"] = [target.to_json() for target in targets]
+    dense = dense_macs(plan.description)
+    fused = cost_of(plan.description, plan.tensors)
+    document["shared"] = shared_parts(plan)
     document["cost"] = {
         "single": cost_of(sources[0].description, sources[0].tensors),
-        "fused": cost_of(plan.description, plan.tensors),
+        "fused": fused,
+        "dense_macs": dense,
+        "mac_ratio": fused["macs"] / dense,
     }
     if settings.dry_run:
         check_outputs([path, *(file for target in targets for file in target.files)], force=settings.force)

@@ -114,8 +114,10 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
         averages.names.clear()
     if plan.averaged:
         for member, source in enumerate(sources):
-            # Where averaging changed nothing, the member as it was is the one that has just been run.
-            before = alone[member] if same[member] else _run_alone(source, source.tensors, averages, asked)
+            if same[member]:
+                merge_effect.append(0.0)  # the member as it was is the one that has just been run
+                continue
+            before = _run_alone(source, source.tensors, averages, asked)
             merge_effect.append(float((together[member] - before).abs().max()))
     scale = max(1.0, float(together.abs().max()))
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)

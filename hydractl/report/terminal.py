@@ -95,6 +95,9 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         ("averaged", f"{merged} ({count_text(counts['averaged'])} parameters)"),
         ("per member", f"{count_text(counts['per_member'])} parameters"),
     ]
+    if "equal" in counts:
+        facts.insert(1, ("equal in all", f"{count_text(counts['equal'])} parameters"))
+    facts += _shared(document)
     check = document.get("self_check")
     if check:
         worst, moved = max(check["member_max_abs"]), max(check["merge_max_abs"])
@@ -105,6 +108,23 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))
     return Group(*parts, _costs(document["cost"]["single"], document["cost"]["fused"], ("first member", "fused")))
+
+
+def _shared(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What runs once for all members, why no more of it, and what the whole costs."""
+    rows = []
+    for tower in document.get("shared", []):
+        where = "" if tower["tower"] == "main" else f" ({tower['tower']} tower)"
+        once = ["the stem"] if tower["stem"] else []
+        once += [f"{tower['blocks_once']} of {tower['blocks']} blocks"] if tower["blocks_once"] else []
+        once += ["the attention behind them"] if tower["attention_once"] else []
+        rows.append((f"run once{where}", ", ".join(once) or "nothing"))
+        if tower["parts_at"]:
+            rows.append((f"parting at{where}", f"{tower['parts_at']}: {tower['differs']}"))
+            rows.append((f"to part later{where}", tower["hint"]))
+    if "mac_ratio" in document["cost"]:
+        rows.append(("mult-adds", f"{document['cost']['mac_ratio']:.2f} times the single model with all heads"))
+    return rows
 
 
 def _export(document: dict[str, Any], width: int) -> RenderableType:
