@@ -113,13 +113,14 @@ class _Skeleton:
         raise LookupError(f"{name} has a shape and no weights")
 
 
-def cost_of(description: Description, tensors: TensorSource) -> dict[str, int]:
+def cost_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> dict[str, int]:
     """The cost of one model.
 
     Returns:
         ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights.
     """
-    return {"params": parameters(tensors), "macs": macs(description, tensors), "bytes": weight_bytes(tensors)}
+    multiplied = macs(description, tensors, whole_last_block=whole_last_block)
+    return {"params": parameters(tensors), "macs": multiplied, "bytes": weight_bytes(tensors)}
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:

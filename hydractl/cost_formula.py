@@ -83,7 +83,7 @@ class Block:
         return attention + outputs + len(work.heads) * asking * self.mlp
 
 
-def work_of(description: Description, tensors: TensorSource) -> Work:
+def work_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> Work:
     """What hydractl runs of a model: leading blocks that are the same in all members once, the last for few tokens."""
     import torch
 
@@ -94,7 +94,7 @@ def work_of(description: Description, tensors: TensorSource) -> Work:
     model = HydraModel(description, ShapesOnly(tensors), torch.device("meta"))
     chain, masks, blocks = model.chain_of_samples, description.masks, []
     for index in chain.sites:
-        path, last = model.sites[index].path, index == chain.sites.stop - 1
+        path, last = model.sites[index].path, not whole_last_block and index == chain.sites.stop - 1
         counts = [len(mask.kept[path]) for mask in masks]
         if chain.start.once(index):
             blocks.append(BlockWork(counts[:1], last))

@@ -25,12 +25,13 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     """Evaluate every MODEL on the same data."""
     from hydractl.atomic import Output, check_outputs, file_path, write_json
     from hydractl.fusion.opening import find_models
+    from hydractl.machine import slow_format
     from hydractl.metrics.summary import CONVENTIONS, row_keys
-    from hydractl.models import ModelOptions, resolve_device
+    from hydractl.models import ModelOptions, resolve_device, resolve_dtype
     from hydractl.requirements import check, check_known
 
     requirements = settings.requirements()
-    resolve_device(settings.device)
+    device = resolve_device(settings.device)
     arguments = find_models(settings.model, ModelOptions.of(settings))
     names = [argument.name for argument in arguments]
     predictions = _prediction_paths(settings, names)
@@ -50,6 +51,9 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
         # Every output is claimed before anything is computed.
         output = None if path is None else stack.enter_context(Output(path, force=settings.force))
         claimed = {n: stack.enter_context(Output(p, force=settings.force)) for n, p in predictions.items()}
+        slow = slow_format(resolve_dtype(settings.dtype), device)
+        if slow is not None:
+            log.warn(slow)
         _report_cut(sets, arguments, log)
         rows, files = [], []
         for argument in arguments:
@@ -180,7 +184,10 @@ def _row(
     from hydractl.metrics.summary import diversity, group_averages, id_metrics, ood_metrics
     from hydractl.predictions import write_predictions
 
-    name, model = argument.name, argument.build(settings.device, settings.dtype)
+    name, model = (
+        argument.name,
+        argument.build(settings.device, settings.dtype, whole_last_block=settings.whole_last_block),
+    )
     score = OOD_SCORES[settings.ood_score]
     inside: np.ndarray | None = None
     inside_scores: Any = None

@@ -25,6 +25,7 @@ CONVENTIONS = {
     "latency_ms": "wall time of one call on one batch, with the device idle before and after; std with n - 1",
     "call": "the averaged prediction: log of the mean over members of their softmax; inputs are already on the device",
     "rounds": "each round runs every model once, in an order drawn anew; all models are loaded together",
+    "last block": "runs for the tokens that are read out only, but for stock (or all, with --whole-last-block)",
     "inputs": "random, the same for all models of one input shape",
     "throughput_per_s": "batch size over median latency",
     "ratio": "median over rounds of this model's time over the first model's in the same round",
@@ -106,7 +107,8 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
 
     device = resolve_device(settings.device)
     settings.check_device(device.type)
-    rows = contenders(find_models(settings.model, ModelOptions.of(settings)), settings.compare)
+    models = find_models(settings.model, ModelOptions.of(settings))
+    rows = contenders(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)

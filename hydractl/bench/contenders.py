@@ -26,10 +26,12 @@ class Contender:
             member of a fused model), ``members`` (all of them, one after another) or ``deep`` (full copies of the
             first MODEL, one after another).
         model: what runs, under the name of the row.
+        whole_last_block: as of :class:`hydractl.fusion.runtime.HydraModel`; ``stock`` always runs it whole.
     """
 
     kind: str
     model: ModelArgument
+    whole_last_block: bool = False
 
     @property
     def name(self) -> str:
@@ -39,7 +41,7 @@ class Contender:
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
         if self.kind != STOCK:
-            return self.model.build(device, dtype).with_classes()
+            return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
         from hydractl.bench.stock import build_stock
 
         return build_stock(self.model.sources[0], device, dtype)
@@ -53,8 +55,10 @@ class Contender:
         if self.kind == STOCK:
             cost = stock_cost(sources[0])
         else:
-            cost = total_cost(cost_of(source.description, source.tensors) for source in sources)
-        formula = [_formula(source, self.kind) for source in sources]
+            cost = total_cost(
+                cost_of(s.description, s.tensors, whole_last_block=self.whole_last_block) for s in sources
+            )
+        formula = [_formula(source, self.kind, self.whole_last_block) for source in sources]
         return {
             "kind": self.kind,
             "members": sum(len(source.description.masks) for source in sources),
@@ -67,17 +71,19 @@ class Contender:
         }
 
 
-def _formula(source: Source, kind: str) -> int | None:
+def _formula(source: Source, kind: str, whole: bool) -> int | None:
     from hydractl.cost_formula import every_member, macs_formula, work_of
 
     if kind == STOCK:
         work = every_member(source.description, [MemberTensors(source.tensors, 0)])
     else:
-        work = work_of(source.description, source.tensors)
+        work = work_of(source.description, source.tensors, whole_last_block=whole)
     return macs_formula(source.description, work)
 
 
-def contenders(models: Sequence[ModelArgument], compare: Sequence[str]) -> list[Contender]:
+def contenders(
+    models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False
+) -> list[Contender]:
     """The rows of a bench in order: each MODEL, and after it what is made of it.
 
     Raises:
@@ -111,7 +117,7 @@ def contenders(models: Sequence[ModelArgument], compare: Sequence[str]) -> list[
     if problems:
         message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
         raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
-    return found
+    return [replace(one, whole_last_block=whole_last_block) for one in found]
 
 
 def _beside_first(first: ModelArgument, whole: Source | None, copies: int, compare: Sequence[str]) -> list[Contender]:

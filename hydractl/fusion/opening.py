@@ -26,9 +26,9 @@ class ModelArgument:
     name: str
     sources: Sequence[Source]
 
-    def build(self, device: str = "cpu", dtype: str = "float32") -> Runnable:
+    def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
         """Read the weights and build the module that runs."""
-        models = [build_model(source, device, dtype) for source in self.sources]
+        models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
         return models[0] if len(models) == 1 else SequentialEnsemble(models)
 
     @property

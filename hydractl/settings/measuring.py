@@ -11,7 +11,19 @@ from hydractl.settings.option import option
 from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
 
 _OF_MEASURING = (
-    *("model", "output", "batch_size", "dtype", "compare", "compile", "compile_mode", "rounds", "warmup", "threads"),
+    *(
+        "model",
+        "output",
+        "batch_size",
+        "dtype",
+        "compare",
+        "whole_last_block",
+        "compile",
+        "compile_mode",
+        "rounds",
+        "warmup",
+        "threads",
+    ),
     *("device", "seed", "arch", "labels", "prompt", "max_length"),
 )
 
@@ -34,6 +46,11 @@ class EvalSettings(Batched):
         "msp",
         help="The score that tells the data sets apart",
         choices=("msp", "entropy", "energy", "maxlogit", "mi", "variance"),
+        group="Evaluation",
+    )
+    whole_last_block: bool = option(
+        False,
+        help="Run the last block for all tokens, not only for those that are read out",
         group="Evaluation",
     )
     label_map: str | None = option(
@@ -109,6 +126,11 @@ class BenchSettings(Common):
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,
+        group="Measuring",
+    )
+    whole_last_block: bool = option(
+        False,
+        help="Run the last block for all tokens, not only for those that are read out",
         group="Measuring",
     )
     compile: bool = option(

@@ -187,3 +187,12 @@ def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
     deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")
     places = [parameter.data_ptr() for parameter in deep.parameters() if parameter.numel()]
     assert len(places) == len(set(places)) and deep.members == 3
+
+
+@pytest.mark.usefixtures("files")
+def test_the_last_block_for_all_tokens() -> None:
+    """Then the single model does the same work as the library's own."""
+    few = measure("base.st", "h=hydra.st", compare=["stock"])["results"]
+    all_tokens = measure("base.st", "h=hydra.st", compare=["stock"], whole_last_block=True)["results"]
+    assert few[0]["macs"] < few[1]["macs"] == all_tokens[0]["macs"] == all_tokens[1]["macs"]
+    assert few[2]["macs"] < all_tokens[2]["macs"] == all_tokens[2]["macs_formula"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -191,3 +192,17 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
     with pytest.raises(InputError) as caught:
         open_source(str(tmp_path / "bad.st"))
     assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.value.problems
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@torch.no_grad()
+def test_all_of_it_is_one_graph(variant: str) -> None:
+    members, expected = of_one_checkpoint(variant, SECOND)
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    fused.member_logits(inputs(variant))  # the features of the classes of a CLIP are part of no graph
+    fused.compile(backend="eager")
+    assert isinstance(fused.member_logits, types.FunctionType), "compiled in place"
+    for member, reference in zip(fused.member_logits(inputs(variant)), expected, strict=True):
+        close(member, reference)
+    assert torch.allclose(fused(inputs(variant)).exp(), torch.stack(expected).softmax(-1).mean(0), atol=1e-6)
