@@ -16,7 +16,10 @@ THREADS = "1"
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
 _FOUND = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("HYDRACTL_")}
-REAL_DATA = _FOUND.get("HYDRACTL_DATA")
+# Under a name of its own, for the processes among which the tests are divided: they start from this environment.
+REAL_DATA = os.environ.get("TESTS_REAL_DATA") or _FOUND.get("HYDRACTL_DATA")
+if REAL_DATA is not None:
+    os.environ["TESTS_REAL_DATA"] = REAL_DATA
 
 # No test may ask a hub for a model.
 os.environ["HF_HUB_OFFLINE"] = "1"

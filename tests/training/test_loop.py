@@ -95,7 +95,13 @@ def test_training_equals_a_plain_loop_on_the_stock_model(optimizer: str, schedul
     plain_loop(reference, s, 5, [1e-2 * f for f in (0.5, 1.0, *after)])
     trained = model.stock_tensors()
     for name, tensor in reference.state_dict().items():
-        assert torch.allclose(trained[name], tensor, rtol=1e-4, atol=1e-5), name
+        pairs = [(trained[name], tensor)]
+        if name.endswith("qkv.bias"):
+            # The bias of the keys changes nothing (softmax does not see what all keys have in common), so its gradient
+            # is rounding, which AdamW scales up.
+            queries, _, values = zip(trained[name].chunk(3), tensor.chunk(3), strict=True)
+            pairs = [queries, values]
+        assert all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5) for ours, theirs in pairs), name
 
 
 def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:
