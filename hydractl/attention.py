@@ -291,8 +291,8 @@ _TRIED = 32
 
 
 def _breaks(order: Sequence[frozenset[int]]) -> int:
-    """How many runs the members have together, less one each."""
-    return sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
+    """How many runs the members have together."""
+    return len(order[0]) + sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
 
 
 @dataclass
@@ -311,7 +311,8 @@ class Cut:
     """A block that runs for some tokens only: they ask, all tokens answer.
 
     Attributes:
-        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``; ``[B, T, d_model]`` for a pool.
+        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``; ``[B, T, d_model]`` for a pool, and of
+            the member whose turn it is.
         positions: which tokens ask, ``[B, q]``.
     """
 
@@ -342,7 +343,8 @@ class HeadAttention(nn.Module):
             then attend to it once, and each member projects its own of them.
         turn: whose activations come.
         head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
-            as a zeroed column block of the output projection. Used by the gate criterion.
+            as a zeroed column block of the output projection. Heads are in the order of the runs of each
+            member. Used by the gate criterion.
         observer: None, or a function that is given the joined heads of member 0, ``[B, T, heads * head_dim]`` (none
             where it has no heads), each time they are computed.
         given: None, or what :meth:`forward` answers in the place of attending, ``[M * B, T, d_model]``.

@@ -8,7 +8,7 @@ One block with h heads of width dk, d-wide tokens of which q ask and T answer:
     MLP               q times the elements of its matrices: 2 q d d_ff, or 3 q d d_ff for a gated one
 
 summed over blocks and over the members that run them; where the heads of all members attend together, each member runs
-only O and its MLP. Stem and readout are linear layers and convolutions: the elements
+only O, its gates and its MLP. Stem and readout are linear layers and convolutions: the elements
 of the weight times the tokens it is applied to. Nothing here runs attention or an MLP.
 """
 
@@ -77,9 +77,9 @@ class Block:
     def macs(self, work: BlockWork, asking: int, tokens: int) -> int:
         """Multiply-adds of all runs for one sample."""
         attending = sum(work.heads) if work.pool is None else work.pool
-        queries = (2 if self.gated else 1) * asking * self.d_model + 2 * tokens * self.d_model
+        queries = asking * self.d_model + 2 * tokens * self.d_model
         attention = attending * self.head_dim * (queries + 2 * asking * tokens)
-        outputs = sum(work.heads) * self.head_dim * asking * self.d_model
+        outputs = (2 if self.gated else 1) * sum(work.heads) * self.head_dim * asking * self.d_model
         return attention + outputs + len(work.heads) * asking * self.mlp
 
 

@@ -23,7 +23,7 @@ from hydractl.checkpoint import (
 from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import MODULES, classes_of, get_family
-from hydractl.families.base import LoadedModel, ModelFamily
+from hydractl.families.base import LoadedModel, ModelFamily, attention_names
 from hydractl.fusion.stored import held_mask, sites_stored_once
 from hydractl.heads import HeadMask, Site
 from hydractl.members import MemberTensors
@@ -384,13 +384,15 @@ def _check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, desc
                 problems.append(f"tensor {tensor_name!r} is {list(found.shape)}, expected {list(shapes[tensor_name])}")
             if not torch_dtype(found).is_floating_point:
                 problems.append(f"tensor {tensor_name!r} is {found.dtype}, expected a floating point number")
-    problems += _misplaced(tensors, description)
+    problems += _misplaced(tensors, description, family, sites)
     if problems:
         raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
 
 
-def _misplaced(tensors: TensorSource, description: Description) -> list[str]:
-    """Names that no member would read, and tensors that some members own and others share."""
+def _misplaced(
+    tensors: TensorSource, description: Description, family: ModelFamily, sites: Sequence[Site]
+) -> list[str]:
+    """Names that no member would read, and what some members own and others share: tensors, or parts of a site."""
     if description.kind != "fused":
         return [f"unexpected tensor {n!r}" for n in tensors.names() if n.startswith("members.")][:10]
     views = [MemberTensors(tensors, m) for m in range(len(description.masks))]
@@ -398,7 +400,14 @@ def _misplaced(tensors: TensorSource, description: Description) -> list[str]:
     unread = [f"unexpected tensor {n!r}" for n in tensors.names() if n not in read]
     owned = {n for view in views for n, stored in view.stored.items() if n != stored}
     shared = {n for view in views for n, stored in view.stored.items() if n == stored}
-    return unread[:10] + [f"tensor {n!r} belongs to all members and to one" for n in sorted(owned & shared)[:10]]
+    once = sites_stored_once(tensors, family, sites)
+    mixed = [
+        f"the attention of {site.path} belongs partly to all members and partly to one"
+        for site in sites
+        if site.path in once and attention_names(family, owned, sites, site)
+    ]
+    both = [f"tensor {n!r} belongs to all members and to one" for n in sorted(owned & shared)]
+    return unread[:10] + mixed[:10] + both[:10]
 
 
 def _expected_shapes(

@@ -29,11 +29,12 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     sources = open_sources(settings.model, ModelOptions.of(settings))
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
+    path = file_path(settings.output) if settings.output else default_name(settings.merge)
+    stem = stem_beside(path, settings.export)
+    check_outputs([path], force=settings.force)  # before any weight is read
     plan = plan_fusion(sources, settings.merge)
     for warning in plan.warnings:
         log.warn(warning)
-    path = file_path(settings.output) if settings.output else default_name(settings.merge)
-    stem = stem_beside(path, settings.export)
     targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
     document = _document(plan, sources, path)
     if targets:

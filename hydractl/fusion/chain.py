@@ -12,8 +12,8 @@ from torch import Tensor
 from hydractl.attention import Cut, HeadAttention, Turn, apart
 from hydractl.families.base import Stages, State
 
-_IN_CACHE = 1 << 20
-"""Elements of activations up to which members run side by side on a CPU."""
+_FEW_ROWS = 512
+"""Tokens of a batch up to which members run side by side on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Chain:
         whole_last_block: run the last block for all tokens, also for those that nothing is read from. Off: only for
             the tokens that are read, which gives the same output with less work. In training it always runs whole, as
             the library's own.
-        side_by_side: whether members run in the same operations, or else one after another in every block; the
-            results are the same. None: as is faster.
+        side_by_side: whether members run in the same operations, or else one after another through all blocks behind
+            the common ones; the results are the same. None: as is faster.
     """
 
     def __init__(self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start, turn: Turn) -> None:
@@ -112,8 +112,8 @@ class Chain:
         while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
             state, site = self._block_for_rest(site, state), site + 1
         common = self.start.shared_stem and site - self.sites.start == self.start.blocks
-        size = state.hidden.numel() * (self.members if common else 1)
-        if self.members == 1 or site == self.sites.stop or self._side_by_side(state.hidden.device, size):
+        rows = state.hidden.shape[0] * state.hidden.shape[1] // (1 if common else self.members)
+        if self.members == 1 or site == self.sites.stop or self._side_by_side(state.hidden.device, rows):
             for index in range(site, self.sites.stop):
                 state = self._block_for_rest(index, state)
             return self.readout(state)
@@ -129,12 +129,15 @@ class Chain:
             self._turn.member = None
         return torch.stack(outputs)
 
-    def _side_by_side(self, device: torch.device, size: int) -> bool:
-        """Whether members run in the same operations, with activations of so many elements."""
+    def _side_by_side(self, device: torch.device, rows: int) -> bool:
+        """Whether members run in the same operations, with so many tokens of each."""
+        if any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions):
+            return True  # both are about all members at once
         if self.side_by_side is not None:
             return self.side_by_side
-        # Larger activations than a processor's caches hold would have to be read from memory in every operation.
-        return device.type != "cpu" or torch.compiler.is_compiling() or size <= _IN_CACHE
+        # With few rows a matrix product waits for its weights, which all members then use together; with many, for
+        # activations, of which one member's fit into a processor's caches better than those of all.
+        return device.type != "cpu" or torch.compiler.is_compiling() or rows <= _FEW_ROWS
 
     def _block_for_rest(self, site: int, state: State) -> State:
         """As :meth:`block`, the last one for the tokens that are read out."""

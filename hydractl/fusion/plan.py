@@ -50,8 +50,8 @@ class FusionPlan:
     def elements(self, names: Sequence[str]) -> int:
         """Number of stored elements of these stock names in the fused file."""
         wanted = set(names)
-        stored = {n: n for n in self.tensors.names()}
-        return sum(self.tensors.info(n).numel for n in stored if self.tensors.stock_name(n) in wanted)
+        names = self.tensors.names()
+        return sum(self.tensors.info(n).numel for n in names if self.tensors.stock_name(n) in wanted)
 
 
 class FusedTensors:

@@ -71,7 +71,9 @@ class PromptedClasses:
     def _in_motion(self) -> bool:
         """Whether training, gates or gradients make the features those of this call only."""
         model = self._model
-        if model.training or any(model.attentions[i].head_gate is not None for i in model.chain_of_labels.sites):
+        gated = any(model.attentions[i].head_gate is not None for i in model.chain_of_labels.sites)
+        # Of what the views of a model share: the model itself may be another view of them.
+        if gated or model.networks.training:
             return True
         if not torch.is_grad_enabled():
             return False

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +60,10 @@ class HydraModel(nn.Module):
         self.attentions, self.chains = made.attentions, made.chains
         self._is_attention = made.is_attention
         self.prompted: PromptedClasses | None = None
+        # Of this model and of every zero-shot view of it: they share weights.
+        self._asked: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
+        # A call tells its blocks which tokens and members it is about, so another thread has to wait.
+        self._running = threading.RLock()
         if description.labels and self.classes is None:
             self._ask(description.labels, description.prompt or [DEFAULT_PROMPT])
         self.to(device)  # what the library built beside parameters: buffers
@@ -80,7 +86,8 @@ class HydraModel(nn.Module):
         """
         view = copy.copy(self)
         if vars(view).pop("member_logits", None) is not None:
-            view.compile()
+            args, options = self._compiled
+            view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._ask(labels, [prompt] if isinstance(prompt, str) else prompt or known or [DEFAULT_PROMPT])
         return view
@@ -91,6 +98,7 @@ class HydraModel(nn.Module):
 
     def _ask(self, labels: Sequence[str], templates: Sequence[str]) -> None:
         self.prompted = PromptedClasses(self, labels, templates)
+        self._asked.add(self.prompted)
         self.labels = list(labels)
 
     @property
@@ -131,8 +139,8 @@ class HydraModel(nn.Module):
         return super()._apply(fn, recurse)
 
     def _weights_change(self) -> None:
-        if self.prompted is not None:
-            self.prompted.forget()
+        for prompted in list(self._asked):
+            prompted.forget()
 
     @property
     def whole_last_block(self) -> bool:
@@ -151,7 +159,10 @@ class HydraModel(nn.Module):
 
     @property
     def side_by_side(self) -> bool | None:
-        """Whether members run in the same operations, or one after another in each block; None: as is faster."""
+        """Whether members run in the same operations, or one after another behind the blocks they have in common.
+
+        The results are the same. None: as is faster.
+        """
         return self.chains[0].side_by_side
 
     @side_by_side.setter
@@ -182,7 +193,17 @@ class HydraModel(nn.Module):
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``."""
+        if torch.compiler.is_compiling():
+            return self._member_logits(inputs)
+        with self._running:
+            return self._member_logits(inputs)
+
+    def _member_logits(self, inputs: Any) -> Tensor:
         return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HydraModel:
+        """Refused: the blocks of a copy would be those of the original."""
+        raise TypeError("a HydraModel cannot be copied; build it again from its checkpoint")
 
     def forward(self, inputs: Any) -> Tensor:
         """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
@@ -195,6 +216,7 @@ class HydraModel(nn.Module):
             args, options: those of :func:`torch.compile`.
         """
         vars(self).pop("member_logits", None)
+        self._compiled = (args, options)
         self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:

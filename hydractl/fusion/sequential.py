@@ -71,6 +71,16 @@ class SequentialEnsemble(nn.Module):
         for model in self.models:
             model.whole_last_block = whole  # type: ignore[assignment]
 
+    @property
+    def side_by_side(self) -> bool | None:
+        """As of :class:`HydraModel`."""
+        return self._first.side_by_side
+
+    @side_by_side.setter
+    def side_by_side(self, together: bool | None) -> None:
+        for model in self.models:
+            model.side_by_side = together  # type: ignore[assignment]
+
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``, M counted over all models."""
         return torch.cat([model.member_logits(inputs) for model in self.models])  # type: ignore[operator]

@@ -23,6 +23,7 @@ def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
     import torch
 
     from hydractl.cost import ShapesOnly
+    from hydractl.families.base import MERGEABLE
     from hydractl.fusion.runtime import HydraModel
 
     model = HydraModel(plan.description, ShapesOnly(plan.tensors), torch.device("meta"))
@@ -33,8 +34,11 @@ def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
         part, differs, hint = None, None, None
         if not start.shared_stem:
             part = "stem"
-            differs = _tensors([name for name in plan.own if name.startswith(stages.stem_prefixes)])
-            hint = "average it (--merge embed), or do not train it (finetune --train-last N)"
+            own = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
+            parts = sorted({model.family.part(name, model.sites) for name in own} & set(MERGEABLE))
+            differs = _tensors(own)
+            hint = "do not train it (finetune --train-last N)"
+            hint = f"average it (--merge {','.join(parts)}), or {hint}" if parts else hint
         elif start.blocks < count:
             part = chain.block_paths[start.blocks]
             own = [name for name in plan.own if name.startswith(f"{part}.")]

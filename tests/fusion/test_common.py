@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import types
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from hydractl.attention import neighbours, runs_of
 from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import InputError
 from hydractl.fusion.plan import plan_fusion
@@ -206,3 +209,52 @@ def test_all_of_it_is_one_graph(variant: str) -> None:
     for member, reference in zip(fused.member_logits(inputs(variant)), expected, strict=True):
         close(member, reference)
     assert torch.allclose(fused(inputs(variant)).exp(), torch.stack(expected).softmax(-1).mean(0), atol=1e-6)
+
+
+def test_a_site_that_is_stored_partly_once_is_refused(tmp_path: Path) -> None:
+    members, _ = of_one_checkpoint("class-token", NEVER)
+    plan = plan_fusion(members)
+    tensors = {n: plan.tensors.read(n) for n in plan.tensors.names()}
+    weight = tensors.pop("blocks.0.attn.proj.weight")
+    tensors |= {f"members.{m}.blocks.0.attn.proj.weight": weight + m for m in range(3)}
+    with open(tmp_path / "bad.st", "wb") as handle:
+        write_tensors(handle, DictTensors(tensors), plan.description.to_json())
+    with pytest.raises(InputError) as caught:
+        open_source(str(tmp_path / "bad.st"))
+    assert list(caught.value.problems) == [
+        "the attention of blocks.0.attn belongs partly to all members and partly to one"
+    ]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_threads_do_not_mix_their_calls(together: bool) -> None:
+    members, _ = of_one_checkpoint("class-token", AT_ONCE)
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    fused.side_by_side = together
+    shape = (4, *inputs("class-token").shape[1:])
+    batches = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    with torch.no_grad():
+        expected = [fused.member_logits(batch) for batch in batches]
+
+    def call(number: int) -> bool:
+        with torch.no_grad():
+            return torch.equal(fused.member_logits(batches[number % 6]), expected[number % 6])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(call, range(300)))
+
+
+def test_a_copy_would_run_the_blocks_of_the_original() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    with pytest.raises(TypeError, match=r"^a HydraModel cannot be copied; build it again from its checkpoint$"):
+        copy.deepcopy(build_model(source))
+
+
+def test_heads_of_a_member_lie_in_few_runs() -> None:
+    """Of three members that each lack another third, two are one run and one is two: no order does better."""
+    kept = [[h for h in range(12) if h % 3 != m] for m in range(3)]
+    order = neighbours(kept)
+    assert sorted(order) == list(range(12))
+    assert sum(len(runs_of([order.index(h) for h in heads])) for heads in kept) == 4
+    assert neighbours([[0, 1, 2], [0, 1, 2]]) == [0, 1, 2] and neighbours([[], []]) == []
