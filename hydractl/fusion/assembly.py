@@ -58,9 +58,10 @@ class Assembly:
             for index in start.sites:
                 self._install(self._sites[index], start, index)
         self._own_blocks()
+        merged = not any(family.part(name, self._sites) == "mlp" for name in self._own)
         of_members = [family.stages(network) for network in self.networks]
         self.chains = [
-            Chain(stages, self.attentions[start.sites.start : start.sites.stop], start, self._turn)
+            Chain(stages, self.attentions[start.sites.start : start.sites.stop], start, self._turn, merged)
             for stages, start in zip(zip(*of_members, strict=True), starts, strict=True)
         ]
         for network in self.networks[1:]:

@@ -13,7 +13,7 @@ from hydractl.attention import Cut, HeadAttention, Turn, apart
 from hydractl.families.base import Stages, State
 
 _FEW_ROWS = 512
-"""Tokens of a batch up to which members run side by side on a CPU."""
+"""Tokens of a batch up to which members run side by side on a CPU, half as many where each has weights of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Chain:
         attentions: those of its blocks.
         start: how far the members are the same.
         turn: tells the modules of its blocks whose activations they are given.
+        merged: whether members have one MLP in each block.
 
     Attributes:
         tower: as in :class:`hydractl.heads.Site`.
@@ -65,14 +66,16 @@ class Chain:
             the common ones; the results are the same. None: as is faster.
     """
 
-    def __init__(self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start, turn: Turn) -> None:
+    def __init__(
+        self, stages: Sequence[Stages], attentions: Sequence[HeadAttention], start: Start, turn: Turn, merged: bool
+    ) -> None:
         self.tower = stages[0].tower
         self.of_labels = stages[0].of_labels
         self.start, self.sites = start, start.sites
         self.attentions = list(attentions)
         self.whole_last_block = False
         self.side_by_side: bool | None = None
-        self._turn = turn
+        self._turn, self._merged = turn, merged
         self._stages = list(stages)
 
     @property
@@ -137,7 +140,8 @@ class Chain:
             return self.side_by_side
         # With few rows a matrix product waits for its weights, which all members then use together; with many, for
         # activations, of which one member's fit into a processor's caches better than those of all.
-        return device.type != "cpu" or torch.compiler.is_compiling() or rows <= _FEW_ROWS
+        few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
+        return device.type != "cpu" or torch.compiler.is_compiling() or rows <= few
 
     def _block_for_rest(self, site: int, state: State) -> State:
         """As :meth:`block`, the last one for the tokens that are read out."""
