@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hydractl.description import Description
     from hydractl.families.base import ModelFamily, Stages
     from hydractl.heads import Site
-    from hydractl.members import MemberTensors
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,14 @@ def work_of(description: Description, tensors: TensorSource, *, whole_last_block
     return Work(1 if chain.start.shared_stem else len(masks), blocks, len(masks))
 
 
-def every_member(description: Description, views: Sequence[MemberTensors]) -> Work:
-    """Every block runs for every member and all tokens; the stem once where all members share its weights."""
+def stock_work(description: Description) -> Work:
+    """What the library itself runs of a single model: every block once, for all tokens."""
     from hydractl.families import get_family
 
-    family = get_family(description.family)
+    family, mask = get_family(description.family), description.mask
     stages = _of_samples(family.stages(family.build(description.config)))
-    shared = all(stored == n for v in views for n, stored in v.stored.items() if n.startswith(stages.stem_prefixes))
     sites = [site for site in family.sites(description.config) if site.tower == stages.tower]
-    blocks = [BlockWork([len(mask.kept[site.path]) for mask in description.masks]) for site in sites]
-    return Work(1 if shared else len(views), blocks, len(views))
+    return Work(1, [BlockWork([len(mask.kept[site.path])]) for site in sites], 1)
 
 
 def macs_formula(description: Description, work: Work) -> int | None:

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hydractl.cost import macs
-from hydractl.cost_formula import Block, BlockWork, Work, every_member, macs_formula, work_of
+from hydractl.cost_formula import Block, BlockWork, Work, macs_formula, stock_work, work_of
 from hydractl.fusion.plan import plan_fusion
-from hydractl.members import MemberTensors
 from hydractl.models import ModelOptions, Source, open_source
 from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
 
@@ -72,7 +71,6 @@ def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str], see
         # A readout that attends over all tokens is beyond the formula, which then says so.
         found = macs_formula(one.description, work_of(one.description, one.tensors))
         assert found == (None if variant == "map-pooling" else macs(one.description, one.tensors))
-    views = [MemberTensors(sources[0].tensors, 0)]
-    whole = macs_formula(sources[0].description, every_member(sources[0].description, views))
+    whole = macs_formula(sources[0].description, stock_work(sources[0].description))
     if variant != "map-pooling":
         assert whole == macs(sources[0].description, sources[0].tensors, whole_last_block=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import UsageError
 from hydractl.fusion.opening import ModelArgument
 from hydractl.fusion.stored import member_source
-from hydractl.members import MemberTensors
 
 if TYPE_CHECKING:
     from hydractl.models import Source
@@ -72,10 +71,10 @@ class Contender:
 
 
 def _formula(source: Source, kind: str, whole: bool) -> int | None:
-    from hydractl.cost_formula import every_member, macs_formula, work_of
+    from hydractl.cost_formula import macs_formula, stock_work, work_of
 
     if kind == STOCK:
-        work = every_member(source.description, [MemberTensors(source.tensors, 0)])
+        work = stock_work(source.description)
     else:
         work = work_of(source.description, source.tensors, whole_last_block=whole)
     return macs_formula(source.description, work)
