@@ -27,9 +27,10 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     from hydractl.checkpoint import DictTensors, write_tensors
     from hydractl.cost import cost_of
     from hydractl.data.text_cut import report_cut
-    from hydractl.models import ModelOptions, build_model, check_finite, open_sources
+    from hydractl.models import ModelOptions, build_model, open_sources
     from hydractl.provenance import provenance
     from hydractl.training.loop import train
+    from hydractl.weights import check_finite
 
     opened = open_sources(settings.model, ModelOptions.of(settings))
     source = only_one(opened, "finetune")

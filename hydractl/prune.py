@@ -192,8 +192,8 @@ def _from_circuit(
 def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
     from hydractl.atomic import json_bytes, write_json, write_with
     from hydractl.checkpoint import write_tensors
-    from hydractl.models import check_finite
     from hydractl.provenance import provenance
+    from hydractl.weights import check_finite
 
     check_finite(source.name, source.tensors)
     mask, details = choose(source, settings, log)

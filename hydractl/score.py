@@ -63,9 +63,10 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
         NonFiniteError: when a score is not finite.
     """
     from hydractl.criteria import Decider
-    from hydractl.models import build_model, check_finite, resolve_device, resolve_dtype
+    from hydractl.models import build_model, resolve_device, resolve_dtype
     from hydractl.provenance import provenance
     from hydractl.slicing import StoredHeads
+    from hydractl.weights import check_finite
 
     criterion = criterion_of(source, settings)
     paths = [site.path for site in sites_of(source, settings.tower)]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorInfo, TensorSource, read_piece, tensor_info, torch_dtype
 from hydractl.description import Description
 from hydractl.families.base import ModelFamily, attention_names
 from hydractl.heads import HeadMask, Site
+from hydractl.projections import HeadWeights
 
 Edit = Callable[[Site, HeadWeights], HeadWeights]
 

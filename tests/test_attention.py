@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention, HeadBank, HeadWeights, MemberProjections, PerMember
+from hydractl.attention import HeadAttention, PerMember
+from hydractl.projections import HeadBank, HeadWeights, MemberProjections
 
 declare_operators()
 

@@ -25,9 +25,10 @@ from hydractl.families import get_family
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.runtime import HydraModel
 from hydractl.heads import HeadMask
-from hydractl.models import Source, check_finite, open_source
+from hydractl.models import Source, open_source
 from hydractl.prune import pruned
 from hydractl.slicing import StoredHeads
+from hydractl.weights import check_finite
 from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"

@@ -30,14 +30,14 @@ LAYERS = (
         "models and data",
         [
             *["fusion.runtime", "fusion.assembly", "fusion.chain", "fusion.prompted", "fusion.stored"],
-            *["models", "families", "slicing", "data"],
+            *["models", "weights", "families", "slicing", "data"],
         ],
     ),
     (
         "files and heads",
         [
             *["checkpoint", "description", "members", "provenance", "machine", "_torchvision"],
-            *["heads", "overlap", "attention", "atomic", "processes"],
+            *["heads", "overlap", "projections", "attention", "atomic", "processes"],
         ],
     ),
     ("ground", ["settings", "requirements", "outcome", "errors", "log"]),

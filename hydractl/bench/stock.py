@@ -15,7 +15,8 @@ from hydractl.description import DEFAULT_PROMPT
 from hydractl.fusion.prompted import STAND_INS
 from hydractl.fusion.runtime import move, pooled_log_probs
 from hydractl.heads import HeadMask
-from hydractl.models import Source, check_finite, resolve_device, resolve_dtype
+from hydractl.models import Source, resolve_device, resolve_dtype
+from hydractl.weights import check_finite
 
 
 class StockModel(nn.Module):

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention, HeadBank, MemberProjections
+from hydractl.attention import HeadAttention
 from hydractl.families.base import State
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.runtime import HydraModel
+from hydractl.projections import HeadBank, MemberProjections
 
 Candidate = tuple[int, int]
 """(index of the site, position of the head among those present in the model)."""

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorSource
 from hydractl.errors import InputError, UsageError
 from hydractl.heads import Site, parse_json
+from hydractl.projections import HeadWeights
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""

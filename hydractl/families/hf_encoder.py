@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadWeights
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf_architectures import (
@@ -28,6 +27,7 @@ from hydractl.families.hf_folder import WEIGHTS, download, open_folder
 from hydractl.families.hf_images import image_collate, random_pixels, write_processor
 from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
 from hydractl.heads import Site, shown
+from hydractl.projections import HeadWeights
 
 declare_operators()
 

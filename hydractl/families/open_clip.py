@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadWeights
 from hydractl.errors import UsageError
 from hydractl.families.base import LoadedModel, ModelFamily, Stages
 from hydractl.families.open_clip_folder import CONFIG, WEIGHTS, download, open_folder, random_model
@@ -27,6 +26,7 @@ from hydractl.families.open_clip_inputs import (
 )
 from hydractl.families.open_clip_models import blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.heads import Site
+from hydractl.projections import HeadWeights
 
 declare_operators()
 

@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadWeights
 from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_line, first_tokens, read_config
 from hydractl.heads import Site, shown
+from hydractl.projections import HeadWeights
 
 declare_operators()
 

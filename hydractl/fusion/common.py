@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hydractl.attention import PER_HEAD, HeadWeights
 from hydractl.checkpoint import TensorInfo, tensor_info
 from hydractl.families.base import attention_names
 from hydractl.heads import Site
 from hydractl.models import Source
+from hydractl.projections import PER_HEAD, HeadWeights
 from hydractl.slicing import meta_tensor
 
 Owners = Sequence[tuple[int, int]]

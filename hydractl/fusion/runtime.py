@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadWeights
 from hydractl.checkpoint import TensorSource
 from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, UsageError
@@ -24,6 +23,7 @@ from hydractl.families import get_family
 from hydractl.fusion.assembly import Assembly
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.prompted import STAND_INS, PromptedClasses
+from hydractl.projections import HeadWeights
 
 
 class HydraModel(nn.Module):

@@ -16,7 +16,8 @@ from hydractl.fusion.narrow import compute_in_float32, storage_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.fusion.runtime import HydraModel, move, pooled_log_probs
 from hydractl.log import Log
-from hydractl.models import Source, check_finite, resolve_device
+from hydractl.models import Source, resolve_device
+from hydractl.weights import check_finite
 
 if TYPE_CHECKING:
     from hydractl.settings import FuseSettings

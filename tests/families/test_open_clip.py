@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention, HeadBank, MemberProjections
+from hydractl.attention import HeadAttention
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.heads import Site
+from hydractl.projections import HeadBank, MemberProjections
 from tests.pico import close
 from tests.pico_clip import (
     CLIP,
