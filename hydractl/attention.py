@@ -85,6 +85,8 @@ class HeadAttention(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)
         self.pooled = pooled
+        if pooled:
+            self._all_heads = MemberProjections(self.projections[0].bank)
         self.turn = turn or Turn()
         self.scale = scale
         self.attention_dropout = attention_dropout
@@ -147,8 +149,7 @@ class HeadAttention(nn.Module):
             attn_mask = self.cut.mask(attn_mask)
         each: list[Tensor | None]
         if self.pooled:
-            bank = MemberProjections(members[0].bank)  # all of its heads
-            (pool,) = self._attend([bank], parts, memories, attn_mask, is_causal)
+            (pool,) = self._attend([self._all_heads], parts, memories, attn_mask, is_causal)
             each = [m.take(pool) if m.heads and pool is not None else None for m in members]
         else:
             each = self._attend(members, parts, memories, attn_mask, is_causal)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import DTYPES, Batched, Common
+from hydractl.settings.common import DTYPES, RUNNING, Batched, Common
 from hydractl.settings.option import option
 from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
 
@@ -29,7 +29,16 @@ _OF_MEASURING = (
 
 
 @dataclass(kw_only=True)
-class EvalSettings(Batched):
+class LastBlock(Common):
+    """What both verbs say of how a model runs."""
+
+    whole_last_block: bool = option(
+        False, help="Run the last block for all tokens, not only for those that are read out", group=RUNNING
+    )
+
+
+@dataclass(kw_only=True)
+class EvalSettings(LastBlock, Batched):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
@@ -46,11 +55,6 @@ class EvalSettings(Batched):
         "msp",
         help="The score that tells the data sets apart",
         choices=("msp", "entropy", "energy", "maxlogit", "mi", "variance"),
-        group="Evaluation",
-    )
-    whole_last_block: bool = option(
-        False,
-        help="Run the last block for all tokens, not only for those that are read out",
         group="Evaluation",
     )
     label_map: str | None = option(
@@ -96,7 +100,7 @@ class EvalSettings(Batched):
 
 
 @dataclass(kw_only=True)
-class BenchSettings(Common):
+class BenchSettings(LastBlock):
     """Options of ``bench``."""
 
     verb: ClassVar[str] = "bench"
@@ -126,11 +130,6 @@ class BenchSettings(Common):
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,
-        group="Measuring",
-    )
-    whole_last_block: bool = option(
-        False,
-        help="Run the last block for all tokens, not only for those that are read out",
         group="Measuring",
     )
     compile: bool = option(
