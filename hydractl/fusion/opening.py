@@ -69,15 +69,3 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
     return found
-
-
-def open_model(
-    text: str, options: ModelOptions | None = None, device: str = "cpu", dtype: str = "float32"
-) -> tuple[str, list[Source], Runnable]:
-    """Find and build one MODEL.
-
-    Returns:
-        Its name, its sources, and the module: a :class:`HydraModel`, or a :class:`SequentialEnsemble` of several.
-    """
-    (model,) = find_models([text], options)
-    return model.name, list(model.sources), model.build(device, dtype)

@@ -10,7 +10,7 @@ import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import InputError, UsageError
-from hydractl.fusion.opening import find_models, open_model
+from hydractl.fusion.opening import find_models
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.runtime import HydraModel
 from hydractl.fusion.sequential import SequentialEnsemble, check_agreement
@@ -116,11 +116,11 @@ def test_what_is_wrong_with_every_model_is_said(tmp_path: Path) -> None:
     assert [problem.rpartition("/")[2] for problem in caught.value.problems] == ["a.st", "b.st", "c.st"]
 
 
-def test_open_model_gives_name_sources_and_module(tmp_path: Path) -> None:
+def test_an_argument_builds_one_model_or_an_ensemble(tmp_path: Path) -> None:
     files = [write(source, tmp_path / f"{source.name}.st") for source in sources(2)]
-    name, found, single = open_model(files[0])
-    assert name == "m0" and len(found) == 1 and isinstance(single, HydraModel)
-    name, found, ensemble = open_model(f"e={'+'.join(files)}", dtype="float64")
-    assert name == "e" and [source.name for source in found] == ["m0", "m1"]
+    alone, both = find_models([files[0], f"e={'+'.join(files)}"])
+    assert alone.name == "m0" and isinstance(alone.build(), HydraModel)
+    assert both.name == "e" and [source.name for source in both.sources] == ["m0", "m1"]
+    ensemble = both.build(dtype="float64")
     assert isinstance(ensemble, SequentialEnsemble)
     assert {parameter.dtype for parameter in ensemble.parameters()} == {torch.float64}
