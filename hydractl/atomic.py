@@ -154,6 +154,15 @@ class Output:
         except OSError as error:
             raise storage_error(error, self.path) from error
 
+    def adopt(self, path: Path) -> None:
+        """Take a finished file of the same folder in the place of the temporary one, for :meth:`commit`."""
+        try:
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(path, self.temporary)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
     def commit(self) -> Path:
         """Flush to the disk and rename over the target. Returns the path as the caller named it."""
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from hydractl.checkpoint import CHECKPOINT_SCHEMA
 from hydractl.errors import InputError
 from hydractl.heads import HeadMask, shown
+from hydractl.seen import Entry, checked
 
 DEFAULT_PROMPT = "A photo of a {label}."
 """What makes a prompt of a class name where nothing else is said (paper D.3)."""
@@ -34,6 +35,7 @@ class Description:
         members: of a fused model, one mapping per member (its SHA-256 and provenance).
         extra: results stored with the model, for example the self-check of fusing.
         provenance: how the file was made: inputs by SHA-256, settings, versions, seed; no clock, host or path.
+        seen: the samples that circuits, fine-tunings and calibrations behind this model saw (:mod:`hydractl.seen`).
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Description:
     extra: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt: Sequence[str] | None = None
+    seen: Sequence[Entry] = ()
 
     @property
     def mask(self) -> HeadMask:
@@ -85,6 +88,7 @@ class Description:
             "members": members,
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
+            **({"seen": [dict(entry) for entry in self.seen]} if self.seen else {}),
         }
 
     @classmethod
@@ -123,6 +127,7 @@ class Description:
             members=[{k: v for k, v in entry.items() if k != "kept"} for entry in document["members"]],
             extra=document["extra"],
             provenance=document["provenance"],
+            seen=tuple(checked(document.get("seen"), origin)),
         )
 
 

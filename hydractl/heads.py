@@ -103,14 +103,21 @@ class HeadMask:
         """Kept heads per site, in model order."""
         return [len(hs) for hs in self.kept.values()]
 
-    def to_json(self, arch: str | None = None, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON form ``hydractl.mask/1``."""
+    def to_json(
+        self,
+        arch: str | None = None,
+        source: Mapping[str, Any] | None = None,
+        seen: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """The JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.seen` notes of samples."""
         document: dict[str, Any] = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
         document["sites"] = {p: {"heads": n, "kept": list(self.kept[p])} for p, n in self.heads.items()}
         if source is not None:
             document["source"] = dict(source)
+        if seen:
+            document["seen"] = [dict(entry) for entry in seen]
         return document
 
 

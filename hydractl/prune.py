@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hydractl.heads import HeadMask, HeadScores, mask_from_json, ranking_from_js
 from hydractl.log import Log
 from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
+from hydractl.seen import Entry, merged, seen_in
 from hydractl.settings.pruning import DECIDE
 
 if TYPE_CHECKING:
@@ -70,8 +71,32 @@ def mask_name(path: Path) -> Path:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any]]:
+@dataclass(frozen=True)
+class Choice:
+    """The heads of the pruned model.
+
+    Attributes:
+        mask: those that are kept.
+        details: what decided it, for the provenance.
+        seen: the samples that the model, its circuit and the masks have seen.
+    """
+
+    mask: HeadMask
+    details: dict[str, Any]
+    seen: list[Entry]
+
+
+def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
     """The mask of the pruned model and what decided it."""
+    given: list[tuple[str, Any]] = []
+    mask, details = _choose(source, settings, log, given)
+    return Choice(mask, details, merged(source.description.seen, *(seen_in(d, name) for name, d in given)))
+
+
+def _choose(
+    source: Source, settings: PruneSettings, log: Log, given: list[tuple[str, Any]]
+) -> tuple[HeadMask, dict[str, Any]]:
+    """As :func:`choose`; ``given`` receives the documents that were read."""
     from hydractl.models import read_json_file
     from hydractl.select import (
         apply_fixed,
@@ -88,17 +113,20 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     whole, sites = source.description.mask, source.sites
     fixed = {}
     if settings.share_sites and settings.with_mask:
-        other = mask_from_json(read_json_file(settings.with_mask), sites, settings.with_mask, source.description.arch)
+        given.append((settings.with_mask, read_json_file(settings.with_mask)))
+        other = mask_from_json(given[-1][1], sites, settings.with_mask, source.description.arch)
         fixed = shared_sites(sites, other, settings.share_sites)
     details: dict[str, Any] = {"keep": settings.keep, "remove": settings.remove, "share_sites": settings.share_sites}
     details.update(asked_classes(source, settings.tower))
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
     if settings.mask:
-        given = mask_from_json(read_json_file(settings.mask), sites, settings.mask, source.description.arch)
-        return apply_fixed(whole.intersect(given), fixed), details
+        given.append((settings.mask, read_json_file(settings.mask)))
+        wanted = mask_from_json(given[-1][1], sites, settings.mask, source.description.arch)
+        return apply_fixed(whole.intersect(wanted), fixed), details
     if settings.circuit:
-        return _from_circuit(settings.circuit, source, settings, fixed, details)
+        given.append((settings.circuit, read_json_file(settings.circuit)))
+        return _from_circuit(given[-1][1], settings.circuit, source, settings, fixed, details)
     if settings.scores:
         scores = scores_from_json(read_json_file(settings.scores), sites, settings.scores)
         details["scores"] = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
@@ -156,12 +184,15 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 
 
 def _from_circuit(
-    path: str, source: Source, settings: PruneSettings, fixed: dict[str, tuple[int, ...]], details: dict[str, Any]
+    document: Any,
+    path: str,
+    source: Source,
+    settings: PruneSettings,
+    fixed: dict[str, tuple[int, ...]],
+    details: dict[str, Any],
 ) -> tuple[HeadMask, dict[str, Any]]:
-    from hydractl.models import read_json_file
     from hydractl.select import sample_ranking, select_global, total_budget
 
-    document = read_json_file(path)
     ranking = ranking_from_json(document, source.sites, path)
     whole = source.description.mask
     # A circuit of one tower says so; a budget then counts the heads of that tower.
@@ -196,12 +227,13 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     from hydractl.weights import check_finite
 
     check_finite(source.name, source.tensors)
-    mask, details = choose(source, settings, log)
+    choice = choose(source, settings, log)
+    mask = choice.mask
     _warn_empty(mask, log)
-    made = provenance("prune", settings, [source.sha256], {**details, "layout": layout})
+    made = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
     description, tensors = pruned(source, mask, layout)
-    description = replace(description, provenance=made)
-    mask_document = mask.to_json(source.description.arch, made)
+    description = replace(description, provenance=made, seen=tuple(choice.seen))
+    mask_document = mask.to_json(source.description.arch, made, choice.seen)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),
@@ -285,5 +317,5 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         document["note"] = "heads per site of a global selection are known only after scoring"
         return Outcome(document)
     else:
-        mask, _ = choose(source, settings, Log())
+        mask = choose(source, settings, Log()).mask
     return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})

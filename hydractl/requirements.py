@@ -91,7 +91,10 @@ _MISSING = object()
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; names with dots of their own are found too. A marker object where there is none."""
+    """The value of a dotted key; names with dots of their own are found too, entries of lists by their place.
+
+    A marker object where there is none.
+    """
     if key in row:
         return row[key]
     parts = key.split(".")
@@ -101,6 +104,10 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
             found = lookup(inner, ".".join(parts[length:]))
             if found is not _MISSING:
                 return found
+        elif isinstance(inner, list):
+            place = ".".join(parts[length:])
+            if place.isdecimal() and int(place) < len(inner):
+                return inner[int(place)]
         elif inner is None:  # a whole group without meaning, for example an average over no data set
             return None
     return _MISSING

@@ -80,7 +80,7 @@ def test_eval_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
     assert answer["schema"] == "hydractl.eval/1"
     single, hydra, deep = answer["models"]
     assert [single["name"], hydra["name"], deep["name"]] == ["base", "hydra", "deep"]
-    assert set(single["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece", "aurc"}
+    assert set(single["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"}
     assert single["id"]["n"] == 60
     letters = hydra["ood"]["letters"]
     assert set(letters) == {"group", "n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"}

@@ -36,7 +36,7 @@ LAYERS = (
     (
         "files and heads",
         [
-            *["checkpoint", "description", "members", "provenance", "machine", "_torchvision"],
+            *["checkpoint", "description", "seen", "members", "provenance", "machine", "_torchvision"],
             *["heads", "overlap", "projections", "attention", "atomic", "processes"],
         ],
     ),

@@ -13,9 +13,11 @@ from hydractl.heads import Head, shown
 from hydractl.matching import asked_classes
 from hydractl.overlap import jaccard_at, kendall_tau
 from hydractl.provenance import provenance
+from hydractl.seen import entry, merged
 
 if TYPE_CHECKING:
     from hydractl.circuit.scope import Scope
+    from hydractl.data.base import Dataset
     from hydractl.settings import CircuitSettings
 
 _MOST_SCORE = 1e6
@@ -27,7 +29,7 @@ def document_of(
     objective: str,
     found: Found,
     names: Mapping[Candidate, Head],
-    data: Mapping[str, str],
+    data: Mapping[str, Dataset],
 ) -> dict[str, Any]:
     """The circuit of one objective, ``hydractl.circuit/1``.
 
@@ -37,7 +39,7 @@ def document_of(
         objective: of this circuit.
         found: its ranking.
         names: the heads by their candidates.
-        data: the fingerprints of the sets, ``id`` and ``ood``.
+        data: the sets that were searched with, ``id`` and ``ood``.
     """
     source = scope.source
     mask = source.description.mask
@@ -52,8 +54,8 @@ def document_of(
         "dtype": settings.dtype,
         "max_length": source.description.preprocess.get("max_length"),
         **asked_classes(source, settings.tower),
-        "data": data["id"],
-        "ood": data.get("ood"),
+        "data": data["id"].fingerprint(),
+        "ood": data["ood"].fingerprint() if "ood" in data else None,
     }
     removed = []
     for index, step in enumerate(found.steps, start=1):
@@ -77,6 +79,8 @@ def document_of(
         document["tower"] = settings.tower
     if not mask.is_full:
         document["start_mask"] = mask.to_json()
+    own = [entry("extract-circuit", role, dataset) for role, dataset in data.items()]
+    document["seen"] = [dict(one) for one in merged(source.description.seen, scope.seen, own)]
     return document
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import InputError, UsageError
 from hydractl.heads import Head, HeadMask, Site, mask_from_json, ranking_from_json
 from hydractl.matching import sites_of
+from hydractl.seen import Entry, seen_in
 from hydractl.select import total_budget
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Scope:
         total: the budget as it was asked for: with the heads that are gone at the beginning.
         kept: of Headmap, how many heads are kept at each of these sites.
         details: what the provenance says of it.
+        seen: the samples that the masks and circuits it begins with have seen.
     """
 
     source: Source
@@ -35,6 +37,7 @@ class Scope:
     total: int
     details: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, int] | None = None
+    seen: list[Entry] = field(default_factory=list)
 
     @property
     def heads(self) -> list[Head]:
@@ -56,11 +59,12 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
     start = source.description.mask
     details: dict[str, Any] = {}
     allowed = _numbered(settings.sites, source.sites) if settings.sites else [site.path for site in source.sites]
+    seen: list[Entry] = []
     if settings.start_mask is not None:
-        start = start.intersect(_mask(settings.start_mask, source))
+        start = start.intersect(_mask(settings.start_mask, source, seen))
     if settings.share_from is not None and settings.share_sites is not None:
         leading = _leading(meant, settings.share_sites)
-        start = start.without(_shared(settings.share_from, source, leading, total or _total(settings, before)))
+        start = start.without(_shared(settings.share_from, source, leading, total or _total(settings, before), seen))
         allowed = [path for path in allowed if path not in leading]
         details["share_sites"] = settings.share_sites
     if settings.sites:
@@ -71,7 +75,7 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
     if headmap:
-        return _headmap(_without(source, start), sites, gone, settings, details)
+        return replace(_headmap(_without(source, start), sites, gone, settings, details), seen=seen)
     there = len(start.at(sites).kept_heads)
     option = "--budget" if settings.budget is not None else "--keep"
     if total - gone < 1:
@@ -86,7 +90,7 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
             f"{option} asks for {total - gone} more heads, and the sites that are meant have {there}",
             hint="choose a smaller budget or more --sites",
         )
-    return Scope(_without(source, start), sites, total - gone, total, details)
+    return Scope(_without(source, start), sites, total - gone, total, details, seen=seen)
 
 
 def _total(settings: CircuitSettings, before: HeadMask) -> int:
@@ -112,10 +116,14 @@ def _without(source: Source, start: HeadMask) -> Source:
     return replace(source, description=description, tensors=tensors)
 
 
-def _mask(path: str, source: Source) -> HeadMask:
+def _mask(path: str, source: Source, seen: list[Entry]) -> HeadMask:
+    """The mask of a file; the samples it has seen go into ``seen``."""
     from hydractl.models import read_json_file
 
-    return mask_from_json(read_json_file(path), source.sites, path, source.description.arch)
+    document = read_json_file(path)
+    mask = mask_from_json(document, source.sites, path, source.description.arch)
+    seen += seen_in(document, path)
+    return mask
 
 
 def _leading(meant: Sequence[Site], count: int) -> list[str]:
@@ -129,11 +137,13 @@ def _leading(meant: Sequence[Site], count: int) -> list[str]:
     return [path for paths in towers.values() for path in paths[:count]]
 
 
-def _shared(path: str, source: Source, leading: Sequence[str], total: int) -> list[Head]:
-    """What a circuit removes at these sites with the same budget."""
+def _shared(path: str, source: Source, leading: Sequence[str], total: int, seen: list[Entry]) -> list[Head]:
+    """What a circuit removes at these sites with the same budget; the samples it has seen go into ``seen``."""
     from hydractl.models import read_json_file
 
-    ranking = ranking_from_json(read_json_file(path), source.sites, path)
+    document = read_json_file(path)
+    ranking = ranking_from_json(document, source.sites, path)
+    seen += seen_in(document, path)
     gone = set(ranking.start) & set(source.description.mask.kept_heads)
     if len(gone) + len(ranking.removed) < total:
         raise InputError(

@@ -269,10 +269,9 @@ class Session:
         return {"threads": self._threads, "torch": torch.__version__, "hydractl": hydractl.__version__}
 
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
-        data = {name: dataset.fingerprint() for name, dataset in self.sets.items()}
         documents = {}
         for objective, ranking in found.items():
-            document = document_of(self.scope, self.settings, objective, ranking, self.names, data)
+            document = document_of(self.scope, self.settings, objective, ranking, self.names, self.sets)
             if self.exact is not None:
                 document["agreement"] = agreement(document, *self.exact)
                 self.log.info(f"{objective} against {self.settings.check_against}: {told_agreement(document)}")

@@ -67,7 +67,7 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    order = _cheap_order(dataset) if indices is None else [int(i) for i in indices]
+    order = cheap_order(dataset) if indices is None else [int(i) for i in indices]
     for i in order:
         if not 0 <= i < len(dataset):
             raise IndexError(f"sample {i} of {len(dataset)}")
@@ -76,7 +76,7 @@ def batches(
     return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)))
 
 
-def _cheap_order(dataset: Dataset) -> list[int]:
+def cheap_order(dataset: Dataset) -> list[int]:
     """Every sample once; where lengths matter the longest first, so that memory that does not suffice shows at once."""
     order = list(range(len(dataset)))
     lengths = dataset.lengths()

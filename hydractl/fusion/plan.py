@@ -21,6 +21,7 @@ from hydractl.families.base import MERGEABLE, attention_names
 from hydractl.fusion.common import UnitedHeads, common_heads, equal_names
 from hydractl.members import member_name
 from hydractl.models import Source
+from hydractl.seen import merged as merged_seen
 
 _SHORT = 80
 _PIECE = 1 << 16
@@ -157,6 +158,7 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
         masks=[s.description.mask for s in sources],
         merge=merged,
         members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
+        seen=tuple(merged_seen(*(s.description.seen for s in sources))),
     )
     tensors = FusedTensors(sources, averaged, sorted(equal), united)
     return FusionPlan(description, tensors, averaged, shared, own, _warnings(sources))

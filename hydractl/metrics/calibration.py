@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydractl.metrics.probabilities import Floats, check_finite
 
@@ -52,8 +53,13 @@ def ece(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float 
     index = bin_of(conf, bins)
     # A stable sort by bin keeps each bin's samples in data order and makes them one run.
     order = np.argsort(index, kind="stable")
-    ends = np.cumsum(np.bincount(index, minlength=bins))
-    return _weighted_gap(np.split(conf[order], ends[:-1]), np.split(right[order], ends[:-1]), len(conf))
+    return ece_of_binned(conf[order], right[order], np.bincount(index, minlength=bins))
+
+
+def ece_of_binned(confidence: Floats, correct: NDArray[np.bool_], sizes: NDArray[np.int64]) -> float | None:
+    """The same from samples that lie bin by bin, in data order within each, and the number in each bin."""
+    ends = np.cumsum(sizes)[:-1]
+    return _weighted_gap(np.split(confidence, ends), np.split(correct, ends), len(confidence))
 
 
 def aece(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float | None:
@@ -71,10 +77,15 @@ def aece(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float
     """
     conf, right = _checked(confidence, correct)
     order = np.argsort(conf, kind="stable")
-    return _weighted_gap(np.array_split(conf[order], bins), np.array_split(right[order], bins), len(conf))
+    return aece_of_sorted(conf[order], right[order], bins)
 
 
-def _checked(confidence: np.ndarray, correct: np.ndarray) -> tuple[Floats, np.ndarray]:
+def aece_of_sorted(confidence: Floats, correct: NDArray[np.bool_], bins: int = BINS) -> float | None:
+    """The same from samples stably sorted by confidence, ascending."""
+    return _weighted_gap(np.array_split(confidence, bins), np.array_split(correct, bins), len(confidence))
+
+
+def _checked(confidence: np.ndarray, correct: np.ndarray) -> tuple[Floats, NDArray[np.bool_]]:
     conf, right = check_finite(confidence, "confidence"), np.asarray(correct, dtype=bool)
     if conf.shape != right.shape:
         raise ValueError(f"confidence and correct differ in shape: {conf.shape} and {right.shape}")

@@ -1,13 +1,15 @@
 """From the members' logits to the ensemble's probabilities: softmax per member, THEN the mean over members.
 
 Source: Hydra Ensembles, section 4.2. All arithmetic is float64, whatever the precision of the logits. Samples are
-processed in blocks, so that a float32 array of logits is never copied whole into float64.
+processed in blocks, so that a float32 array of logits is never copied whole into float64 and can be a memory map. A
+:class:`Block` computes each quantity of its samples at most once: a pass that wants several takes one softmax.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,25 @@ CONVENTIONS = {
     "probability": "p = mean over members of the softmax of each member's logits, in float64 (never of the logits).",
 }
 
-# Float64 values in one block of samples (32 MiB): large enough for numpy to be fast, small enough for the temporaries.
-_BLOCK_VALUES = 1 << 22
+# Float64 values in one block of samples (4 MiB): large enough for numpy to be fast, small enough for the temporaries.
+_BLOCK_VALUES = 1 << 19
 
 # Above this the difference of two logits can leave the range of float64.
 _LARGEST_LOGIT = 1e300
+
+
+def check_shape(member_logits: np.ndarray) -> np.ndarray:
+    """Return the logits as an array, values unread.
+
+    Raises:
+        ValueError: not [M, N, C] numbers with M >= 1 and C >= 1.
+    """
+    logits = np.asarray(member_logits)
+    if logits.ndim != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
+        raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
+    if not (np.issubdtype(logits.dtype, np.floating) or np.issubdtype(logits.dtype, np.integer)):
+        raise ValueError(f"member logits must be floating point, got {logits.dtype}")
+    return logits
 
 
 def check_logits(member_logits: np.ndarray) -> np.ndarray:
@@ -37,16 +53,10 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
         ValueError: the array has another shape or type.
         NonFiniteError: NaN, an infinity or a magnitude above 1e300; it names the first member and its first sample.
     """
-    logits = np.asarray(member_logits)
-    if logits.ndim != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
-        raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
+    logits = check_shape(member_logits)
     if np.issubdtype(logits.dtype, np.integer):
         logits = logits.astype(np.float64)
-    if not np.issubdtype(logits.dtype, np.floating):
-        raise ValueError(f"member logits must be floating point, got {logits.dtype}")
-    limit = min(_LARGEST_LOGIT, float(np.finfo(logits.dtype).max))
-    # A comparison with NaN is false and numpy's max and min pass NaN on, so one test finds NaN, infinities and giants.
-    good = (logits.max(axis=2) <= limit) & (logits.min(axis=2) >= -limit)
+    good = _in_range(logits)
     if not good.all():
         members, samples = np.nonzero(~good)
         raise NonFiniteError(
@@ -55,6 +65,13 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
             hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
         )
     return logits
+
+
+def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
+    """Whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
+    # A comparison with NaN is false and numpy's max and min pass NaN on, so one test finds NaN, infinities and giants.
+    limit = min(_LARGEST_LOGIT, float(np.finfo(logits.dtype).max))
+    return np.asarray((logits.max(axis=2) <= limit) & (logits.min(axis=2) >= -limit))
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:
@@ -77,15 +94,98 @@ def sample_blocks(member_logits: np.ndarray) -> Iterator[Floats]:
         yield np.array(member_logits[:, start : start + step], dtype=np.float64, order="C")
 
 
-def per_sample(function: Callable[[Floats], Floats]) -> Callable[[np.ndarray], Floats]:
-    """Make a function of one float64 block [M, n, C] -> [n, ...] one of any checked logits [M, N, C] -> [N, ...]."""
+class Block:
+    """Logits of some samples, float64 [M, n, C] in C order, and what follows from them."""
+
+    def __init__(self, logits: Floats) -> None:
+        self.logits = logits
+
+    @cached_property
+    def highest(self) -> Floats:
+        """The highest logit of each member, [M, n]."""
+        return np.asarray(self._powers[0][:, :, 0], dtype=np.float64)
+
+    @cached_property
+    def votes(self) -> NDArray[np.int64]:
+        """The class each member votes for, [M, n]: its highest logit, the lowest index on a tie."""
+        return np.asarray(self.logits.argmax(axis=2), dtype=np.int64)
+
+    @cached_property
+    def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
+        return _shifted_powers(self.logits)
+
+    @cached_property
+    def logsumexp(self) -> Floats:
+        """log sum exp of each member's logits, [M, n], in nats."""
+        highest, _, _, total = self._powers
+        return np.asarray((highest + np.log(total))[:, :, 0], dtype=np.float64)
+
+    @cached_property
+    def member_probs(self) -> Floats:
+        """Each member's softmax, [M, n, C]."""
+        _, _, powers, total = self._powers
+        return powers / total
+
+    @cached_property
+    def member_log_probs(self) -> Floats:
+        """Logarithm of each member's softmax, [M, n, C]; finite where the softmax underflows to 0."""
+        _, shifted, _, total = self._powers
+        return shifted - np.log(total)
+
+    @cached_property
+    def probs(self) -> Floats:
+        """p, the mean over members of their softmax, [n, C]."""
+        return np.asarray(self.member_probs.mean(axis=0), dtype=np.float64)
+
+    @cached_property
+    def log_probs(self) -> Floats:
+        """log p, [n, C]; finite whenever the logits are."""
+        log_probs = self.member_log_probs
+        return log_probs[0] if len(log_probs) == 1 else pool_log_probs(log_probs)
+
+    @cached_property
+    def predicted(self) -> NDArray[np.int64]:
+        """The class of highest p, [n]; the lowest index on a tie."""
+        return np.asarray(self.probs.argmax(axis=1), dtype=np.int64)
+
+
+def blocks(member_logits: np.ndarray) -> Iterator[tuple[slice, Block]]:
+    """Yield which samples, and their :class:`Block`, run by run in order; one empty block when N is 0.
+
+    The logits are read once, a block at a time, and checked as they are read.
+
+    Args:
+        member_logits: [M, N, C], any float type; a memory map is never read whole.
+
+    Raises:
+        ValueError: the array has another shape or type.
+        NonFiniteError: as :func:`check_logits`.
+    """
+    logits = check_shape(member_logits)
+    start = 0
+    for values in sample_blocks(logits):
+        if not _in_range(values).all():
+            check_logits(logits)  # raises, and counts what is affected in the whole array
+        yield slice(start, start + values.shape[1]), Block(values)
+        start += values.shape[1]
+
+
+def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:
+    """Make a function of one :class:`Block` -> [n, ...] one of any logits [M, N, C] -> [N, ...], checked."""
 
     @functools.wraps(function)
     def on_all_samples(member_logits: np.ndarray) -> Floats:
-        logits = check_logits(member_logits)
-        return np.concatenate([function(block) for block in sample_blocks(logits)])
+        return np.concatenate([function(block) for _, block in blocks(member_logits)])
 
     return on_all_samples
+
+
+def _shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum."""
+    highest = logits.max(axis=-1, keepdims=True)
+    shifted = logits - highest
+    powers = np.exp(shifted)
+    return highest, shifted, powers, powers.sum(axis=-1, keepdims=True)
 
 
 def softmax(logits: Floats) -> Floats:
@@ -94,14 +194,14 @@ def softmax(logits: Floats) -> Floats:
     Not the exponential of :func:`log_softmax`: the quotient gives 1/C exactly for equal logits, so that a
     confidence that lies on a bin edge stays on it.
     """
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float64)
+    _, _, powers, total = _shifted_powers(logits)
+    return np.asarray(powers / total, dtype=np.float64)
 
 
 def log_softmax(logits: Floats) -> Floats:
     """Logarithm (nats) of the softmax over the last axis; at most 0, and finite where the softmax underflows to 0."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), dtype=np.float64)
+    _, shifted, _, total = _shifted_powers(logits)
+    return np.asarray(shifted - np.log(total), dtype=np.float64)
 
 
 def pool_log_probs(log_probs: Floats) -> Floats:
@@ -124,25 +224,20 @@ def member_log_probs(member_logits: np.ndarray) -> Floats:
 
 
 @per_sample
-def pooled_log_probs(block: Floats) -> Floats:
+def pooled_log_probs(block: Block) -> Floats:
     """Log p of the ensemble, float64 [N, C], in nats, from logits [M, N, C]; finite whenever the logits are.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
     """
-    return pool_log_probs(log_softmax(block))
+    return block.log_probs
 
 
 @per_sample
-def pooled_probabilities(block: Floats) -> Floats:
+def pooled_probabilities(block: Block) -> Floats:
     """Probabilities p of the ensemble, float64 [N, C], from logits [M, N, C].
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
     """
-    return pool_probabilities(block)
-
-
-def pool_probabilities(logits: Floats) -> Floats:
-    """Mean over members of the softmax, [N, C], of one float64 block [M, N, C]."""
-    return np.asarray(softmax(logits).mean(axis=0), dtype=np.float64)
+    return block.probs

@@ -12,6 +12,7 @@ from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.heads import HeadMask, parse_json
 from hydractl.overlap import comparable, mask_overlap
+from hydractl.predictions.store import read_predictions
 
 INFO_SCHEMA = "hydractl.info/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"
@@ -109,8 +110,8 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     if document is None:
         return {**info, "note": "does not describe itself; use it with --arch"}
     info["holds"] = document.get("schema")
-    if document.get("schema") == "hydractl.predictions/1":
-        return {**info, "samples": len(document.get("ids", []))}
+    if str(document.get("schema")).startswith("hydractl.predictions/"):
+        return {**info, **_predictions(path)}
     description = Description.from_json(document, str(path))
     info.update(
         kind=description.kind,
@@ -133,8 +134,19 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         info["overlap"] = [_pair(a, b) for a, b in combinations(_masks(info), 2)]
     extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
     info.update({key: value for key, value in extra.items() if key not in info})
+    if description.seen:
+        info["seen"] = [f"{one['n']} samples ({one['as']}) by {one['by']}" for one in description.seen]
     info["source"] = dict(description.provenance)
     return info
+
+
+def _predictions(path: Path) -> dict[str, Any]:
+    """Of which model and data sets the predictions are."""
+    found = read_predictions(path)
+    members, _, classes = found.shape(0)
+    sets = [f"{one.name} ({len(one.ids)} samples)" for one in found.sets]
+    own = {"model": found.model["name"], "sha256": found.model.get("sha256"), "members": members, "classes": classes}
+    return {**own, "data_sets": sets}
 
 
 def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:

@@ -7,7 +7,8 @@ One dataclass per verb declares name, type, default, unit, range and help. Flags
 from __future__ import annotations
 
 from hydractl.settings.common import Batched, Common
-from hydractl.settings.measuring import BenchSettings, EvalSettings
+from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.settings.members import FinetuneSettings, FuseSettings
 from hydractl.settings.option import Option, Raw, options_of
 from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings

@@ -1,4 +1,4 @@
-"""The options of the verbs that measure: ``eval`` and ``bench``."""
+"""The options of ``bench``, and what it has in common with ``eval``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import DTYPES, RUNNING, Batched, Common
+from hydractl.settings.common import DTYPES, RUNNING, Common
 from hydractl.settings.option import option
-from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
+from hydractl.settings.require import Requirement, parse_requirement
 
 _OF_MEASURING = (
     *(
@@ -35,68 +35,6 @@ class LastBlock(Common):
     whole_last_block: bool = option(
         False, help="Run the last block for all tokens, not only for those that are read out", group=RUNNING
     )
-
-
-@dataclass(kw_only=True)
-class EvalSettings(LastBlock, Batched):
-    """Options of ``eval``."""
-
-    verb: ClassVar[str] = "eval"
-    many_models: ClassVar[bool] = True
-
-    ood: list[str] = option(
-        [],
-        help="Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
-        metavar="NAME=SPEC",
-        names=True,
-        group="Evaluation",
-    )
-    ood_score: str = option(
-        "msp",
-        help="The score that tells the data sets apart",
-        choices=("msp", "entropy", "energy", "maxlogit", "mi", "variance"),
-        group="Evaluation",
-    )
-    label_map: str | None = option(
-        None, help="JSON object from labels of the data to labels of the model", metavar="FILE", group="Evaluation"
-    )
-    predictions: str | None = option(
-        None, help="Also write one line per sample: .jsonl, .csv or .st", metavar="FILE", group="Evaluation"
-    )
-    require: list[str] = option(
-        [],
-        help="Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more",
-        metavar="EXPR",
-        group="Evaluation",
-    )
-
-    def ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood``, in order."""
-        return [parse_ood_set(text) for text in self.ood]
-
-    def requirements(self) -> list[Requirement]:
-        """The ``--require`` expressions, in order."""
-        return [parse_requirement(text) for text in self.require]
-
-    def conflicts(self) -> list[str]:
-        """Data, readable sets with names of their own, and a known format of predictions."""
-        found = self.needs("data") + require_problems(self, self.require)
-        names: list[str] = []
-        for text in self.ood:
-            try:
-                name = parse_ood_set(text).name
-            except ValueError as error:
-                found.append(f"--ood {error}{self.where('ood')}")
-                continue
-            if name == "id":
-                found.append(f"--ood cannot be named 'id', which is --data{self.where('ood')}")
-            if name in names:
-                found.append(f"--ood has the name {name!r} twice{self.where('ood')}")
-            names.append(name)
-        if self.predictions is not None and not self.predictions.endswith((".jsonl", ".csv", ".st")):
-            where = self.where("predictions")
-            found.append(f"--predictions must end in .jsonl, .csv or .st, not {self.predictions!r}{where}")
-        return found
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hydractl.settings.common import Common
-from hydractl.settings.measuring import BenchSettings, EvalSettings
+from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.settings.members import FinetuneSettings, FuseSettings
 from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
 

@@ -17,10 +17,8 @@ from hydractl.circuit.search import GreedySearch
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
-from hydractl.evaluate import predict
-from hydractl.log import Log
 from hydractl.models import ModelOptions, build_model, open_source
-from hydractl.settings import EvalSettings
+from hydractl.predictions.store import read_predictions
 from tests.pico import WORDS, publish, stock
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
@@ -92,8 +90,8 @@ def alone(model: Any, opened: Any) -> np.ndarray:
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
-    settings = EvalSettings(model=[bert], data=str(data), batch_size=batch_size)
-    found = predict(model, opened, settings, Log(), "")
+    run("eval", bert, "--data", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
+    found = np.concatenate([logits for _, logits in read_predictions("p.st").batches(0)], axis=1)
     expected = alone(model, opened)
     assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-4)
     assert len({row.tobytes() for row in found[0].round(3)}) > 15  # or any order would do

@@ -1,0 +1,162 @@
+"""``hydractl eval``: accuracy, calibration, OOD detection and diversity of one or more models, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import Interrupted
+from hydractl.log import Log
+from hydractl.outcome import Outcome
+
+if TYPE_CHECKING:
+    from hydractl.atomic import Output
+    from hydractl.evaluate.contenders import Contender
+    from hydractl.evaluate.leaks import Seen
+    from hydractl.evaluate.sets import EvalSet
+    from hydractl.settings import EvalSettings
+
+SCHEMA = "hydractl.eval/1"
+
+
+def run(settings: EvalSettings, log: Log) -> Outcome:
+    """Evaluate every MODEL on the same data."""
+    from hydractl.atomic import check_outputs, file_path
+    from hydractl.evaluate.contenders import find_contenders
+    from hydractl.evaluate.keys import known_keys
+    from hydractl.evaluate.leaks import seen_samples
+    from hydractl.evaluate.sets import open_sets
+    from hydractl.models import resolve_device
+    from hydractl.requirements import check_known
+
+    resolve_device(settings.device)
+    contenders = find_contenders(settings)
+    names = [one.name for one in contenders]
+    predictions = _prediction_paths(settings, names)
+    sets = open_sets(settings, contenders)
+    for one in contenders:
+        one.check_sets(sets)
+    check_known(settings.requirements(), names, known_keys(settings, sets), skip_first=False)
+    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
+    path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    plan = Plan(contenders, sets, path, predictions, seen_samples(contenders, sets, allow=settings.allow_seen))
+    if settings.dry_run:
+        check_outputs(plan.files(settings), force=settings.force)
+        sizes = {one.name: len(one) for one in sets}
+        document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
+        return Outcome({**document, "files": [str(file) for file in plan.files(settings)]})
+    try:
+        return _measure(plan, settings, log, to_stdout)
+    except KeyboardInterrupt:
+        if settings.predictions is None or not settings.predictions.endswith(".st"):
+            raise
+        raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one command measures and writes.
+
+    Attributes:
+        contenders: the rows.
+        sets: all data sets.
+        path: of the answer, None where it goes to standard output.
+        predictions: where the predictions of each row go, by name.
+        seen: which test samples have been seen, where that is allowed.
+    """
+
+    contenders: Sequence[Contender]
+    sets: Sequence[EvalSet]
+    path: Path | None
+    predictions: Mapping[str, Path]
+    seen: Seen
+
+    def files(self, settings: EvalSettings) -> list[Path]:
+        """Every file that is written, the answer first."""
+        own = [] if settings.calibrated is None else [Path(settings.calibrated)]
+        return [*([self.path] if self.path else []), *self.predictions.values(), *own]
+
+
+def _measure(plan: Plan, settings: EvalSettings, log: Log, to_stdout: bool) -> Outcome:
+    from hydractl.atomic import Output, write_json
+    from hydractl.evaluate.measuring import Measuring
+    from hydractl.evaluate.sets import tested
+    from hydractl.machine import slow_format
+    from hydractl.metrics.summary import CONVENTIONS
+    from hydractl.models import resolve_device, resolve_dtype
+    from hydractl.requirements import check
+
+    with ExitStack() as stack:
+        # Every output is claimed before anything is computed. What --resume finds finished is read instead.
+        outputs: dict[Path, Output] = {}
+        for file in plan.files(settings):
+            force = settings.force or (settings.resume and file != plan.path)
+            outputs[file] = stack.enter_context(Output(file, force=force))
+        slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
+        if slow is not None:
+            log.warn(slow)
+        _report_cut(plan, log)
+        measuring = Measuring(plan.sets, settings, log)
+        rows, files = [], []
+        for contender in plan.contenders:
+            target = plan.predictions.get(contender.name)
+            output = None if target is None else outputs[target]
+            rows.append(measuring.row(contender, output, plan.seen.get(contender.name, {})))
+            files += [target] if target is not None else []
+        if settings.calibrated is not None:
+            files.append(measuring.write_calibrated(plan.contenders[0], outputs[Path(settings.calibrated)]))
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "models": rows,
+            "data": {one.name: one.to_json() for one in tested(plan.sets)},
+            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(plan.contenders)},
+        }
+        if settings.bootstrap:
+            document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
+        named = [(row["name"], row) for row in rows]
+        unmet = [line for one in settings.requirements() for line in check(one, named, skip_first=False)]
+        if plan.path is not None:
+            files.insert(0, write_json(outputs[plan.path], document))
+    return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
+
+
+def _conventions(contenders: Sequence[Contender]) -> dict[str, Any]:
+    """At how many tokens each model cuts a text, and how zero-shot models are asked; nothing for other models."""
+    found: dict[str, Any] = {}
+    for one in contenders:
+        for key, value in one.conventions.items():
+            found.setdefault(key, {})[one.name] = value
+    return found
+
+
+def _report_cut(plan: Plan, log: Log) -> None:
+    """Say how many texts of each set are cut, once for all models that cut alike."""
+    from hydractl.data.text_cut import report_cut
+    from hydractl.evaluate.contenders import Running
+
+    told: list[Any] = []
+    for contender in plan.contenders:
+        if not isinstance(contender, Running) or contender.reads != "text":
+            continue
+        source = contender.argument.sources[0]
+        preprocess = source.description.preprocess
+        if preprocess not in told:
+            told.append(preprocess)
+            for one in plan.sets:
+                assert one.dataset is not None  # a model that runs needs --data
+                report_cut(one.dataset, source.family.collate(preprocess), log)
+
+
+def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Path]:
+    """Where the predictions of each model go: as named for one model, with its name put in for several."""
+    if settings.predictions is None:
+        return {}
+    from hydractl.atomic import file_path
+
+    path = file_path(settings.predictions)
+    if len(names) == 1:
+        return {names[0]: path}
+    return {name: path.with_name(f"{path.stem}.{name}{path.suffix}") for name in names}

@@ -1,0 +1,109 @@
+"""What is chosen on validation data: a temperature, a threshold, the size of prediction sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hydractl.evaluate.contenders import Contender
+from hydractl.evaluate.gathering import Kept, gather
+from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, chosen_on
+from hydractl.metrics import conformal, threshold
+from hydractl.metrics.calibrators import Calibration, fit
+from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.samples import samples_of
+
+if TYPE_CHECKING:
+    from hydractl.evaluate.running import Reader
+    from hydractl.settings import EvalSettings
+
+
+@dataclass
+class Chosen:
+    """What one row is measured with.
+
+    Attributes:
+        calibration: of the averaged prediction, None for none.
+        fitted_on: the validation set of a calibration that was fitted here.
+        threshold: ``{"score", "value", "rule"}``, None for none.
+        conformal: what makes prediction sets, None for none.
+    """
+
+    calibration: Calibration | None = None
+    fitted_on: EvalSet | None = None
+    threshold: dict[str, Any] | None = None
+    conformal: Conformal | None = None
+
+    def calibration_json(self, stored: bool) -> dict[str, Any] | None:
+        """As it stands in the row."""
+        if self.calibration is None:
+            return None
+        where = None if self.fitted_on is None else self.fitted_on.to_json()
+        return {**self.calibration.to_json(), "fitted_on": where, "stored": stored}
+
+
+def choose(contender: Contender, sets: Sequence[EvalSet], settings: EvalSettings, read: Reader) -> Chosen:
+    """Choose everything that the settings ask for, in the order calibration, threshold."""
+    found = Chosen(calibration=contender.calibration)
+    (val,) = chosen_on(sets, VAL) or (None,)
+    logits = None
+    if val is not None:
+        keep = Kept()
+        gather(read(val), val, contender.name, score="msp", calibration=None, sinks=[keep])
+        logits = keep.logits()
+    if settings.temperature is not None:
+        found.calibration, found.fitted_on = _calibration(settings.temperature, logits, val)
+    rule = settings.threshold
+    if rule is None:
+        stored = contender.threshold
+        # A threshold of another score, or of other probabilities, says nothing here.
+        if stored is not None and stored.get("score") == settings.ood_score and settings.temperature is None:
+            found.threshold = dict(stored)
+    else:
+        found.threshold = _threshold(rule, contender, sets, settings, read, found, logits)
+    if settings.conformal is not None:
+        assert logits is not None and val is not None and val.labels is not None  # settings.check() holds it
+        own: dict[str, Any] = {"method": settings.conformal_score, "alpha": settings.conformal}
+        found.conformal = conformal.fit(logits, val.labels, calibration=found.calibration, **own)
+    return found
+
+
+def _calibration(
+    asked: str, logits: np.ndarray | None, val: EvalSet | None
+) -> tuple[Calibration | None, EvalSet | None]:
+    if asked == "none":
+        return None, None
+    if asked in ("fit", "vector"):
+        assert logits is not None and val is not None and val.labels is not None  # settings.check() holds it
+        kind = "temperature" if asked == "fit" else "vector"
+        return fit(kind, pooled_log_probs(logits), val.labels), val
+    return Calibration.of_temperature(float(asked)), None
+
+
+def _threshold(
+    rule: str,
+    contender: Contender,
+    sets: Sequence[EvalSet],
+    settings: EvalSettings,
+    read: Reader,
+    found: Chosen,
+    logits: np.ndarray | None,
+) -> dict[str, Any]:
+    score = settings.ood_score
+    if ":" not in rule:
+        return {"score": score, "value": float(rule), "rule": "given"}
+    parsed = threshold.parse_rule(rule)
+    if parsed.side == "id":
+        assert logits is not None  # settings.check() holds it
+        scores = samples_of(logits, score=score, calibration=found.calibration).score
+    else:
+        parts = [
+            gather(read(one), one, contender.name, score=score, calibration=found.calibration).samples.score
+            for one in chosen_on(sets, VAL_OOD)
+        ]
+        scores = np.concatenate(parts)
+    return {"score": score, "value": threshold.choose(parsed, scores), "rule": str(parsed)}

@@ -1,0 +1,65 @@
+"""The leak guard: samples that something was chosen on are no test data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydractl.errors import InputError
+from hydractl.evaluate.contenders import Contender, Stored
+from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, called, chosen_on, tested
+from hydractl.seen import Entry, entry, marked, told
+
+Seen = dict[str, dict[str, int]]
+"""By row and data set, how many of its samples the row has seen; what is 0 is left out."""
+
+
+def seen_samples(contenders: Sequence[Contender], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
+    """Count the test samples that a model, or this command, has seen.
+
+    Args:
+        contenders: the rows.
+        sets: all data sets of the command.
+        allow: count them instead of refusing them.
+
+    Raises:
+        InputError: listing every row and test set that share samples, and by whom these were seen.
+    """
+    here = chosen_entries(sets)
+    found: Seen = {}
+    problems = []
+    for contender in contenders:
+        entries = [*contender.seen, *here]
+        for one in tested(sets):
+            count, by = _count(contender, entries, one)
+            if not count:
+                continue
+            found.setdefault(contender.name, {})[one.name] = count
+            problems.append(f"{contender.name}: {count} of {len(one)} samples of {called(one)} ({by})")
+    if problems and not allow:
+        raise InputError(
+            f"test data that has been seen: {problems[0]}" if len(problems) == 1 else "test data that has been seen",
+            hint="test on other samples, or add --allow-seen to measure on them all the same, marked",
+            problems=problems if len(problems) > 1 else (),
+        )
+    return found
+
+
+def chosen_entries(sets: Sequence[EvalSet]) -> list[Entry]:
+    """What this command chooses on, as :mod:`hydractl.seen` notes it."""
+    return [
+        entry("eval", role, one.dataset)
+        for role in (VAL, VAL_OOD)
+        for one in chosen_on(sets, role)
+        if one.dataset is not None
+    ]
+
+
+def _count(contender: Contender, entries: Sequence[Entry], one: EvalSet) -> tuple[int, str]:
+    if isinstance(contender, Stored):
+        # Who saw them was said when the predictions were made.
+        stored = contender.already_seen(one)
+        if stored:
+            return stored, "as its predictions say"
+    if one.dataset is None or not entries:
+        return 0, ""
+    return int(marked(entries, one.dataset).sum()), told(entries, one.dataset)

@@ -1,0 +1,156 @@
+"""From a contender to its row: choose on validation data, measure on test data, keep predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import UsageError
+from hydractl.evaluate.choosing import Chosen, choose
+from hydractl.evaluate.conformal_sets import ConformalTally
+from hydractl.evaluate.contenders import Contender, Running, Stored
+from hydractl.evaluate.gathering import Gathered, gather
+from hydractl.evaluate.leaks import chosen_entries
+from hydractl.evaluate.rows import row_of
+from hydractl.evaluate.running import Reading, predictions_writer
+from hydractl.evaluate.sets import EvalSet, tested
+from hydractl.log import Log
+from hydractl.metrics import bootstrap
+from hydractl.predictions.lines import write_lines
+from hydractl.predictions.store import PredictionsWriter, is_predictions, read_predictions
+
+if TYPE_CHECKING:
+    from hydractl.atomic import Output
+    from hydractl.settings import EvalSettings
+
+
+class Measuring:
+    """Makes the rows of one command, one after another.
+
+    Args:
+        sets: all data sets.
+        settings: of the command.
+        log: hears of the progress.
+    """
+
+    def __init__(self, sets: Sequence[EvalSet], settings: EvalSettings, log: Log) -> None:
+        self._sets, self._settings, self._log = list(sets), settings, log
+        self._first: bootstrap.Resampled | None = None
+        self._chosen: dict[str, Chosen] = {}
+
+    def row(self, contender: Contender, output: Output | None, seen: Mapping[str, int]) -> dict[str, Any]:
+        """Measure one contender; its predictions go to ``output``.
+
+        Raises:
+            NonFiniteError: a logit is not finite.
+        """
+        name = contender.name
+        writer = None
+        if output is not None and output.path.suffix == ".st":
+            contender, writer = self._writer(contender, output, dict(seen))
+        try:
+            row, inside = self._measured(contender, writer, seen)
+        finally:
+            contender.release()
+            if writer is not None:
+                writer.close()
+        if writer is not None and output is not None:
+            output.adopt(writer.path)
+            output.commit()
+        elif output is not None and output.path.suffix != ".st":
+            threshold = self._chosen[name].threshold
+            value = None if threshold is None else float(threshold["value"])
+            write_lines(output, inside.samples, self._sets[0].ids, contender.labels, value)
+        return row
+
+    def _writer(
+        self, contender: Contender, output: Output, seen: dict[str, int]
+    ) -> tuple[Contender, PredictionsWriter | None]:
+        """The file to fill; or the contender that a finished file of the same run is."""
+        if not isinstance(contender, Running):
+            raise UsageError(f"{contender.name} is a predictions file already", hint="leave --predictions out")
+        part = output.target.with_name(f"{output.target.name}.part")
+        settings, log = self._settings, self._log
+        if settings.resume and not part.exists():
+            if is_predictions(output.target):
+                # Of other settings or data it is refused, as an unfinished one would be.
+                with predictions_writer(output.target, contender, self._sets, seen, settings) as finished:
+                    complete = not any(finished.missing(i).any() for i in range(len(self._sets)))
+                if complete:
+                    log.info(f"{output.path} is complete: its predictions are read")
+                    return Stored(contender.name, read_predictions(output.target)), None
+            log.info(f"nothing to resume: {output.path} is begun")
+        elif part.exists() and not settings.resume:
+            log.info(f"an unfinished {part} is begun anew; --resume would have gone on with it")
+        writer = predictions_writer(part, contender, self._sets, seen, settings)
+        if writer.resumed:
+            left = sum(int(writer.missing(i).sum()) for i in range(len(self._sets)))
+            log.info(f"{part} is resumed: {left:,} of {sum(map(len, self._sets)):,} samples are left")
+        return contender, writer
+
+    def _measured(
+        self, contender: Contender, writer: PredictionsWriter | None, seen: Mapping[str, int]
+    ) -> tuple[dict[str, Any], Gathered]:
+        settings = self._settings
+        read = Reading(contender, self._sets, writer, self._log)
+        chosen = self._chosen[contender.name] = choose(contender, self._sets, settings, read)
+        tests, found = tested(self._sets), {}
+        tally = None
+        for one in tests:
+            sinks = []
+            if one is tests[0] and chosen.conformal is not None and one.labels is not None:
+                tally = ConformalTally(chosen.conformal, one.labels, chosen.calibration)
+                sinks.append(tally)
+            found[one.name] = gather(
+                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration,
+                alone=one is tests[0] and one.labels is not None, sinks=sinks,
+            )  # fmt: skip
+        extras: dict[str, Any] = {"conformal": None if tally is None else tally.to_json(), "seen": dict(seen) or None}
+        row = row_of(contender, tests, found, chosen, {**extras, **self._intervals(contender, tests, found)})
+        return row, found[tests[0].name]
+
+    def _intervals(
+        self, contender: Contender, tests: Sequence[EvalSet], found: Mapping[str, Gathered]
+    ) -> dict[str, Any]:
+        """``ci`` of the row, and ``difference`` to the first row."""
+        settings = self._settings
+        if not settings.bootstrap:
+            return {}
+        outside = {one.name: found[one.name].samples for one in tests[1:]}
+        groups = {one.name: one.group for one in tests[1:]}
+        rounds = settings.bootstrap
+        with self._log.progress(f"intervals of {contender.name}", rounds, "resamples") as progress:
+            own = bootstrap.resample(
+                found[tests[0].name].samples, outside, groups, rounds=rounds, seed=settings.seed,
+                advance=progress.advance,
+            )  # fmt: skip
+        extras: dict[str, Any] = {"ci": bootstrap.intervals(own)}
+        if self._first is None:
+            self._first = own
+        else:
+            extras["difference"] = bootstrap.differences(self._first, own)
+        return extras
+
+    def write_calibrated(self, contender: Contender, output: Output) -> Path:
+        """The checkpoint of a contender with what was chosen for it in its description."""
+        from hydractl.atomic import write_with
+        from hydractl.checkpoint import write_tensors
+        from hydractl.seen import merged
+
+        if not isinstance(contender, Running) or len(contender.argument.sources) > 1:
+            raise UsageError(f"--calibrated writes a checkpoint, and {contender.name} is none")
+        (source,) = contender.argument.sources
+        chosen = self._chosen[contender.name]
+        extra = dict(source.description.extra)
+        for key, value in (("calibration", chosen.calibration_json(stored=True)), ("threshold", chosen.threshold)):
+            extra.pop(key, None)
+            if value is not None:
+                extra[key] = value
+        seen = tuple(merged(source.description.seen, chosen_entries(self._sets)))
+        description = replace(source.description, extra=extra, seen=seen, layout="sliced")
+        digests: list[str] = []
+        return write_with(
+            output, lambda handle: digests.append(write_tensors(handle, source.tensors, description.to_json()))
+        )

@@ -1,0 +1,223 @@
+"""Percentile bootstrap intervals of every metric of a row, and of the paired differences between two rows.
+
+A round draws as many samples as there are, with replacement, from the ID data and from each OOD data set, each with a
+generator of its own. The draws depend on the seed, the name and the size of the data set alone: every model is
+measured on the same resamples, so that the difference of two models is taken round by round (paired).
+
+A round takes each metric of the literally repeated samples; nothing is approximated. Whatever needs an order is
+sorted once, and a round repeats the sorted values.
+
+Source: Efron and Tibshirani 1993, chapters 13 (percentile interval) and 8.3 (several samples).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.metrics import calibration, selective
+from hydractl.metrics.diversity import differing_pairs
+from hydractl.metrics.ood import Curve
+from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.rows import curve_block, group_averages, row_blocks
+from hydractl.metrics.samples import Samples
+
+CONVENTIONS = {
+    "ci": "Percentile bootstrap interval: ID samples and the samples of each OOD data set are drawn anew with"
+    " replacement in each round, the same draws for every model; null for a metric without a value.",
+    "difference": "This row minus the first row, and the percentile bootstrap interval of that difference over rounds"
+    " in which both rows have the same samples (paired).",
+}
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """The metrics of one model, on the data and on its resamples.
+
+    Attributes:
+        values: by dotted key, the metric on the data itself; None where it has no meaning.
+        rounds: by dotted key, the metric in each round, [R]; only for keys with a value.
+    """
+
+    values: dict[str, float | None]
+    rounds: dict[str, Floats]
+
+
+def resample(
+    inside: Samples,
+    outside: Mapping[str, Samples],
+    groups: Mapping[str, str | None],
+    *,
+    rounds: int = 1000,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda rounds: None,
+) -> Resampled:
+    """Take every metric of a row in each round.
+
+    A metric that has a value on the data has one in every round, because no data set changes its size.
+
+    Args:
+        inside: the ID samples.
+        outside: the samples of each OOD data set, by its name.
+        groups: "near", "far" or None for each OOD data set.
+        rounds: how many resamples.
+        seed: of the draws.
+        advance: called with 1 after each round.
+    """
+    values = dict(_numbers(row_blocks(inside, outside, groups)))
+    draws = {name: draw(seed, name, len(samples)) for name, samples in {"id": inside, **outside}.items()}
+    of_id = _InsideMetrics(inside)
+    spread = {name: _Spread(samples) for name, samples in {"id": inside, **outside}.items()}
+    curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
+    found = {key: np.empty(rounds) for key, value in values.items() if value is not None}
+    for i in range(rounds):
+        counts = {name: next(generator) for name, generator in draws.items()}
+        drawn = counts["id"][of_id.by_score]
+        sets = {name: {"group": groups[name], **curves[name].metrics(drawn, counts[name])} for name in outside}
+        row = {
+            "id": of_id.metrics(counts["id"]),
+            "ood": sets,
+            **group_averages(sets),
+            "diversity": {name: spread[name].metrics(counts[name]) for name in counts},
+        }
+        for key, value in _numbers(row):
+            if key in found:
+                found[key][i] = value
+        advance(1)
+    return Resampled(values, found)
+
+
+def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
+    """``[low, high]`` of every metric by its dotted key: the (1 - level)/2 and (1 + level)/2 quantiles of the rounds.
+
+    None where the metric has no value on the data.
+    """
+    return {
+        key: _interval(resampled.rounds[key], level) if key in resampled.rounds else None for key in resampled.values
+    }
+
+
+def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, dict[str, Any]]:
+    """Other minus first, paired: ``{"value": on the data, "ci": [low, high]}`` of every metric by its dotted key.
+
+    Both None where either model has no value. The two must come from the same data, seed and number of rounds.
+
+    Raises:
+        ValueError: the two differ in their number of rounds.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in other.values.items():
+        before = first.values.get(key)
+        if value is None or before is None:
+            found[key] = {"value": None, "ci": None}
+            continue
+        if len(first.rounds[key]) != len(other.rounds[key]):
+            raise ValueError("two rows of different numbers of rounds cannot be compared")
+        found[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
+    return found
+
+
+def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
+    """Yield, for ever, how often each of n samples is drawn in a round, [n]; they add up to n.
+
+    The same for the same seed, name of the data set and n.
+    """
+    words = np.frombuffer(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest(), dtype="<u4")
+    generator = np.random.default_rng([seed, *words.tolist()])
+    while True:
+        yield np.bincount(generator.integers(0, n, n), minlength=n) if n else np.zeros(0, dtype=np.int64)
+
+
+def _interval(values: Floats, level: float) -> list[float]:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return [float(low), float(high)]
+
+
+def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """All metrics below, by dotted key; counts, groups and pairs are no metrics."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif key not in ("n", "group", "pairs"):
+            yield f"{prefix}{key}", value
+
+
+class _InsideMetrics:
+    """The metrics of ``id_block`` on resamples."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.by_score = np.argsort(samples.score, kind="stable")
+        if samples.labels is None:
+            return
+        conf, self.correct = samples.confidence, samples.correct
+        self.bins = calibration.bin_of(conf)
+        self.by_bin = np.argsort(self.bins, kind="stable")
+        self.rising = np.argsort(conf, kind="stable")
+        self.falling = np.argsort(-conf, kind="stable")
+        self.binned = conf[self.by_bin], self.correct[self.by_bin]
+        self.sorted = conf[self.rising], self.correct[self.rising]
+        self.wrong = ~self.correct[self.falling]
+
+    def metrics(self, counts: Counts) -> dict[str, Any]:
+        n = len(counts)
+        if self.samples.labels is None or not n:
+            return {}
+        assert self.samples.brier_terms is not None and self.samples.label_log_probs is not None
+        sizes = np.bincount(self.bins, weights=counts, minlength=calibration.BINS).astype(np.int64)
+        binned, rising = counts[self.by_bin], counts[self.rising]
+        errors = np.cumsum(np.repeat(self.wrong, counts[self.falling]))
+        return {
+            "accuracy": int(counts[self.correct].sum()) / n,
+            "brier": float(counts @ self.samples.brier_terms) / n,
+            "nll": 0.0 - float(counts @ self.samples.label_log_probs) / n,
+            "ece": calibration.ece_of_binned(*(np.repeat(values, binned) for values in self.binned), sizes),
+            "aece": calibration.aece_of_sorted(*(np.repeat(values, rising) for values in self.sorted)),
+            "aurc": selective.aurc_of_errors(errors),
+            "accuracy_at": selective.accuracy_at_of_errors(errors),
+        }
+
+
+class _Curves:
+    """The metrics of ``ood_block`` on resamples: the thresholds stay, only what they flag is counted anew."""
+
+    def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
+        self.by_score = np.argsort(ood_scores, kind="stable")
+        thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
+        self.id_below = np.searchsorted(np.sort(id_scores), thresholds, side="left")
+        self.ood_below = np.searchsorted(ood_scores[self.by_score], thresholds, side="left")
+
+    def metrics(self, inside: Counts, outside: Counts) -> dict[str, float | None]:
+        """Of counts of the ID samples, in the order of their scores, and of counts of the OOD samples."""
+        if not len(inside) or not len(outside):
+            return curve_block(None)
+        return curve_block(Curve(_at_least(outside[self.by_score], self.ood_below), _at_least(inside, self.id_below)))
+
+
+def _at_least(counts: Counts, below: Counts) -> Counts:
+    """Samples at or above each threshold, from counts in the order of the scores and how many scores are below it."""
+    return np.asarray(len(counts) - np.concatenate([[0], np.cumsum(counts)])[below], dtype=np.int64)
+
+
+class _Spread:
+    """mi and disagreement on resamples."""
+
+    def __init__(self, samples: Samples) -> None:
+        members = len(samples.votes)
+        self.mi = samples.mi
+        self.pairs = members * (members - 1) // 2
+        self.differing = differing_pairs(samples.votes)
+
+    def metrics(self, counts: Counts) -> dict[str, float | None]:
+        n = len(counts)
+        if not n:
+            return {"mi": None, "disagreement": None}
+        differing = int(counts @ self.differing) / (n * self.pairs) if self.pairs else None
+        return {"mi": float(counts @ self.mi) / n, "disagreement": differing}

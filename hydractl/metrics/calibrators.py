@@ -1,0 +1,230 @@
+"""Temperature and vector scaling of the averaged prediction: pool, then calibrate.
+
+A calibration acts on log p of the mean over members, and never on the members' logits:
+``log_softmax(log p * scale + bias)``. It therefore changes confidence, the scores ``msp`` and ``entropy``, nll, brier,
+ece and aece, aurc and accuracy by confidence through the order of the samples, and the predicted class only with
+``vector``. ``energy``, ``maxlogit``, ``mi``, ``variance``, votes and disagreement keep the members as they are.
+
+Source: Guo et al. 2017 (both kinds); Rahaman and Thiery 2021 (pool, then calibrate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydractl.errors import InputError
+from hydractl.metrics import probabilities
+from hydractl.metrics.classification import check_labels
+from hydractl.metrics.lbfgs import minimize
+from hydractl.metrics.probabilities import Floats, log_softmax
+
+KINDS = ("temperature", "vector")
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
+
+RIDGE = 1e-6
+"""Weight of the squared distance from temperature scaling in :func:`fit_vector`, against the mean NLL in nats."""
+
+CONVENTIONS = {
+    "calibration": "Acts on log p of the averaged prediction (pool, then calibrate): log_softmax(log p * scale + bias);"
+    " temperature scaling has the one scale 1/T, vector scaling a scale and a bias for each class. energy, maxlogit, mi,"
+    " variance and disagreement are those of the members without it.",
+}
+
+# log p * scale must stay a float64, whatever the logits were.
+_LOWEST_LOG_P = -1e290
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was fitted: one scale and no bias (``temperature``), or a scale and a bias for each class (``vector``)."""
+
+    kind: Literal["temperature", "vector"]
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        numbers = np.array([*self.scale, *self.bias])
+        sizes = (len(self.scale), len(self.bias))
+        right = sizes == (1, 0) if self.kind == "temperature" else sizes[0] == sizes[1] >= 1
+        if self.kind not in KINDS or not right or not np.isfinite(numbers).all() or np.abs(numbers).max() > 1e9:
+            raise InputError("a calibration is a temperature, or one finite scale and bias for each class")
+        if self.kind == "temperature" and self.scale[0] <= 0:
+            raise InputError("a temperature is above 0")
+
+    @property
+    def temperature(self) -> float | None:
+        """T, for the kind ``temperature``."""
+        return _twelve_digits(1.0 / self.scale[0]) if self.kind == "temperature" else None
+
+    def apply(self, log_probs: Floats) -> Floats:
+        """Calibrated log p [N, C] from log p [N, C].
+
+        Raises:
+            InputError: vector scaling fitted for another number of classes.
+        """
+        return log_softmax(self.scaled(log_probs))
+
+    def scaled(self, log_probs: Floats) -> Floats:
+        """``log p * scale + bias`` [N, C], whose softmax is the calibrated p."""
+        if self.kind == "vector" and len(self.scale) != log_probs.shape[1]:
+            raise InputError(
+                f"the calibration was fitted for {len(self.scale)} classes, the model has {log_probs.shape[1]}"
+            )
+        scaled = np.maximum(log_probs, _LOWEST_LOG_P) * np.array(self.scale)
+        return scaled + np.array(self.bias) if self.bias else scaled
+
+    def to_json(self) -> dict[str, Any]:
+        """``kind``, ``temperature`` (null for ``vector``), ``scale`` and ``bias`` (null for ``temperature``)."""
+        if self.kind == "temperature":
+            return {"kind": self.kind, "temperature": self.temperature, "scale": None, "bias": None}
+        return {"kind": self.kind, "temperature": None, "scale": list(self.scale), "bias": list(self.bias)}
+
+    @classmethod
+    def of_temperature(cls, temperature: float) -> Calibration:
+        """The calibration that divides log p by a temperature above 0, of which twelve digits count."""
+        if not 1e-9 <= temperature <= 1e9:
+            raise InputError(f"a temperature is between 1e-9 and 1e9, not {temperature}")
+        return cls("temperature", (1.0 / _twelve_digits(temperature),), ())
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Calibration:
+        """What :meth:`to_json` wrote; other entries are left alone.
+
+        Raises:
+            InputError: it is not such a document.
+        """
+        try:
+            if document["kind"] == "temperature":
+                return cls.of_temperature(float(document["temperature"]))
+            scale, bias = (tuple(float(value) for value in document[name]) for name in ("scale", "bias"))
+            return cls(document["kind"], scale, bias)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError("a calibration is a temperature, or one finite scale and bias for each class") from error
+
+
+def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
+    """The temperature of lowest NLL, between 0.01 and 100.
+
+    The NLL is convex in 1/T, so the sign of its derivative brackets the one minimum; Newton steps that leave the
+    bracket are replaced by bisection. The ends of the range are the answers where the minimum lies outside: 0.01 when
+    every prediction is right (the NLL falls with T for ever), 100 when the labels are no more probable than the other
+    classes. Where the NLL does not depend on T (one class only, or all classes equally probable), T is 1.
+
+    Args:
+        log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
+        labels: [N] integers in 0..C-1.
+
+    Raises:
+        InputError: no sample, or a label outside 0..C-1.
+    """
+    checked = _checked(log_probs, labels)
+    if not _depends_on_temperature(log_probs):
+        return Calibration.of_temperature(1.0)
+    low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / LOWEST_TEMPERATURE
+    if _slope(log_probs, checked, low)[0] >= 0.0:
+        return Calibration.of_temperature(HIGHEST_TEMPERATURE)
+    if _slope(log_probs, checked, high)[0] <= 0.0:
+        return Calibration.of_temperature(LOWEST_TEMPERATURE)
+    scale = 1.0
+    for _ in range(200):
+        slope, curvature = _slope(log_probs, checked, scale)
+        low, high = (scale, high) if slope < 0.0 else (low, scale)
+        step = scale - slope / curvature if curvature > 0.0 else low
+        following = step if low < step < high else (low * high) ** 0.5
+        if abs(following - scale) <= 1e-12 * scale:
+            break
+        scale = following
+    return Calibration.of_temperature(1.0 / following)
+
+
+def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
+    """The scales and biases of lowest NLL, held by a weak ridge to temperature scaling.
+
+    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2), T from :func:`fit_temperature`: convex with
+    one minimum, by L-BFGS. The ridge settles what the data leave open: a constant added to all biases, a class
+    that no sample has, and scales that would grow for ever where a class is always told apart.
+
+    Args:
+        log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
+        labels: [N] integers in 0..C-1.
+
+    Raises:
+        InputError: no sample, or a label outside 0..C-1.
+    """
+    checked = _checked(log_probs, labels)
+    classes = log_probs.shape[1]
+    centre = np.concatenate([np.full(classes, fit_temperature(log_probs, checked).scale[0]), np.zeros(classes)])
+
+    def objective(point: Floats) -> tuple[float, Floats]:
+        value, gradient = _vector_nll(log_probs, checked, point[:classes], point[classes:])
+        away = point - centre
+        return value + RIDGE / 2 * float(away @ away), gradient + RIDGE * away
+
+    point = minimize(objective, centre)
+    return Calibration("vector", tuple(point[:classes].tolist()), tuple(point[classes:].tolist()))
+
+
+def fit(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
+    """The calibration of one of :data:`KINDS`, fitted on log p [N, C] and labels [N]."""
+    return {"temperature": fit_temperature, "vector": fit_vector}[kind](log_probs, labels)
+
+
+def _twelve_digits(value: float) -> float:
+    """So that T is the same again after 1/T, whose last digit is rounding."""
+    return float(f"{value:.12g}")
+
+
+def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
+    if log_probs.ndim != 2 or not log_probs.size:
+        raise InputError("a calibration needs at least one labelled sample")
+    return check_labels(labels, *log_probs.shape)
+
+
+def _rows(log_probs: np.ndarray) -> list[slice]:
+    """Runs of samples small enough for temporaries."""
+    step = max(1, probabilities._BLOCK_VALUES // log_probs.shape[1])
+    return [slice(start, start + step) for start in range(0, len(log_probs), step)]
+
+
+def _depends_on_temperature(log_probs: np.ndarray) -> bool:
+    # The differences between classes of equal probability are rounding.
+    blocks = (log_probs[rows] for rows in _rows(log_probs))
+    return any(bool((block.max(axis=1) - block.min(axis=1) > 1e-9).any()) for block in blocks)
+
+
+def _slope(log_probs: np.ndarray, labels: NDArray[np.int64], scale: float) -> tuple[float, float]:
+    """First and second derivative of the mean NLL by the scale: mean of E[log p] - log p_y, and of Var[log p]."""
+    slope = curvature = 0.0
+    for rows in _rows(log_probs):
+        block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
+        powers = np.exp(log_softmax(block * scale))
+        mean = _expected(powers, block)
+        slope += float((mean - block[np.arange(len(of)), of]).sum())
+        curvature += float(_expected(powers, (block - mean[:, None]) ** 2).sum())
+    return slope / len(labels), curvature / len(labels)
+
+
+def _expected(probs: Floats, values: Floats) -> Floats:
+    """Sum over classes of probs * values, [n]."""
+    return np.asarray(np.einsum("nc,nc->n", probs, values), dtype=np.float64)
+
+
+def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
+    """Mean NLL with these scales and biases [C], and its gradient [2C]."""
+    value, by_scale, by_bias = 0.0, np.zeros_like(scale), np.zeros_like(bias)
+    for rows in _rows(log_probs):
+        block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
+        new = log_softmax(block * scale + bias)
+        index = np.arange(len(of))
+        value -= float(new[index, of].sum())
+        error = np.exp(new)
+        error[index, of] -= 1.0
+        by_scale += np.einsum("nc,nc->c", error, block)
+        by_bias += error.sum(axis=0)
+    return value / len(labels), np.concatenate([by_scale, by_bias]) / len(labels)

@@ -1,0 +1,137 @@
+"""Split conformal prediction sets: how large they are, and how often they hold the label.
+
+The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set of
+a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
+holds its label with probability 1 - alpha at least.
+
+Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, there "LABEL"); Romano, Sesia and Candes
+2020 (APS).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from hydractl.errors import InputError
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.classification import check_labels
+from hydractl.metrics.probabilities import Floats, check_shape
+from hydractl.metrics.samples import calibrated_blocks
+
+METHODS = ("lac", "aps")
+
+CONVENTIONS = {
+    "conformal": "Split conformal sets {k: s_k <= qhat}, qhat the ceil((n + 1)(1 - alpha))-th smallest score of the n"
+    " validation labels, 1 (every class) when there is none. lac: s_k = 1 - p_k; aps: s_k = the sum of p over k and the"
+    " classes before it by falling p, no randomisation. coverage: share of sets that hold the label; mean_size: classes"
+    " in a set; empty: share of sets with none.",
+}
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """A fitted threshold.
+
+    Attributes:
+        method: ``lac`` or ``aps``.
+        alpha: the share of labels that the sets may miss, between 0 and 1.
+        qhat: the highest nonconformity score a class of a set has, 0..1.
+        n_val: validation samples it was taken from.
+    """
+
+    method: Literal["lac", "aps"]
+    alpha: float
+    qhat: float
+    n_val: int
+
+
+def nonconformity(probs: Floats, method: str) -> Floats:
+    """The nonconformity score of every class, [n, C], 0..1, from p [n, C].
+
+    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, classes of one p in the
+    order of their index. This is the score of Romano et al. 2020 without its random share of p_k (u = 1), which
+    keeps the guarantee and makes the sets somewhat larger.
+    """
+    if method == "lac":
+        return 1.0 - probs
+    order = np.argsort(-probs, axis=1, kind="stable")
+    scores = np.empty_like(probs)
+    # No sum may exceed 1 by rounding, so that a qhat of 1 holds every class.
+    np.put_along_axis(
+        scores, order, np.minimum(np.cumsum(np.take_along_axis(probs, order, axis=1), axis=1), 1.0), axis=1
+    )
+    return scores
+
+
+def fit(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    *,
+    method: Literal["lac", "aps"] = "lac",
+    alpha: float = 0.1,
+    calibration: Calibration | None = None,
+) -> Conformal:
+    """Take the threshold from validation data, block by block.
+
+    Args:
+        logits: [M, N, C], any float type; a memory map is read block by block.
+        labels: [N] integers in 0..C-1.
+        method: one of :data:`METHODS`.
+        alpha: between 0 and 1.
+        calibration: what to apply to p.
+
+    Raises:
+        InputError: no sample, an alpha outside 0..1, or a label outside 0..C-1.
+        NonFiniteError: a logit is NaN or infinite.
+    """
+    if not 0 < alpha < 1 or method not in METHODS:
+        raise InputError(f"conformal sets need lac or aps and an alpha between 0 and 1, not {method} and {alpha}")
+    checked = check_labels(labels, *check_shape(logits).shape[1:])
+    if not len(checked):
+        raise InputError("conformal sets need at least one labelled validation sample")
+    scores = np.empty(len(checked))
+    for rows, probs in calibrated_blocks(logits, calibration):
+        scores[rows] = nonconformity(probs, method)[np.arange(len(probs)), checked[rows]]
+    return Conformal(method, alpha, quantile(scores, alpha), len(checked))
+
+
+def quantile(scores: np.ndarray, alpha: float) -> float:
+    """The ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest a score can be, where that is the n + 1-st."""
+    n = len(scores)
+    # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
+    rank = (n + 1) - int((n + 1) * Fraction(str(alpha)))
+    return float(np.sort(scores)[rank - 1]) if rank <= n else 1.0
+
+
+def conformal_block(
+    fitted: Conformal, logits: np.ndarray, labels: np.ndarray, *, calibration: Calibration | None = None
+) -> dict[str, Any]:
+    """What the row of a model says of its sets on test data: the fit, coverage, mean_size and empty.
+
+    The last three are None without samples.
+
+    Args:
+        fitted: from :func:`fit`, with the same calibration.
+        logits: [M, N, C], any float type.
+        labels: [N] integers in 0..C-1.
+        calibration: what to apply to p.
+
+    Raises:
+        NonFiniteError: a logit is NaN or infinite.
+        InputError: a label is outside 0..C-1.
+    """
+    checked = check_labels(labels, *check_shape(logits).shape[1:])
+    covered = classes = empty = 0
+    for rows, probs in calibrated_blocks(logits, calibration):
+        inside = nonconformity(probs, fitted.method) <= fitted.qhat
+        sizes = inside.sum(axis=1)
+        covered += int(inside[np.arange(len(probs)), checked[rows]].sum())
+        classes += int(sizes.sum())
+        empty += int(np.count_nonzero(sizes == 0))
+    shares = {"coverage": covered, "mean_size": classes, "empty": empty}
+    n = len(checked)
+    return {**asdict(fitted), **{name: count / n if n else None for name, count in shares.items()}}

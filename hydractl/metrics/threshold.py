@@ -1,0 +1,92 @@
+"""A threshold on the OOD score, chosen on validation data; a sample is flagged when its score is at or above it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hydractl.errors import InputError, UsageError
+from hydractl.metrics.probabilities import check_finite
+
+CONVENTIONS = {
+    "threshold": "A sample is flagged as OOD when its score is at or above the value. ood:S is the highest value that"
+    " flags at least the share S of the OOD validation samples, ties included; id:S the lowest that flags at most the"
+    " share S of the ID validation samples.",
+}
+
+
+class Rule(NamedTuple):
+    """``ood:0.95`` or ``id:0.01``: which side the share is of, and the share, exactly as written."""
+
+    side: Literal["id", "ood"]
+    share: Fraction
+
+    def __str__(self) -> str:
+        return f"{self.side}:{float(self.share)}"
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule that ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1) says.
+
+    Raises:
+        UsageError: the text says none.
+    """
+    side, _, number = text.partition(":")
+    try:
+        share = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if side == "ood" and 0 < share <= 1:
+        return Rule("ood", share)
+    if side == "id" and 0 <= share < 1:
+        return Rule("id", share)
+    raise UsageError(f"{text!r} says no threshold", hint="write ood:0.95 or id:0.01")
+
+
+def choose(rule: Rule, scores: np.ndarray) -> float:
+    """The threshold a rule gives on the validation scores of its side, [N].
+
+    ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the number next above the
+    highest score that must not be flagged, the lowest threshold that at most the share S of the samples reach.
+
+    Raises:
+        InputError: no sample.
+        NonFiniteError: a score is NaN or infinite.
+    """
+    falling = np.sort(check_finite(scores, "scores"))[::-1]
+    n = len(falling)
+    if not n:
+        raise InputError(f"a threshold {rule} needs validation samples")
+    if rule.side == "ood":
+        return float(falling[-(-rule.share.numerator * n // rule.share.denominator) - 1])
+    return float(np.nextafter(falling[rule.share.numerator * n // rule.share.denominator], np.inf))
+
+
+def flagged(scores: np.ndarray, value: float) -> float | None:
+    """Share of the samples with a score at or above the threshold; None without samples."""
+    checked = check_finite(scores, "scores")
+    return int(np.count_nonzero(checked >= value)) / len(checked) if len(checked) else None
+
+
+def threshold_block(
+    score: str, value: float, rule: str, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """What the row of a model says of its threshold.
+
+    Args:
+        score: the name of the OOD score.
+        value: the threshold.
+        rule: how it was chosen, or ``given``.
+        id_scores: [N].
+        ood_scores: of each OOD data set, by its name.
+    """
+    return {
+        "score": score,
+        "value": value,
+        "rule": rule,
+        "id_flagged": flagged(id_scores, value),
+        "ood_flagged": {name: flagged(scores, value) for name, scores in ood_scores.items()},
+    }

@@ -1,0 +1,142 @@
+"""Which samples a model has seen: short fingerprints that travel with circuits, masks and checkpoints.
+
+A circuit, a temperature or a fine-tuning fits itself to the samples it is given. Measured on these, it looks better
+than it is, so ``eval`` refuses them as test data. What decides is the content of a sample, not the name of its file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hydractl.errors import InputError
+
+
+class Fingerprinted(Protocol):
+    """What is asked of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Of the whole."""
+        ...
+
+    def sample_fingerprints(self) -> Sequence[str]:
+        """Of each sample, in hex."""
+        ...
+
+
+_BYTES = 6
+"""Of the SHA-256 of each sample: two different samples among a million times 50,000 meet with a chance of 0.0002."""
+
+MOST = 65_536
+"""Fingerprints kept of one data set: those of the lowest value, so that a larger set is represented by a sample of it
+that does not depend on its order. Of one sample in twenty of the test data, fifty are met by such a part."""
+
+Entry = Mapping[str, Any]
+"""``by`` (the verb that saw the samples), ``as`` (what for), ``data`` (fingerprint of the data set), ``n`` (its
+samples) and ``hashes`` (base64 of the kept fingerprints, ascending, 6 bytes each)."""
+
+
+def entry(by: str, role: str, dataset: Fingerprinted) -> dict[str, Any]:
+    """What is noted of one data set.
+
+    Args:
+        by: the verb, or the part of it, that saw the samples.
+        role: what for: ``id``, ``ood``, ``train`` or ``val``.
+        dataset: the samples.
+    """
+    hashes = np.unique(_hashes(dataset.sample_fingerprints()))[:MOST]
+    raw = hashes.astype(">u8").tobytes()
+    packed = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 8)[:, 8 - _BYTES :].tobytes()
+    return {
+        "by": by,
+        "as": role,
+        "data": dataset.fingerprint(),
+        "n": len(dataset),
+        "hashes": base64.b64encode(packed).decode("ascii"),
+    }
+
+
+def merged(*lists: Iterable[Entry]) -> list[Entry]:
+    """All entries, each data set once for each use, in the order of their first appearance."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for one in (one for entries in lists for one in entries):
+        found.setdefault((one["by"], one["as"], one["data"]), one)
+    return list(found.values())
+
+
+def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
+    """Which samples of a data set are among those seen, ``[N]``.
+
+    Of sets larger than :data:`MOST` only a part is known, so a sample that is not marked may have been seen all the
+    same; a leak of more than a few samples shows.
+    """
+    own = _hashes(dataset.sample_fingerprints())
+    found = np.zeros(len(own), dtype=np.bool_)
+    for one in entries:
+        found |= np.isin(own, _unpacked(one["hashes"]))
+    return found
+
+
+def told(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
+    """Who saw samples of a data set, and how many of them each."""
+    parts = []
+    for one in entries:
+        count = int(marked([one], dataset).sum())
+        if count:
+            parts.append(f"{count} by {one['by']} ({one['as']})")
+    return ", ".join(parts)
+
+
+def checked(value: Any, origin: str) -> list[Entry]:
+    """The entries as a file holds them.
+
+    Raises:
+        InputError: for what no version of hydractl writes.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(_is_entry(one) for one in value):
+        raise InputError(f"{origin} has a broken list of samples that were seen ('seen')")
+    return value
+
+
+def seen_in(document: Any, origin: str) -> list[Entry]:
+    """The entries of a circuit or a mask, those of its start mask included.
+
+    Raises:
+        InputError: as :func:`checked` does.
+    """
+    if not isinstance(document, dict):
+        return []
+    start = document.get("start_mask")
+    before = start.get("seen") if isinstance(start, dict) else None
+    return merged(checked(before, origin), checked(document.get("seen"), origin))
+
+
+def _is_entry(one: Any) -> bool:
+    if not isinstance(one, dict) or type(one.get("n")) is not int:
+        return False
+    if not all(isinstance(one.get(key), str) for key in ("by", "as", "data", "hashes")):
+        return False
+    try:
+        return len(base64.b64decode(one["hashes"], validate=True)) % _BYTES == 0
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _hashes(fingerprints: Sequence[str]) -> npt.NDArray[np.uint64]:
+    return np.array([int(one[: 2 * _BYTES], 16) for one in fingerprints], dtype=np.uint64)
+
+
+def _unpacked(text: str) -> npt.NDArray[np.uint64]:
+    packed = np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(-1, _BYTES)
+    wide = np.zeros((len(packed), 8), dtype=np.uint8)
+    wide[:, 8 - _BYTES :] = packed
+    return wide.reshape(-1).view(">u8").astype(np.uint64)

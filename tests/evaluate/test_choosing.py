@@ -1,0 +1,158 @@
+"""Temperatures, thresholds and prediction sets: chosen on validation data, kept in a checkpoint, used afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.data import open_data
+
+TEST = ["--data", "builtin:digits/test"]
+VAL = ["--val", "builtin:digits/val"]
+
+
+def log_p(model: str, spec: str) -> tuple[np.ndarray, np.ndarray]:
+    """log p ``[N, 10]`` in float64 and labels, by torch alone."""
+    found, data = hydractl.load(model, device="cpu"), open_data(spec)
+    with torch.no_grad():
+        logits = found.member_logits(found.preprocess([data[i] for i in range(len(data))])).double()
+    p = logits.softmax(-1).mean(0)
+    return p.log().numpy(), np.asarray(data.labels)
+
+
+def nll(values: np.ndarray, labels: np.ndarray) -> float:
+    values = values - np.logaddexp.reduce(values, axis=1, keepdims=True)
+    return float(-values[np.arange(len(labels)), labels].mean())
+
+
+def test_the_fitted_temperature_is_the_best_of_a_fine_grid(answer: Callable[..., Any]) -> None:
+    row = answer("hydra.st", *TEST, *VAL, "--temperature", "fit", "--allow-seen")["models"][0]
+    values, labels = log_p("hydra.st", "builtin:digits/val")
+    grid = np.exp(np.linspace(-2, 2, 4001))
+    best = grid[np.argmin([nll(values / t, labels) for t in grid])]
+    found = row["calibration"]
+    assert found["temperature"] == pytest.approx(best, rel=2e-3)
+    assert found["kind"] == "temperature" and found["fitted_on"]["n"] == len(labels)
+    tested, truth = log_p("hydra.st", "builtin:digits/test")
+    assert row["id"]["nll"] == pytest.approx(nll(tested / found["temperature"], truth), abs=1e-5)
+
+
+def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) -> None:
+    one = answer("base.st", *TEST, *VAL, "--temperature", "vector")["models"][0]["calibration"]
+    values, labels = log_p("base.st", "builtin:digits/val")
+    by_vector = nll(values * np.array(one["scale"]) + np.array(one["bias"]), labels)
+    by_one = answer("base.st", *TEST, *VAL, "--temperature", "fit")["models"][0]["calibration"]["temperature"]
+    assert by_vector < nll(values / by_one, labels) < nll(values, labels)
+
+
+@pytest.mark.parametrize(("rule", "side"), [("ood:0.9", "builtin:symbols"), ("id:0.05", "builtin:digits/val")])
+def test_a_threshold_holds_on_what_it_was_chosen_on(answer: Callable[..., Any], rule: str, side: str) -> None:
+    sets = ["--ood", "l=builtin:letters", "--val-ood", "s=builtin:symbols", *VAL]
+    row = answer("base.st", *TEST, *sets, "--threshold", rule)["models"][0]["threshold"]
+    scores = -np.exp(log_p("base.st", side)[0]).max(1)
+    share = (scores >= row["value"] - 1e-6).mean()
+    assert share >= 0.9 if rule.startswith("ood") else share <= 0.05
+    tested = -np.exp(log_p("base.st", "builtin:digits/test")[0]).max(1)
+    assert row["id_flagged"] == pytest.approx((tested >= row["value"]).mean(), abs=0.01)
+    assert set(row["ood_flagged"]) == {"l"} and row["rule"] == rule
+
+
+def test_prediction_sets_hold_the_label_often_enough(answer: Callable[..., Any]) -> None:
+    for score in ("lac", "aps"):
+        found = answer("base.st", *TEST, *VAL, "--conformal", "0.1", "--conformal-score", score)["models"][0]
+        sets = found["conformal"]
+        assert sets["method"] == score and sets["n_val"] == len(open_data("builtin:digits/val"))
+        assert sets["coverage"] > 0.85 and 1 <= sets["mean_size"] < 10
+    p, labels = np.exp(log_p("base.st", "builtin:digits/test")[0]), log_p("base.st", "builtin:digits/test")[1]
+    inside = 1 - p <= answer("base.st", *TEST, *VAL, "--conformal", "0.1")["models"][0]["conformal"]["qhat"]
+    lac = answer("base.st", *TEST, *VAL, "--conformal", "0.1")["models"][0]["conformal"]
+    assert lac["coverage"] == pytest.approx(inside[np.arange(len(labels)), labels].mean(), abs=0.005)
+    assert lac["mean_size"] == pytest.approx(inside.sum(1).mean(), abs=0.02)
+
+
+def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..., Any]) -> None:
+    chosen = [*VAL, "--val-ood", "s=builtin:symbols", "--temperature", "fit", "--threshold", "ood:0.95"]
+    first = answer("base.st", *TEST, *chosen, "--calibrated", "k.st")["models"][0]
+    again = answer("k.st", *TEST)["models"][0]
+    assert again["id"] == first["id"]
+    assert again["calibration"]["temperature"] == first["calibration"]["temperature"]
+    assert again["threshold"]["value"] == first["threshold"]["value"]
+    plain = answer("k.st", *TEST, "--temperature", "none")["models"][0]
+    assert plain["id"] == answer("base.st", *TEST)["models"][0]["id"]
+    assert "calibration" not in plain and "threshold" not in plain
+    run("eval", "k.st", "--data", "builtin:digits/val", code=3)  # it has seen them
+    values, _ = log_p("base.st", "builtin:digits/test")
+    model, data = hydractl.load("k.st", device="cpu"), open_data("builtin:digits/test")
+    with torch.no_grad():
+        found = model(model.preprocess([data[i] for i in range(len(data))])).double().numpy()
+    scaled = values / first["calibration"]["temperature"]
+    expected = scaled - np.logaddexp.reduce(scaled, axis=1, keepdims=True)
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+def test_other_weights_drop_what_was_chosen(run: Any, answer: Callable[..., Any]) -> None:
+    run("eval", "base.st", *TEST, "--temperature", "3", "--calibrated", "k.st", "-o", "e.json")
+    run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st")
+    assert "calibration" not in answer("p.st", *TEST)["models"][0]
+
+
+def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None:
+    chosen = ["--val-ood", "s=builtin:symbols", "--threshold", "ood:0.9"]
+    run("eval", "base.st", *TEST, *chosen, "--calibrated", "k.st", "-o", "e.json")
+    run("eval", "k.st", "--data", "builtin:letters", "--predictions", "p.jsonl", "-o", "f.json")
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    value = json.loads(Path("f.json").read_text())["models"][0]["threshold"]["value"]
+    assert [line["is_ood"] for line in lines] == [line["ood_score"] >= value for line in lines]
+    assert 0 < sum(line["is_ood"] for line in lines) <= len(lines)
+    run("eval", "k.st", "--data", "builtin:letters", "--predictions", "p.csv", "-o", "g.json")
+    assert Path("p.csv").read_text().splitlines()[0] == "id,label,confidence,entropy,mi,ood_score,is_ood"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--temperature", "fit"], "--temperature fit needs --val"),
+        (["--temperature", "0"], "--temperature must be fit, vector, none or a number above 0"),
+        (["--temperature", "warm"], "--temperature must be"),
+        (["--threshold", "id:0.01"], "--threshold id:0.01 needs --val"),
+        (["--threshold", "ood:0.9"], "--threshold ood:0.9 needs --val-ood"),
+        (["--threshold", "high"], "--threshold must be ood:SHARE, id:SHARE or a number"),
+        (["--conformal", "0.1"], "--conformal needs --val"),
+        (["--conformal", "1"], "--conformal must be less than 1"),
+        (["--calibrated", "k.st"], "--calibrated needs something to keep"),
+        (["--calibrated", "k.json", "--temperature", "2"], "--calibrated must end in .st"),
+        (["--val-ood", "builtin:symbols"], "--val-ood must be NAME"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    run: Any, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    run("eval", "base.st", *TEST, *options, code=2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_intervals_hold_the_value_and_the_first_row_is_no_difference(answer: Callable[..., Any]) -> None:
+    found = answer("base.st", "hydra.st", *TEST, "--ood", "l:far=builtin:letters", "--bootstrap", "50", "--allow-seen")
+    base, hydra = found["models"]
+    low, high = hydra["ci"]["ood.l.auroc"]
+    assert low <= hydra["ood"]["l"]["auroc"] <= high
+    assert "difference" not in base and found["bootstrap"]["rounds"] == 50
+    gap = hydra["difference"]["id.accuracy"]
+    assert gap["value"] == pytest.approx(hydra["id"]["accuracy"] - base["id"]["accuracy"])
+    assert gap["ci"][0] <= gap["value"] <= gap["ci"][1]
+
+
+def test_any_number_can_be_required(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*TEST, *VAL, "--conformal", "0.1", "--bootstrap", "20", "-o", "e.json"]
+    ask = ["--require", "conformal.coverage>=0.5", "--require", "ci.id.accuracy.0>=0.1", "--require", "cost.params>1"]
+    run("eval", "base.st", *options, *ask)
+    run("eval", "base.st", *options, "--force", "--require", "ci.id.accuracy.1<0.1", code=4)
+    run("eval", "base.st", *options, "--force", "--require", "ci.id.accurcy.1<0.1", code=2)
+    assert "did you mean ci.id.accuracy.1" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Predictions that are kept are a model: the same figures without a forward pass, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import hydractl
+from hydractl.data import open_data
+
+TEST = ["--data", "builtin:digits/test"]
+SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
+
+
+def rows(document: Any, *without: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in ("name", "sha256", *without)} for row in document["models"]]
+
+
+def test_the_logits_are_those_of_the_model(run: Any) -> None:
+    run("eval", "hydra.st", *TEST, "--limit", "50", "--predictions", "p.st", "-o", "e.json", "--allow-seen")
+    model, data = hydractl.load("hydra.st", device="cpu"), open_data("builtin:digits/test", limit=50)
+    with torch.no_grad():
+        expected = model.member_logits(model.preprocess([data[i] for i in range(50)]))
+    found = safetensors.numpy.load_file("p.st")
+    assert np.allclose(found["sets.0.logits"], expected.numpy(), atol=1e-5)
+    assert found["sets.0.labels"].tolist() == np.asarray(data.labels).tolist()
+
+
+def test_a_file_of_predictions_gives_the_figures_of_the_model(answer: Callable[..., Any]) -> None:
+    options = [*TEST, *SETS, "--allow-seen", "--bootstrap", "20", "--ood-score", "entropy"]
+    first = answer("hydra.st", *options, "--predictions", "p.st")
+    alone = answer("p.st", "--allow-seen", "--bootstrap", "20", "--ood-score", "entropy")
+    assert rows(alone) == rows(first)
+    beside = answer("base.st", "again=p.st", *options)
+    assert rows(beside, "difference")[1] == rows(first)[0]
+    for key, spec in first["data"].items():
+        assert alone["data"][key]["fingerprint"] == spec["fingerprint"] and alone["data"][key]["spec"] == "p.st"
+
+
+def test_what_was_seen_is_still_known(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "hydra.st", *TEST, *SETS, "--allow-seen", "--predictions", "p.st", "-o", "e.json")
+    run("eval", "p.st", code=3)
+    assert "samples of --ood near (as its predictions say)" in capsys.readouterr().err
+
+
+def test_predictions_of_other_samples_are_refused(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
+    run("eval", "p.st", *TEST, "--limit", "20", code=3)
+    assert "p.st has no predictions of id" in capsys.readouterr().err
+    run("eval", "base.st", "p.st", code=2)
+    assert "eval needs --data" in capsys.readouterr().err
+    run("eval", "p.st", "--predictions", "q.st", code=2)
+    assert "is a predictions file already" in capsys.readouterr().err
+
+
+def test_no_data_and_a_model_that_runs(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", code=2)
+    assert "eval needs --data" in capsys.readouterr().err
+
+
+def test_a_temperature_is_fitted_on_stored_predictions_too(answer: Callable[..., Any]) -> None:
+    val = ["--val", "builtin:digits/val", "--temperature", "fit"]
+    first = answer("base.st", *TEST, *val, "--predictions", "p.st")
+    again = answer("p.st", *TEST, *val)
+    assert rows(first) == rows(again) and first["models"][0]["calibration"]["temperature"] != 1.0
+
+
+@pytest.mark.parametrize("text", ["not predictions", ""])
+def test_a_broken_file_is_one_line(run: Any, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Path("p.st").write_text(text)
+    run("eval", "p.st", *TEST, code=3)
+    assert capsys.readouterr().err.startswith("error: p.st")
+
+
+def command(*more: str) -> list[str]:
+    own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
+    return [sys.executable, "-m", "hydractl", "eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
+    run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
+    part, dice, kills = Path("k.st.part"), random.Random(0), 0
+    while kills < 4:
+        process = subprocess.Popen(command("--resume"), env=environment, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not part.exists():
+            time.sleep(0.005)
+        time.sleep(dice.uniform(0, 0.25))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    if not Path("k.json").exists():
+        subprocess.run(command("--resume"), env=environment, check=True, capture_output=True)
+    assert kills > 0 and not part.exists()
+    assert Path("k.st").read_bytes() == Path("whole.st").read_bytes()
+    assert rows(json.loads(Path("k.json").read_text())) == rows(json.loads(Path("whole.json").read_text()))
+
+
+def test_what_is_finished_is_read_and_not_computed_again(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
+    before = Path("p.st").stat().st_mtime_ns
+    Path("e.json").unlink()
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume")
+    assert "p.st is complete" in capsys.readouterr().err
+    assert Path("p.st").stat().st_mtime_ns == before
+    run("eval", "base.st", *TEST, "--batch-size", "9", "--predictions", "p.st", "-o", "f.json", "--resume", code=3)
+    assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
+
+
+def test_nothing_to_resume_is_said(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume")
+    assert "nothing to resume: p.st is begun" in capsys.readouterr().err
+    run("eval", "base.st", *TEST, "--resume", code=2)
+    assert "--resume needs --predictions" in capsys.readouterr().err
+
+
+def test_info_describes_predictions(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *TEST, "--limit", "9", "--predictions", "p.st", "-o", "e.json")
+    capsys.readouterr()
+    run("--info", "p.st", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == "base" and found["data_sets"] == ["id (9 samples)"]
