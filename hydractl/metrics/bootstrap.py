@@ -173,13 +173,15 @@ class _InsideMetrics:
         assert self.samples.brier_terms is not None and self.samples.label_log_probs is not None
         sizes = np.bincount(self.bins, weights=counts, minlength=calibration.BINS).astype(np.int64)
         binned, rising = counts[self.by_bin], counts[self.rising]
-        errors = np.cumsum(np.repeat(self.wrong, counts[self.falling]))
+        errors = np.cumsum(np.repeat(self.wrong, counts[self.falling]), dtype=np.int64)
         return {
             "accuracy": int(counts[self.correct].sum()) / n,
             "brier": float(counts @ self.samples.brier_terms) / n,
             "nll": 0.0 - float(counts @ self.samples.label_log_probs) / n,
-            "ece": calibration.ece_of_binned(*(np.repeat(values, binned) for values in self.binned), sizes),
-            "aece": calibration.aece_of_sorted(*(np.repeat(values, rising) for values in self.sorted)),
+            "ece": calibration.ece_of_binned(
+                np.repeat(self.binned[0], binned), np.repeat(self.binned[1], binned), sizes
+            ),
+            "aece": calibration.aece_of_sorted(np.repeat(self.sorted[0], rising), np.repeat(self.sorted[1], rising)),
             "aurc": selective.aurc_of_errors(errors),
             "accuracy_at": selective.accuracy_at_of_errors(errors),
         }

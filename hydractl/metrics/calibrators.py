@@ -32,12 +32,12 @@ RIDGE = 1e-6
 
 CONVENTIONS = {
     "calibration": "Acts on log p of the averaged prediction (pool, then calibrate): log_softmax(log p * scale + bias);"
-    " temperature scaling has the one scale 1/T, vector scaling a scale and a bias for each class. energy, maxlogit, mi,"
-    " variance and disagreement are those of the members without it.",
+    " temperature scaling has the one scale 1/T, vector scaling a scale and a bias for each class. energy, maxlogit,"
+    " mi, variance and disagreement are those of the members without it.",
 }
 
-# log p * scale must stay a float64, whatever the logits were.
-_LOWEST_LOG_P = -1e290
+# log p * scale and the square of log p must stay float64, whatever the logits were.
+_LOWEST_LOG_P = -1e150
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     The NLL is convex in 1/T, so the sign of its derivative brackets the one minimum; Newton steps that leave the
     bracket are replaced by bisection. The ends of the range are the answers where the minimum lies outside: 0.01 when
     every prediction is right (the NLL falls with T for ever), 100 when the labels are no more probable than the other
-    classes. Where the NLL does not depend on T (one class only, or all classes equally probable), T is 1.
+    classes. Where the NLL does not depend on T (one class only, all classes equally probable, every label certain), T
+    is 1.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -127,10 +128,11 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     if not _depends_on_temperature(log_probs):
         return Calibration.of_temperature(1.0)
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / LOWEST_TEMPERATURE
-    if _slope(log_probs, checked, low)[0] >= 0.0:
-        return Calibration.of_temperature(HIGHEST_TEMPERATURE)
-    if _slope(log_probs, checked, high)[0] <= 0.0:
-        return Calibration.of_temperature(LOWEST_TEMPERATURE)
+    rises, falls = _slope(log_probs, checked, low)[0] >= 0.0, _slope(log_probs, checked, high)[0] <= 0.0
+    if rises and falls:  # flat: every label is certain at every temperature
+        return Calibration.of_temperature(1.0)
+    if rises or falls:
+        return Calibration.of_temperature(HIGHEST_TEMPERATURE if rises else LOWEST_TEMPERATURE)
     scale = 1.0
     for _ in range(200):
         slope, curvature = _slope(log_probs, checked, scale)

@@ -1,7 +1,7 @@
 """Split conformal prediction sets: how large they are, and how often they hold the label.
 
-The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set of
-a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
+The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set
+of a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
 holds its label with probability 1 - alpha at least.
 
 Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, there "LABEL"); Romano, Sesia and Candes
@@ -100,7 +100,7 @@ def fit(
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
-    """The ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest a score can be, where that is the n + 1-st."""
+    """The ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, where that is the n + 1-st."""
     n = len(scores)
     # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
     rank = (n + 1) - int((n + 1) * Fraction(str(alpha)))

@@ -21,8 +21,8 @@ _Z = 1.959963984540054
 CONVENTIONS = {
     "reliability": "The bins of ece: edges, samples, mean confidence and accuracy of each, and the Wilson 95 % interval"
     " of the accuracy (low, high); null where a bin is empty.",
-    "roc": "Share of OOD samples flagged (tpr) against share of ID samples flagged (fpr), from (0, 0) to (1, 1); of more"
-    " than 201 points those are kept that are evenly spaced along fpr + tpr.",
+    "roc": "Share of OOD samples flagged (tpr) against share of ID samples flagged (fpr), from (0, 0) to (1, 1); of"
+    " more than 201 points those are kept that are evenly spaced along fpr + tpr.",
     "scores": "Histograms of the OOD score: 40 bins of equal width from the lowest to the highest score of all data"
     " sets, [edge_k, edge_k+1), the last one closed.",
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics.probabilities import Block, Floats, blocks, per_sample, pool_log_probs
+from hydractl.metrics.probabilities import Block, Floats, blocks, per_sample
 
 CONVENTIONS = {
     "mi": "Mean over samples of H(mean over members of p_m) - mean over members of H(p_m), in nats.",
@@ -29,26 +29,25 @@ def block_mi(block: Block) -> Floats:
     """
     if len(block.logits) == 1:
         return np.zeros(block.logits.shape[1])
-    return _mean_divergence(np.exp(block.member_log_probs), block.member_log_probs, block.log_probs)
+    divergence = (block.member_powers * (block.member_log_probs - block.log_probs)).sum(axis=2)
+    return np.asarray(np.maximum(divergence.mean(axis=0), 0.0), dtype=np.float64)
 
 
 def block_pair_mi(block: Block) -> Floats:
     """Mutual information of each pair of members (a < b, in the order of ``itertools.combinations``), [P, N]."""
-    log_probs = block.member_log_probs
-    if len(log_probs) == 2:
+    probs, log_probs = block.member_powers, block.member_log_probs
+    members = len(log_probs)
+    if members == 2:
         return block_mi(block)[None]
-    found = np.empty((len(log_probs) * (len(log_probs) - 1) // 2, log_probs.shape[1]))
-    probs = np.exp(log_probs)
-    for row, (a, b) in zip(found, combinations(range(len(log_probs)), 2), strict=True):
-        both = log_probs[[a, b]]
-        row[:] = _mean_divergence(probs[[a, b]], both, pool_log_probs(both))
+    found = np.empty((members * (members - 1) // 2, log_probs.shape[1]))
+    for row, (a, b) in zip(found, combinations(range(members), 2), strict=True):
+        # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
+        # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
+        apart = np.abs(log_probs[a] - log_probs[b])
+        above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
+        both = (probs[a] + probs[b]) * above - np.minimum(probs[a], probs[b]) * apart
+        row[:] = np.maximum(both.sum(axis=1) / 2, 0.0)
     return found
-
-
-def _mean_divergence(probs: Floats, log_probs: Floats, pooled: Floats) -> Floats:
-    """Mean over members of KL(p_m || p), [N]."""
-    divergence = (probs * (log_probs - pooled)).sum(axis=2)
-    return np.asarray(np.maximum(divergence.mean(axis=0), 0.0), dtype=np.float64)
 
 
 sample_mi = per_sample(block_mi)

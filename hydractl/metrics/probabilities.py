@@ -22,8 +22,8 @@ CONVENTIONS = {
     "probability": "p = mean over members of the softmax of each member's logits, in float64 (never of the logits).",
 }
 
-# Float64 values in one block of samples (4 MiB): large enough for numpy to be fast, small enough for the temporaries.
-_BLOCK_VALUES = 1 << 19
+# Float64 values in one block of samples (1 MiB): larger blocks are slower, the temporaries leave the cache.
+_BLOCK_VALUES = 1 << 17
 
 # Above this the difference of two logits can leave the range of float64.
 _LARGEST_LOGIT = 1e300
@@ -131,6 +131,11 @@ class Block:
         """Logarithm of each member's softmax, [M, n, C]; finite where the softmax underflows to 0."""
         _, shifted, _, total = self._powers
         return shifted - np.log(total)
+
+    @cached_property
+    def member_powers(self) -> Floats:
+        """The exponential of :attr:`member_log_probs`, [M, n, C]; ``member_probs`` but for rounding."""
+        return np.exp(self.member_log_probs)
 
     @cached_property
     def probs(self) -> Floats:

@@ -34,7 +34,7 @@ def id_block(samples: Samples) -> dict[str, Any]:
         return {"n": n}
     assert samples.brier_terms is not None and samples.label_log_probs is not None  # they come with labels
     confidence, correct = samples.confidence, samples.correct
-    errors = np.cumsum(selective.errors_by_confidence(confidence, correct))
+    errors = np.cumsum(selective.errors_by_confidence(confidence, correct), dtype=np.int64)
     return {
         "n": n,
         "accuracy": int(np.count_nonzero(correct)) / n if n else None,

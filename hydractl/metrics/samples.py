@@ -1,4 +1,4 @@
-"""What every metric takes of a model's predictions on one data set: a few numbers a sample, from one pass over logits."""
+"""What metrics take of a model's predictions on one data set: a few numbers a sample, from one pass over logits."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def samples_of(
     """Reduce member logits to :class:`Samples`, in one pass over blocks of samples, in float64.
 
     Args:
-        logits: [M, N, C], any float type, and as large as you like if it is a memory map: memory grows with N by 44 + 4M
-            bytes a sample, 24 more with labels.
+        logits: [M, N, C], any float type; as large as you like if it is a memory map. What is kept are 40 + 4M bytes
+            a sample, 24 more with labels.
         labels: [N] integers in 0..C-1.
         score: a name of ``OOD_SCORES``.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.

@@ -56,7 +56,7 @@ def aurc(confidence: np.ndarray, correct: np.ndarray) -> float | None:
 
     Source: Geifman, Uziel and El-Yaniv 2019. Libraries that integrate the points by trapezoids differ by about 1/N.
     """
-    return aurc_of_errors(np.cumsum(errors_by_confidence(confidence, correct)))
+    return aurc_of_errors(np.cumsum(errors_by_confidence(confidence, correct), dtype=np.int64))
 
 
 def aurc_of_errors(errors: NDArray[np.int64]) -> float | None:
@@ -72,7 +72,7 @@ def accuracy_at(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float 
     Raises:
         NonFiniteError: a confidence is not finite.
     """
-    return accuracy_at_of_errors(np.cumsum(errors_by_confidence(confidence, correct)))
+    return accuracy_at_of_errors(np.cumsum(errors_by_confidence(confidence, correct), dtype=np.int64))
 
 
 def accuracy_at_of_errors(errors: NDArray[np.int64]) -> dict[str, float | None]:
@@ -95,7 +95,7 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> dict[str, Any]
     Raises:
         NonFiniteError: a confidence is not finite.
     """
-    errors = np.cumsum(errors_by_confidence(confidence, correct))
+    errors = np.cumsum(errors_by_confidence(confidence, correct), dtype=np.int64)
     n = errors.size
     if not n:
         return None

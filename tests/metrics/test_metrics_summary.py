@@ -9,8 +9,10 @@ import pytest
 
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.metrics import calibration, classification, ood, probabilities, selective, summary
+from hydractl.metrics.samples import samples_of
 
-ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc"]
+ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"]
+SHARES = ["0.80", "0.90", "0.95"]
 OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"]
 
 
@@ -32,6 +34,7 @@ def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkey
         "ece": calibration.ece(conf, correct),
         "aece": calibration.aece(conf, correct),
         "aurc": selective.aurc(conf, correct),
+        "accuracy_at": selective.accuracy_at(conf, correct),
     }
     assert list(whole) == ID_KEYS
     assert whole == expected
@@ -43,6 +46,8 @@ def test_id_metrics_by_hand() -> None:
     # Members (3/4, 1/4) and (1/2, 1/2): p = (5/8, 3/8), once right and once wrong.
     logits = np.log(np.array([[[3.0, 1.0]] * 2, [[1.0, 1.0]] * 2]))
     got = summary.id_metrics(logits, np.array([0, 1]))
+    # Equal confidences stay in data order; 80 % of two samples, rounded up, are both.
+    assert got.pop("accuracy_at") == {"0.80": 0.5, "0.90": 0.5, "0.95": 0.5}
     assert got == pytest.approx(
         {
             "n": 2,
@@ -59,23 +64,27 @@ def test_id_metrics_by_hand() -> None:
 
 def test_id_metrics_of_huge_logits() -> None:
     got = summary.id_metrics(np.array([[[1e4, 0.0], [1e4, 0.0]]]), np.array([0, 1]))
+    assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 0.5)
     assert got == {"n": 2, "accuracy": 0.5, "brier": 1.0, "nll": 5e3, "ece": 0.5, "aece": 0.5, "aurc": 0.25}
 
 
 def test_calibrated_log_p_goes_in_as_one_member() -> None:
     logits, labels = random_case(1)
     log_p = probabilities.pooled_log_probs(logits)
-    assert summary.id_metrics(log_p[None], labels) == pytest.approx(summary.id_metrics(logits, labels), rel=1e-12)
+    alone, whole = summary.id_metrics(log_p[None], labels), summary.id_metrics(logits, labels)
+    assert alone.pop("accuracy_at") == whole.pop("accuracy_at")
+    assert alone == pytest.approx(whole, rel=1e-12)
 
 
 def test_one_class_only_has_values() -> None:
     got = summary.id_metrics(np.zeros((2, 3, 1)), np.zeros(3, dtype=int))
+    assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 1.0)
     assert got == {"n": 3, "accuracy": 1.0, "brier": 0.0, "nll": 0.0, "ece": 0.0, "aece": 0.0, "aurc": 0.0}
 
 
 def test_empty_inputs_are_none_and_never_nan() -> None:
     empty = summary.id_metrics(np.zeros((3, 0, 4)), np.zeros(0, dtype=int))
-    assert empty == {"n": 0, **dict.fromkeys(ID_KEYS[1:])}
+    assert empty == {"n": 0, **dict.fromkeys(ID_KEYS[1:]), "accuracy_at": dict.fromkeys(SHARES)}
     no_ood = summary.ood_metrics(np.zeros(5), np.zeros(0))
     assert no_ood == {"n": 0, **dict.fromkeys(OOD_KEYS[1:])}
     assert summary.ood_metrics(np.zeros(0), np.zeros(5)) == {"n": 5, **dict.fromkeys(OOD_KEYS[1:])}
@@ -139,3 +148,30 @@ def test_every_name_has_a_convention_and_all_is_json() -> None:
     assert set(document) <= set(summary.CONVENTIONS)
     assert all(text.endswith(".") and len(text) > 20 for text in summary.CONVENTIONS.values())
     assert json.loads(json.dumps([document, summary.CONVENTIONS], allow_nan=False)) == [document, summary.CONVENTIONS]
+
+
+def flat(row: dict, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in row.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return found
+
+
+def test_the_keys_of_a_row_are_those_of_its_numbers() -> None:
+    logits, labels = random_case(5)
+    inside, outside = samples_of(logits, labels), samples_of(logits[:, :40] / 3)
+    row = summary.row_blocks(inside, {"a.b": outside, "c": outside}, {"a.b": "near", "c": None})
+    numbers = {key for key in flat(row) if not key.endswith((".group", ".pairs"))}
+    assert set(summary.row_keys(["a.b", "c"])) == numbers
+    assert row["id"] == summary.id_metrics(logits, labels)
+    assert row["ood"]["c"] == {"group": None, **summary.ood_metrics(inside.score, outside.score)}
+    assert row["near_avg"] == {key: row["ood"]["a.b"][key] for key in OOD_KEYS[1:]}
+    assert set(row["far_avg"].values()) == {None}
+    for name, part in (("id", logits), ("c", logits[:, :40] / 3)):
+        spread = row["diversity"][name]
+        assert {key: spread[key] for key in ("mi", "disagreement")} == summary.diversity(part)
+        assert [(pair["a"], pair["b"]) for pair in spread["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_data_without_labels_have_their_number_alone() -> None:
+    assert summary.id_block(samples_of(random_case(6)[0])) == {"n": 101}

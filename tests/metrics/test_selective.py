@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.selective import aurc
+from hydractl.metrics.selective import accuracy_at, aurc, risk_coverage
 
 
 def naive_aurc(conf: np.ndarray, correct: np.ndarray) -> float:
@@ -48,3 +51,49 @@ def test_bad_input_is_refused() -> None:
         aurc(np.array([np.inf]), np.array([True]))
     with pytest.raises(ValueError, match="differ in shape"):
         aurc(np.array([0.5, 0.6]), np.array([True]))
+
+
+def test_accuracy_at_by_hand() -> None:
+    # Six samples: 80 % are 4.8, 90 % 5.4 and 95 % 5.7 of them, rounded up to 5, 6 and 6.
+    conf = np.array([0.9, 0.5, 0.8, 0.7, 0.6, 0.4])
+    correct = np.array([True, False, True, False, True, True])
+    assert accuracy_at(conf, correct) == {"0.80": 3 / 5, "0.90": 4 / 6, "0.95": 4 / 6}
+    # Of 10 and of 20 samples the shares are whole numbers, and nothing is rounded up.
+    assert accuracy_at(np.linspace(1, 0, 10), np.arange(10) < 8)["0.80"] == 1.0
+    assert accuracy_at(np.linspace(1, 0, 20), np.arange(20) < 19) == {"0.80": 1.0, "0.90": 1.0, "0.95": 1.0}
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7, 100, 1000])
+def test_accuracy_at_against_sorting(samples: int) -> None:
+    rng = np.random.default_rng(samples)
+    conf, correct = rng.integers(0, 9, samples) / 8, rng.random(samples) < 0.6
+    order = sorted(range(samples), key=lambda i: -conf[i])
+    for name, percent in (("0.80", 80), ("0.90", 90), ("0.95", 95)):
+        kept = order[: math.ceil(Fraction(percent, 100) * samples)]
+        assert accuracy_at(conf, correct)[name] == sum(correct[i] for i in kept) / len(kept)
+
+
+def test_accuracy_at_ties_stay_in_data_order() -> None:
+    conf = np.full(10, 0.5)
+    assert accuracy_at(conf, np.arange(10) < 8)["0.80"] == 1.0
+    assert accuracy_at(conf, np.arange(10) >= 2)["0.80"] == 6 / 8
+
+
+def test_nothing_without_samples() -> None:
+    none, right = np.zeros(0), np.zeros(0, dtype=bool)
+    assert accuracy_at(none, right) == {"0.80": None, "0.90": None, "0.95": None}
+    assert risk_coverage(none, right) is None
+
+
+@pytest.mark.parametrize("samples", [1, 2, 200, 201, 202, 5000])
+def test_the_risk_coverage_curve_holds_risks_of_the_definition(samples: int) -> None:
+    rng = np.random.default_rng(samples)
+    conf, correct = rng.random(samples).round(2), rng.random(samples) < 0.7
+    curve = risk_coverage(conf, correct)
+    assert curve is not None
+    order = sorted(range(samples), key=lambda i: -conf[i])
+    kept = [round(share * samples) for share in curve["coverage"]]
+    assert len(kept) == min(samples, 201) == len(set(kept))
+    assert (kept[0], kept[-1]) == (1, samples)
+    assert curve["coverage"] == [i / samples for i in kept]
+    assert curve["risk"] == [sum(not correct[j] for j in order[:i]) / i for i in kept]

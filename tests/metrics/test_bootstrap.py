@@ -1,0 +1,159 @@
+"""Bootstrap intervals: every round is the metric of the literally repeated samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hydractl.metrics.bootstrap import Resampled, differences, draw, intervals, resample
+from hydractl.metrics.rows import row_blocks
+from hydractl.metrics.samples import samples_of
+from hydractl.metrics.summary import row_keys
+
+Case = tuple[tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]
+
+
+def case(kind: str, seed: int = 0, members: int = 3) -> Case:
+    rng = np.random.default_rng(seed)
+    sizes = {"few": (4, 3), "one": (1, 1)}.get(kind, (120, 70))
+    logits = rng.normal(size=(members, sizes[0], 5)) * 3
+    outside = {name: rng.normal(size=(members, sizes[1] + i, 5)) * 2 for i, name in enumerate(("n", "f.1", "other"))}
+    if kind == "tied":
+        logits, outside = logits.round(), {name: values.round() for name, values in outside.items()}
+    if kind == "equal":
+        logits, outside = logits * 0, {name: values * 0 for name, values in outside.items()}
+    if kind == "sure":
+        logits, outside = logits * 50, {name: values * 50 for name, values in outside.items()}
+    return (logits, rng.integers(0, 5, sizes[0])), outside
+
+
+GROUPS = {"n": "near", "f.1": "far", "other": None}
+
+
+def lookup(row: dict, key: str) -> object:
+    """The value of a dotted key, by walking over every way to cut it."""
+    if key in row:
+        return row[key]
+    for name in row:
+        if key.startswith(f"{name}.") and isinstance(row[name], dict):
+            return lookup(row[name], key[len(name) + 1 :])
+    raise KeyError(key)
+
+
+def run(data: Case, **options: int) -> Resampled:
+    (logits, labels), outside = data
+    return resample(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS, **options)
+
+
+METRICS = [key for key in row_keys(GROUPS) if key not in ("id.n", *(f"ood.{name}.n" for name in GROUPS))]
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "equal", "sure", "few", "one"])
+def test_each_round_is_the_metric_of_the_repeated_samples(kind: str) -> None:
+    data = case(kind)
+    (logits, labels), outside = data
+    got = run(data, rounds=25, seed=3)
+    sizes = {"id": len(labels), **{name: values.shape[1] for name, values in outside.items()}}
+    draws = {name: draw(3, name, n) for name, n in sizes.items()}
+    for i in range(25):
+        rows = {name: np.repeat(np.arange(sizes[name]), next(counts)) for name, counts in draws.items()}
+        row = row_blocks(
+            samples_of(logits[:, rows["id"]], labels[rows["id"]]),
+            {name: samples_of(values[:, rows[name]]) for name, values in outside.items()},
+            GROUPS,
+        )
+        for key in METRICS:
+            assert got.rounds[key][i] == pytest.approx(lookup(row, key), rel=1e-12, abs=1e-12), key
+
+
+def test_exact_metrics_are_equal_to_the_last_bit() -> None:
+    data = case("tied")
+    (logits, labels), _ = data
+    got = run(data, rounds=10)
+    generator = draw(0, "id", len(labels))
+    for i in range(10):
+        counts = next(generator)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        literal = row_blocks(samples_of(logits[:, rows], labels[rows]), {}, {})["id"]
+        for metric in ("accuracy", "ece", "aece", "aurc"):
+            assert got.rounds[f"id.{metric}"][i] == literal[metric]
+
+
+def test_all_metrics_have_an_interval_and_values_of_the_row() -> None:
+    data = case("random")
+    (logits, labels), outside = data
+    got = run(data, rounds=200)
+    row = row_blocks(samples_of(logits, labels), {k: samples_of(v) for k, v in outside.items()}, GROUPS)
+    assert set(got.values) == set(METRICS)
+    assert all(value == lookup(row, key) for key, value in got.values.items())
+    for key, interval in intervals(got, 0.9).items():
+        assert interval == pytest.approx(np.percentile(got.rounds[key], [5, 95]).tolist(), abs=1e-14)
+    wide, narrow = intervals(got, 0.99), intervals(got, 0.5)
+    assert all(wide[k][0] <= narrow[k][0] <= narrow[k][1] <= wide[k][1] for k in wide)
+
+
+def test_the_interval_of_the_accuracy_is_that_of_the_binomial() -> None:
+    rng = np.random.default_rng(8)
+    labels = (rng.random(2000) < 0.3).astype(int)
+    got = resample(samples_of(np.tile([[[1.0, 0.0]]], (1, 2000, 1)), labels), {}, {}, rounds=2000)
+    p = 1 - labels.mean()
+    low, high = intervals(got)["id.accuracy"]
+    spread = 1.96 * np.sqrt(p * (1 - p) / 2000)
+    assert (low, high) == pytest.approx((p - spread, p + spread), abs=0.2 * spread)
+
+
+def test_the_same_draws_for_every_model_and_none_for_another_seed() -> None:
+    first, other = draw(1, "id", 50), draw(1, "id", 50)
+    seen = [next(first) for _ in range(5)]
+    assert all(np.array_equal(counts, next(other)) and counts.sum() == 50 for counts in seen)
+    assert len({tuple(counts) for counts in seen}) == 5
+    assert not np.array_equal(next(draw(1, "id", 50)), next(draw(2, "id", 50)))
+    assert not np.array_equal(next(draw(1, "id", 50)), next(draw(1, "ID", 50)))
+    # A data set more, or another order, leaves the draws of the others alone.
+    data = case("random")
+    whole = run(data, rounds=5)
+    inside, outside = data
+    fewer = {"other": outside["other"], "n": outside["n"]}
+    less = run((inside, fewer), rounds=5)
+    for key in ("id.ece", "ood.n.auroc", "diversity.other.mi"):
+        assert np.array_equal(less.rounds[key], whole.rounds[key])
+
+
+def test_differences_are_paired() -> None:
+    data = case("random")
+    (logits, labels), outside = data
+    first = run(data, rounds=100)
+    better = (logits + np.eye(5)[labels], labels), outside
+    other = run(better, rounds=100)
+    got = differences(first, other)
+    accuracy = got["id.accuracy"]
+    assert accuracy["value"] == other.values["id.accuracy"] - first.values["id.accuracy"] > 0
+    apart = other.rounds["id.accuracy"] - first.rounds["id.accuracy"]
+    assert accuracy["ci"] == pytest.approx(np.percentile(apart, [2.5, 97.5]).tolist(), abs=1e-15)
+    unpaired = intervals(other)["id.accuracy"][1] - intervals(first)["id.accuracy"][0]
+    assert accuracy["ci"][1] < unpaired
+    assert all(one["value"] == 0 and one["ci"] == [0, 0] for one in differences(first, first).values())
+    with pytest.raises(ValueError, match="different numbers of rounds"):
+        differences(first, run(data, rounds=99))
+
+
+def test_metrics_without_a_value_have_no_interval() -> None:
+    data = case("random", members=1)
+    got = run(data, rounds=5)
+    assert intervals(got)["diversity.id.disagreement"] is None
+    assert intervals(got)["diversity.id.mi"] == [0.0, 0.0]
+    (logits, labels), outside = data
+    none = resample(samples_of(logits), {"n": samples_of(outside["n"][:, :0])}, {"n": "near"}, rounds=5)
+    assert "id.accuracy" not in none.values
+    assert {key for key, value in intervals(none).items() if value is not None} == {"diversity.id.mi"}
+    several = run(case("random"), rounds=5)
+    assert differences(got, several)["diversity.id.disagreement"] == {"value": None, "ci": None}
+    empty = resample(samples_of(logits[:, :0], labels[:0]), {"n": samples_of(outside["n"])}, {"n": "near"}, rounds=5)
+    assert {key for key, value in intervals(empty).items() if value is not None} == {"diversity.n.mi"}
+
+
+def test_progress_is_told_of_every_round() -> None:
+    told: list[int] = []
+    (logits, labels), _ = case("few")
+    resample(samples_of(logits, labels), {}, {}, rounds=7, advance=told.append)
+    assert told == [1] * 7

@@ -1,0 +1,175 @@
+"""Temperature and vector scaling, against scipy's optimisers and scikit-learn."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from hydractl.errors import InputError
+from hydractl.metrics import probabilities
+from hydractl.metrics.calibrators import RIDGE, Calibration, fit, fit_temperature, fit_vector
+from hydractl.metrics.lbfgs import minimize
+
+
+def case(seed: int, n: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
+    """log p that is ``sharper`` times too sure, with labels drawn from the right p."""
+    rng = np.random.default_rng(seed)
+    right = special.log_softmax(rng.normal(size=(n, classes)) * 1.5, axis=1)
+    labels = np.array([rng.choice(classes, p=np.exp(row)) for row in right])
+    return special.log_softmax(right * sharper, axis=1), labels
+
+
+def nll(scaled: np.ndarray, labels: np.ndarray) -> float:
+    return float(-special.log_softmax(scaled, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+CASES = [(0, 500, 5, 4.0), (1, 800, 10, 0.3), (2, 60, 3, 1.0), (3, 400, 40, 2.0)]
+
+
+@pytest.mark.parametrize("parameters", CASES)
+def test_the_temperature_is_that_of_a_bounded_search(parameters: tuple[int, int, int, float]) -> None:
+    log_p, labels = case(*parameters)
+    got = fit_temperature(log_p, labels)
+    found = optimize.minimize_scalar(
+        lambda log_scale: nll(log_p * np.exp(log_scale), labels),
+        bounds=(np.log(0.01), np.log(100)),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert got.temperature == pytest.approx(np.exp(-found.x), rel=1e-6)
+    assert nll(log_p / got.temperature, labels) <= found.fun + 1e-14
+    assert nll(got.apply(log_p), labels) == pytest.approx(nll(log_p / got.temperature, labels), rel=1e-12)
+
+
+def test_the_temperature_is_scikit_learns() -> None:
+    calibration = pytest.importorskip("sklearn.calibration")
+    if not hasattr(calibration, "_TemperatureScaling"):
+        pytest.skip("scikit-learn 1.7 and older have no temperature scaling")
+    log_p, labels = case(*CASES[0])
+    theirs = calibration._TemperatureScaling().fit(log_p, labels)
+    assert fit_temperature(log_p, labels).scale[0] == pytest.approx(theirs.beta_, rel=1e-4)
+
+
+@pytest.mark.parametrize("parameters", CASES)
+def test_vector_scaling_is_the_minimum_that_bfgs_finds(parameters: tuple[int, int, int, float]) -> None:
+    log_p, labels = case(*parameters)
+    classes = log_p.shape[1]
+    got = fit_vector(log_p, labels)
+    centre = np.r_[np.full(classes, fit_temperature(log_p, labels).scale[0]), np.zeros(classes)]
+
+    def objective(point: np.ndarray) -> float:
+        ridge = RIDGE / 2 * ((point - centre) ** 2).sum()
+        return nll(log_p * point[:classes] + point[classes:], labels) + ridge
+
+    ours = np.r_[got.scale, got.bias]
+    assert np.abs(optimize.approx_fprime(ours, objective, 1e-7)).max() < 1e-6
+    theirs = optimize.minimize(objective, centre, method="L-BFGS-B", options={"maxfun": 10**6, "maxiter": 200})
+    assert objective(ours) <= theirs.fun + 1e-12
+    assert nll(got.apply(log_p), labels) <= nll(log_p / fit_temperature(log_p, labels).temperature, labels) + 1e-12
+
+
+def test_the_size_of_the_blocks_hardly_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_p, labels = case(*CASES[2])
+    whole, vector = fit_temperature(log_p, labels), fit_vector(log_p, labels)
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 20)
+    assert fit_temperature(log_p, labels).temperature == pytest.approx(whole.temperature, rel=1e-10)
+    assert fit_vector(log_p, labels).scale == pytest.approx(vector.scale, rel=1e-4)
+
+
+SURE = special.log_softmax(np.random.default_rng(4).normal(size=(40, 4)) * 3, axis=1)
+DEGENERATE = {
+    "all right": (SURE, SURE.argmax(axis=1), 0.01),
+    "all wrong": (SURE, SURE.argmin(axis=1), 100.0),
+    "one class": (np.zeros((3, 1)), np.zeros(3, dtype=int), 1.0),
+    "one sample, right": (SURE[:1], SURE[:1].argmax(axis=1), 0.01),
+    "one sample, wrong": (SURE[:1], SURE[:1].argmin(axis=1), 100.0),
+    "uniform": (np.log(np.full((5, 4), 0.25)), np.zeros(5, dtype=int), 1.0),
+    "uniform but for rounding": (np.log(np.full((5, 3), 1 / 3)) + 1e-16 * np.arange(3), np.arange(5) % 3, 1.0),
+    "certain": (np.array([[0.0, -1e290], [-2e300, 0.0]]), np.array([0, 1]), 1.0),
+    "certain and wrong": (np.array([[0.0, -1e290], [-2e300, 0.0]]), np.array([1, 0]), 100.0),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_data_give_the_documented_answer(name: str) -> None:
+    log_p, labels, temperature = DEGENERATE[name]
+    assert fit_temperature(log_p, labels).temperature == temperature
+    vector = fit_vector(log_p, labels)
+    assert np.isfinite([*vector.scale, *vector.bias]).all() and np.isfinite(vector.apply(log_p)).all()
+    assert np.abs([*vector.scale, *vector.bias]).max() < 1e4
+
+
+def test_a_class_without_samples_keeps_the_common_temperature() -> None:
+    log_p, labels = case(5, 600, 4, 3.0)
+    log_p = special.log_softmax(np.c_[log_p, np.full(600, -60.0)], axis=1)
+    got, common = fit_vector(log_p, labels), fit_temperature(log_p, labels)
+    assert got.scale[4] == pytest.approx(common.scale[0], abs=0.05) and abs(got.bias[4]) < 0.05
+
+
+def test_no_sample_and_wrong_labels_are_refused() -> None:
+    for kind in ("temperature", "vector"):
+        with pytest.raises(InputError, match="at least one labelled sample"):
+            fit(kind, np.zeros((0, 3)), np.zeros(0, dtype=int))
+        with pytest.raises(InputError, match="outside the model's classes"):
+            fit(kind, SURE, np.full(40, 4))
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_json_and_back(kind: str) -> None:
+    fitted = fit(kind, *case(*CASES[0]))
+    document = json.loads(json.dumps({**fitted.to_json(), "fitted_on": {"n": 500}}))
+    assert Calibration.from_json(document) == fitted
+    assert list(document) == ["kind", "temperature", "scale", "bias", "fitted_on"]
+    assert [name for name in ("temperature", "scale", "bias") if document[name] is None] == (
+        ["scale", "bias"] if kind == "temperature" else ["temperature"]
+    )
+
+
+def test_a_temperature_is_the_same_again_and_again() -> None:
+    for temperature in np.random.default_rng(6).uniform(0.01, 100, 2000):
+        first = Calibration.of_temperature(temperature)
+        again = Calibration.from_json(first.to_json())
+        assert again == first and again.to_json() == first.to_json()
+        assert first.temperature == pytest.approx(temperature, rel=1e-11)
+    assert Calibration.of_temperature(1.5).to_json()["temperature"] == 1.5
+
+
+BAD = [
+    {},
+    {"kind": "temperature", "temperature": 0.0},
+    {"kind": "temperature", "temperature": -1.0},
+    {"kind": "temperature", "temperature": float("nan")},
+    {"kind": "temperature", "temperature": None},
+    {"kind": "vector", "scale": [1.0, 2.0], "bias": [0.0]},
+    {"kind": "vector", "scale": [], "bias": []},
+    {"kind": "vector", "scale": [float("inf")], "bias": [0.0]},
+    {"kind": "vector", "scale": "ab", "bias": "cd"},
+    {"kind": "platt", "scale": [1.0], "bias": [0.0]},
+]
+
+
+@pytest.mark.parametrize("document", BAD)
+def test_bad_documents_are_refused(document: dict) -> None:
+    with pytest.raises(InputError, match="temperature"):
+        Calibration.from_json(document)
+
+
+def test_a_vector_of_other_classes_is_refused() -> None:
+    with pytest.raises(InputError, match="fitted for 2 classes, the model has 4"):
+        Calibration("vector", (1.0, 1.0), (0.0, 0.0)).apply(SURE)
+
+
+def test_the_minimiser_on_a_quadratic_and_from_the_minimum() -> None:
+    rng = np.random.default_rng(7)
+    root = rng.normal(size=(30, 20))
+    matrix, vector = root.T @ root + 0.1 * np.eye(20), rng.normal(size=20)
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        return float(x @ matrix @ x / 2 - vector @ x), matrix @ x - vector
+
+    solution = np.linalg.solve(matrix, vector)
+    assert minimize(objective, np.zeros(20)) == pytest.approx(solution, abs=1e-6)
+    assert minimize(objective, solution) == pytest.approx(solution, abs=1e-12)

@@ -1,0 +1,131 @@
+"""Split conformal sets: exact small cases, the guarantee, blocks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError
+from hydractl.metrics import probabilities
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.conformal import Conformal, conformal_block, fit, nonconformity, quantile
+
+
+def test_scores_by_hand() -> None:
+    probs = np.array([[0.5, 0.125, 0.375], [0.25, 0.5, 0.25]])
+    assert nonconformity(probs, "lac").tolist() == [[0.5, 0.875, 0.625], [0.75, 0.5, 0.75]]
+    # Class 0 of the second sample comes before class 2, which is as probable.
+    assert nonconformity(probs, "aps").tolist() == [[0.5, 1.0, 0.875], [0.75, 0.5, 1.0]]
+
+
+def naive_aps(row: np.ndarray, k: int) -> float:
+    before = [j for j in range(len(row)) if row[j] > row[k] or (row[j] == row[k] and j <= k)]
+    return math.fsum(row[j] for j in before)
+
+
+def test_aps_against_a_sum_over_the_classes_before() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(6), 40)
+    probs[:10] = (probs[:10] * 8).round() + 1
+    probs /= probs.sum(axis=1, keepdims=True)
+    expected = [[naive_aps(row, k) for k in range(6)] for row in probs]
+    got = nonconformity(probs, "aps")
+    assert got == pytest.approx(np.array(expected), abs=1e-14)
+    assert got.max() <= 1.0
+
+
+def test_the_quantile_is_the_ceil_of_n_plus_one_times_one_minus_alpha() -> None:
+    scores = np.arange(1, 10) / 10
+    # n = 9: ceil(10 * 0.9) = 9, ceil(10 * 0.8) = 8, ceil(10 * 0.95) = 10 > 9.
+    assert [quantile(scores, alpha) for alpha in (0.1, 0.2, 0.05)] == [0.9, 0.8, 1.0]
+    assert quantile(scores[::-1], 0.5) == 0.5
+    # 0.07 * 100 is 7.000000000000001 in float64; the rank is 93 all the same.
+    assert quantile(np.arange(99) / 99, 0.07) == 92 / 99
+    assert quantile(np.array([0.3]), 0.5) == 0.3 and quantile(np.array([0.3]), 0.4) == 1.0
+
+
+def test_sets_by_hand() -> None:
+    # p of class 0 is 0.9, 0.8, 0.7 and 0.6, every label is class 0: scores 0.1 ... 0.4; ceil(5 * 0.6) = 3.
+    share = np.array([0.9, 0.8, 0.7, 0.6])
+    logits = np.log(np.stack([share, 1 - share], axis=1))[None]
+    fitted = fit(logits, np.zeros(4, dtype=int), method="lac", alpha=0.4)
+    assert fitted == Conformal("lac", 0.4, pytest.approx(0.3, abs=1e-15), 4)
+    # 1 - p <= 0.3 (a little more, for rounding): {0}, {0}, {} and {1}.
+    share = np.array([0.95, 0.75, 0.5, 0.2])
+    test = np.log(np.stack([share, 1 - share], axis=1))[None]
+    got = conformal_block(fitted, test, np.array([0, 1, 0, 1]))
+    assert {name: got[name] for name in ("coverage", "mean_size", "empty")} == {
+        "coverage": 0.5,
+        "mean_size": 0.75,
+        "empty": 0.25,
+    }
+    assert list(got) == ["method", "alpha", "qhat", "n_val", "coverage", "mean_size", "empty"]
+
+
+@pytest.mark.parametrize("method", ["lac", "aps"])
+def test_too_few_validation_samples_give_every_class(method: str) -> None:
+    logits = np.random.default_rng(1).normal(size=(2, 5, 7)) * 5
+    fitted = fit(logits, np.zeros(5, dtype=int), method=method, alpha=0.1)
+    assert fitted.qhat == 1.0
+    got = conformal_block(fitted, np.random.default_rng(2).normal(size=(2, 300, 7)) * 5, np.zeros(300, dtype=int))
+    assert (got["coverage"], got["mean_size"], got["empty"]) == (1.0, 7.0, 0.0)
+
+
+@pytest.mark.parametrize("method", ["lac", "aps"])
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
+    rng = np.random.default_rng(3)
+    coverages = []
+    for _ in range(300):
+        right = rng.normal(size=(160, 6)) * 2
+        labels = np.array([rng.choice(6, p=row) for row in np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)])
+        wrong = (right * 2.5 + rng.normal(size=right.shape))[None]  # a badly calibrated model: the guarantee is free
+        fitted = fit(wrong[:, :60], labels[:60], method=method, alpha=alpha)
+        coverages.append(conformal_block(fitted, wrong[:, 60:], labels[60:])["coverage"])
+    mean, error = np.mean(coverages), np.std(coverages) / np.sqrt(300)
+    assert mean >= 1 - alpha - 4 * error
+    # LAC scores of one model are distinct, so the coverage is not far above either: below 1 - alpha + 1/(n + 1).
+    if method == "lac":
+        assert mean <= 1 - alpha + 1 / 61 + 4 * error
+
+
+@pytest.mark.parametrize("method", ["lac", "aps"])
+def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    logits, labels = (rng.normal(size=(3, 90, 5)) * 3).astype(np.float32), rng.integers(0, 5, 90)
+    fitted = fit(logits, labels, method=method)
+    whole = conformal_block(fitted, logits, labels)
+    logits.tofile(tmp_path / "logits")
+    mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 40)
+    assert fit(mapped, labels, method=method) == fitted
+    assert conformal_block(fitted, mapped, labels) == whole
+    # Labels up to the one with the score qhat are in their own sets.
+    assert whole["coverage"] >= math.ceil(91 * 0.9) / 90
+
+
+def test_a_calibration_comes_before_the_scores() -> None:
+    rng = np.random.default_rng(5)
+    logits, labels = rng.normal(size=(1, 50, 4)), rng.integers(0, 4, 50)
+    calibration = Calibration.of_temperature(0.25)
+    got = fit(logits, labels, calibration=calibration)
+    assert got.qhat == pytest.approx(fit(logits * 4, labels).qhat, abs=1e-13)
+    assert conformal_block(got, logits, labels, calibration=calibration)["coverage"] >= 0.9
+
+
+def test_bad_input_is_refused() -> None:
+    logits, labels = np.zeros((1, 4, 3)), np.zeros(4, dtype=int)
+    for alpha in (0.0, 1.0, float("nan")):
+        with pytest.raises(InputError, match="alpha between 0 and 1"):
+            fit(logits, labels, alpha=alpha)
+    with pytest.raises(InputError, match="lac or aps"):
+        fit(logits, labels, method="raps")
+    with pytest.raises(InputError, match="at least one"):
+        fit(logits[:, :0], labels[:0])
+    with pytest.raises(InputError, match="outside"):
+        fit(logits, labels + 3)
+    empty = conformal_block(fit(logits, labels), logits[:, :0], labels[:0])
+    assert (empty["coverage"], empty["mean_size"], empty["empty"]) == (None, None, None)

@@ -1,0 +1,210 @@
+"""The one pass over logits that all metrics start from."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError, NonFiniteError
+from hydractl.metrics import classification, diversity, probabilities
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.metrics.samples import Samples, calibrated_blocks, samples_of
+
+SHAPES = [(3, 101, 6), (1, 40, 10), (2, 1, 3), (5, 60, 2), (2, 7, 1)]
+
+
+def case(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(shape)
+    logits = (rng.normal(size=shape) * 4).astype(np.float32)
+    logits[:, ::5] *= 100
+    return logits, rng.integers(0, shape[2], shape[1])
+
+
+def naive_softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def equal(one: Samples, other: Samples) -> bool:
+    return all(np.array_equal(vars(one)[name], vars(other)[name]) for name in vars(one))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("score", OOD_SCORES)
+def test_samples_are_what_the_single_functions_give(shape: tuple[int, int, int], score: str) -> None:
+    logits, labels = case(shape)
+    got = samples_of(logits, labels, score=score)
+    p, log_p = probabilities.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
+    assert np.array_equal(got.predicted, p.argmax(axis=1)) and np.array_equal(got.confidence, p.max(axis=1))
+    assert np.array_equal(got.correct, p.argmax(axis=1) == labels)
+    assert np.array_equal(got.entropy, OOD_SCORES["entropy"](logits))
+    assert np.array_equal(got.mi, OOD_SCORES["mi"](logits))
+    assert np.array_equal(got.score, OOD_SCORES[score](logits))
+    assert np.array_equal(got.votes, logits.argmax(axis=2)) and got.votes.dtype == np.int32
+    assert got.label_log_probs is not None and got.brier_terms is not None
+    assert classification.nll(log_p, labels) == classification.mean_nll(got.label_log_probs)
+    assert classification.brier(p, labels) == got.brier_terms.mean()
+    assert diversity.vote_disagreement(got.votes) == diversity.disagreement(logits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_samples_against_naive_formulas(shape: tuple[int, int, int]) -> None:
+    logits, labels = case(shape)
+    got = samples_of(logits, labels)
+    p = naive_softmax(logits.astype(np.float64)).mean(axis=0)
+    index = np.arange(len(labels))
+    assert got.confidence == pytest.approx(p.max(axis=1), rel=1e-13)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        assert got.entropy == pytest.approx(-np.nan_to_num(p * np.log(p)).sum(axis=1), abs=1e-12)
+    assert got.brier_terms == pytest.approx(((p - np.eye(shape[2])[labels]) ** 2).sum(axis=1), abs=1e-13)
+    assert np.exp(got.label_log_probs) == pytest.approx(p[index, labels], rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("values", [1, 37, 300])
+def test_the_size_of_the_blocks_does_not_show(
+    shape: tuple[int, int, int], values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = case(shape)
+    whole = samples_of(logits, labels, score="energy")
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", values)
+    blocks = samples_of(logits, labels, score="energy")
+    assert blocks.pair_mi == pytest.approx(whole.pair_mi, rel=1e-13)
+    assert equal(Samples(**{**vars(blocks), "pair_mi": whole.pair_mi}), whole)
+
+
+def test_a_memory_map_is_read_block_by_block(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 20_000, 50)).astype(np.float32)
+    logits.tofile(tmp_path / "logits")
+    mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
+    labels = rng.integers(0, 50, 20_000)
+    samples_of(mapped[:, :10], labels[:10])
+    tracemalloc.start()
+    got = samples_of(mapped, labels)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # 12 MB of logits as float32, 24 as float64; what is kept is 80 bytes a sample, the rest are blocks of 1 MiB.
+    assert peak < 20_000 * 90 + 14 * 2**20
+    assert equal(got, samples_of(logits, labels))
+
+
+def test_data_without_labels() -> None:
+    got = samples_of(case((3, 20, 4))[0])
+    assert (got.labels, got.label_log_probs, got.brier_terms) == (None, None, None)
+    with pytest.raises(ValueError, match="no labels"):
+        _ = got.correct
+
+
+def test_no_sample() -> None:
+    got = samples_of(np.zeros((3, 0, 4)), np.zeros(0, dtype=int), score="variance")
+    assert len(got) == 0 and got.votes.shape == (3, 0) and not got.pair_mi.any() and got.correct.shape == (0,)
+
+
+def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = case((3, 101, 6))
+    with pytest.raises(InputError, match="outside the model's classes"):
+        samples_of(logits, labels + 1)
+    with pytest.raises(ValueError, match="members, samples, classes"):
+        samples_of(logits[0], labels)
+    with pytest.raises(ValueError, match="floating point"):
+        samples_of(logits.astype(bool), labels)
+    # Two blocks hold such logits; the numbers are those of the whole array.
+    logits[2, 100, 5], logits[1, 3, 2] = np.nan, np.inf
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 3 * 6 * 10)
+    with pytest.raises(NonFiniteError, match=r"member 1 are not finite at sample 3 \(2 of 101 samples"):
+        samples_of(logits, labels)
+
+
+def test_integer_logits_are_taken_as_floats() -> None:
+    logits = np.random.default_rng(1).integers(-5, 5, (2, 9, 3))
+    assert equal(samples_of(logits), samples_of(logits.astype(np.float64)))
+
+
+CALIBRATED = {"msp", "entropy"}
+
+
+@pytest.mark.parametrize("score", OOD_SCORES)
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: str) -> None:
+    logits, labels = case((3, 101, 6))
+    calibration = (
+        Calibration.of_temperature(2.5)
+        if kind == "temperature"
+        else Calibration("vector", tuple(np.linspace(0.5, 2, 6).tolist()), tuple(np.linspace(3, -3, 6).tolist()))
+    )
+    plain, got = (
+        samples_of(logits, labels, score=score),
+        samples_of(logits, labels, score=score, calibration=calibration),
+    )
+    log_p = np.log(naive_softmax(logits.astype(np.float64)).mean(axis=0).clip(1e-320))
+    exact = probabilities.pooled_log_probs(logits)
+    log_p = np.where(log_p > -600, log_p, exact)  # the naive logarithm underflows
+    p = naive_softmax(log_p * np.array(calibration.scale) + np.array(calibration.bias or 0.0))
+    assert got.confidence == pytest.approx(p.max(axis=1), rel=1e-12)
+    assert got.brier_terms == pytest.approx(((p - np.eye(6)[labels]) ** 2).sum(axis=1), abs=1e-12)
+    assert np.exp(got.label_log_probs) == pytest.approx(p[np.arange(101), labels], rel=1e-10, abs=1e-200)
+    assert np.array_equal(got.predicted, p.argmax(axis=1))
+    assert np.array_equal(got.predicted, plain.predicted) == (kind == "temperature")
+    for name in ("mi", "votes", "pair_mi"):
+        assert np.array_equal(getattr(got, name), getattr(plain, name))
+    assert np.array_equal(got.score, plain.score) == (score not in CALIBRATED)
+    if score == "msp":
+        assert np.array_equal(got.score, -got.confidence)
+    if score == "entropy":
+        assert np.array_equal(got.score, got.entropy)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            assert got.entropy == pytest.approx(-np.nan_to_num(p * np.log(p)).sum(axis=1), abs=1e-10)
+    blocks = list(calibrated_blocks(logits, calibration))
+    assert np.array_equal(np.concatenate([block for _, block in blocks]).max(axis=1), got.confidence)
+
+
+def test_extreme_logits_stay_finite_with_an_extreme_temperature() -> None:
+    logits = np.array([[[1e300, -1e300], [0.0, 0.0]], [[-1e300, 1e300], [1.0, 1.0]]])
+    for temperature in (0.01, 100.0):
+        got = samples_of(logits, np.array([0, 1]), score="entropy", calibration=Calibration.of_temperature(temperature))
+        values = [got.confidence, got.entropy, got.mi, got.score, got.label_log_probs, got.brier_terms]
+        assert all(np.isfinite(value).all() for value in values)
+        assert got.confidence.tolist() == [0.5, 0.5]
+
+
+def test_a_temperature_changes_no_prediction_of_a_tie() -> None:
+    logits = np.log(np.array([[[0.3, 0.3, 0.4], [0.2, 0.4, 0.4]], [[0.3, 0.4, 0.3], [0.2, 0.4, 0.4]]]))
+    plain = samples_of(logits)
+    for temperature in (0.01, 0.3, 3.0, 100.0):
+        got = samples_of(logits, calibration=Calibration.of_temperature(temperature))
+        assert np.array_equal(got.predicted, plain.predicted)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_pairs_are_the_members_two_by_two(members: int) -> None:
+    logits = np.random.default_rng(members).normal(size=(members, 80, 4)) * 3
+    got = samples_of(logits)
+    found = diversity.pairs(got.votes, got.pair_mi)
+    expected = [(a, b) for a in range(members) for b in range(a + 1, members)]
+    assert [(pair["a"], pair["b"]) for pair in found] == expected
+    for pair in found:
+        both = logits[[pair["a"], pair["b"]]]
+        assert pair["disagreement"] == np.mean(both[0].argmax(axis=1) != both[1].argmax(axis=1))
+        p = naive_softmax(both)
+        entropies = [-(q * np.log(q)).sum(axis=-1) for q in (p.mean(axis=0), p[0], p[1])]
+        naive = (entropies[0] - (entropies[1] + entropies[2]) / 2).mean()
+        assert pair["mi"] == pytest.approx(naive, abs=1e-13)
+        assert pair["mi"] == pytest.approx(diversity.mi(both), rel=1e-12)
+
+
+def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:
+    one = np.random.default_rng(0).normal(size=(1, 30, 5)) * 5
+    assert not samples_of(np.repeat(one, 4, axis=0)).pair_mi.any()
+    assert diversity.pairs(samples_of(one).votes, samples_of(one).pair_mi) == []
+    none = samples_of(np.zeros((2, 0, 3)))
+    assert diversity.pairs(none.votes, none.pair_mi) == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]
+
+
+def test_pairs_of_contradicting_sure_members() -> None:
+    logits = 1e4 * np.eye(3)[[[0], [1], [0]]]
+    assert samples_of(logits).pair_mi == pytest.approx([np.log(2), 0.0, np.log(2)], abs=1e-15)
