@@ -39,7 +39,7 @@ def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{spec.where}: line {line} of the image list is not UTF-8 text") from error
-    entries = [(number, *_split(line)) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    entries = [(number, *split_line(line)) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not entries:
         raise InputError(f"{spec.where}: the image list is empty")
     raw = _labels(entries, limit)
@@ -50,7 +50,7 @@ def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return FileImages(spec.text, spec.where, _ids([name for _, name, _ in entries]), paths), raw
 
 
-def _split(line: str) -> tuple[str, str | None]:
+def split_line(line: str) -> tuple[str, str | None]:
     """Path and label of one line."""
     line = line.strip(" \r")
     if "\t" in line:

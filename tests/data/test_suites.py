@@ -1,0 +1,173 @@
+"""Suites of OOD sets: what is found in OpenOOD's layout and among files of texts, and every set that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hydractl.data import open_data
+from hydractl.data.suite_tables import SUITES, Listed
+from hydractl.data.suites import find_suite, id_list, id_list_of, validation_set
+from hydractl.errors import InputError, UsageError
+from hydractl.settings.suites import OOD_SUITES, parse_ood_suite
+
+
+def put(root: Path, listed: Listed, *, images: int = 2, label: int = -1) -> None:
+    """An image list of the name that is tried last, and its images."""
+    path = root / listed.lists[-1]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [f"{path.stem}/{i}.png" for i in range(images)]
+    path.write_text("".join(f"{name} {label}\n" for name in names))
+    for i, name in enumerate(names):
+        file = root / listed.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (i, len(path.stem), 0)).save(file)
+
+
+def build(root: Path, name: str) -> Path:
+    for member in SUITES[name].members:
+        assert isinstance(member.files, Listed)
+        put(root, member.files)
+    return root
+
+
+def test_the_tables_and_the_options_name_the_same() -> None:
+    assert tuple(SUITES) == OOD_SUITES
+    for name, suite in SUITES.items():
+        assert [member.group for member in suite.members].count(None) == 1, name
+        assert {member.group for member in suite.members} == {"near", "far", None}
+
+
+EXPECTED = {
+    "openood-imagenet": "ssb_hard:near ninco:near inaturalist:far textures:far",
+    "openood-cifar100": "cifar10:near mnist:far svhn:far texture:far places365:far",
+    "openood-cifar10": "cifar100:near mnist:far svhn:far texture:far places365:far",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("below", ["", "data"])
+def test_openood(name: str, below: str, tmp_path: Path) -> None:
+    root = tmp_path / "50 % & more"
+    build(root / below, name)
+    found = find_suite(parse_ood_suite(name), str(root))
+    assert " ".join(f"{one.name}:{one.group}" for one in found.sets) == EXPECTED[name]
+    assert found.left_out == [] and len(found.notes) == 1 and "validation only" in found.notes[0]
+    for one in found.sets:
+        data = open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True)
+        assert len(data) == 2 and data.labels is None and data[1].size == (4, 4)
+    validation = validation_set(name, str(root))
+    assert validation.name in ("openimage_o", "tin")
+    assert open_data(validation.spec, ignore_labels=True).ids == [
+        f"val_{validation.name}/{i}.png" for i in range(2)
+    ]  # fmt: skip
+
+
+def test_every_missing_set_is_named_at_once(tmp_path: Path) -> None:
+    build(tmp_path, "openood-imagenet")
+    (tmp_path / "benchmark_imglist/imagenet/test_ninco.txt").unlink()
+    (tmp_path / "benchmark_imglist/imagenet/test_texture.txt").unlink()
+    (tmp_path / "images_largescale/test_inaturalist/0.png").unlink()
+    with pytest.raises(InputError) as error:
+        find_suite(parse_ood_suite("openood-imagenet"), str(tmp_path))
+    assert error.value.message == (
+        f"--ood-suite openood-imagenet: 3 of 4 sets are not under --ood-root {tmp_path}"
+    )  # fmt: skip
+    source = "of OpenOOD v1.5, scripts/download/download.py of https://github.com/Jingkang50/OpenOOD"
+    lists = "benchmark_imglist/imagenet"
+    assert error.value.problems == [
+        f"ninco (near): no {lists}/test_ninco.txt; it comes from ninco {source}",
+        f"inaturalist (far): {lists}/test_inaturalist.txt is there, and its first image is not: "
+        f"images_largescale/test_inaturalist/0.png; it comes from inaturalist {source}",
+        f"textures (far): no {lists}/test_textures.txt or {lists}/test_texture.txt; it comes from texture {source}",
+    ]
+    assert error.value.hint is not None and "openood-imagenet:partial" in error.value.hint
+
+    found = find_suite(parse_ood_suite("openood-imagenet:partial"), str(tmp_path))
+    assert [one.name for one in found.sets] == ["ssb_hard"]
+    assert found.left_out == ["ninco", "inaturalist", "textures"]
+    assert found.notes[-1] == "without ninco, inaturalist, textures, which are not there"
+
+
+def test_nothing_there_is_an_error_even_in_part(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="5 of 5 sets") as error:
+        find_suite(parse_ood_suite("openood-cifar10:partial"), str(tmp_path))
+    assert error.value.hint is not None and "benchmark_imglist" in error.value.hint
+    with pytest.raises(InputError, match="no such folder"):
+        find_suite(parse_ood_suite("openood-cifar10"), str(tmp_path / "none"))
+    (tmp_path / "benchmark_imglist/cifar10").mkdir(parents=True)
+    (tmp_path / "benchmark_imglist/cifar10/test_svhn.txt").touch()
+    with pytest.raises(InputError) as error:
+        find_suite(parse_ood_suite("openood-cifar10:svhn"), str(tmp_path))
+    assert "its first image is not: images_classic/(none)" in error.value.problems[0]
+
+
+def test_sets_by_name(tmp_path: Path) -> None:
+    build(tmp_path, "openood-cifar100")
+    found = find_suite(parse_ood_suite("openood-cifar100:svhn,cifar10"), str(tmp_path))
+    assert [one.name for one in found.sets] == ["cifar10", "svhn"]
+    with pytest.raises(UsageError) as error:
+        find_suite(parse_ood_suite("openood-cifar100:tin,lsun"), str(tmp_path))
+    assert error.value.problems[0].startswith("tin is for validation only")
+    assert error.value.problems[1] == "no set 'lsun': there are cifar10, mnist, svhn, texture, places365"
+
+
+def test_id_lists(tmp_path: Path) -> None:
+    put(tmp_path, SUITES["openood-cifar100"].id_lists["test"], images=3, label=7)
+    spec, sentence = id_list("openood-cifar100", "test", str(tmp_path))
+    data = open_data(spec, labels=[str(i) for i in range(100)], need_labels=True)
+    assert data.labels is not None and data.labels.tolist() == [7, 7, 7]
+    assert sentence == "OpenOOD's ID test list: 9,000 of the 10,000 test images of CIFAR-100" == id_list_of(spec)
+    with pytest.raises(InputError, match=r"val_cifar100.txt is missing"):
+        id_list("openood-cifar100", "val", str(tmp_path))
+    assert id_list_of("torchvision:CIFAR100/test?root=x") is None
+    assert id_list_of("/d/benchmark_imglist/imagenet/val_imagenet.txt?root=/d") is not None
+
+
+TEXTS = ("20ng", "trec", "mnli_matched_1000", "rte_dev", "wmt16", "agnews_val")
+
+
+def texts(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).write_text('{"text": "a"}\n')
+
+
+def test_texts_with_a_stand_in(tmp_path: Path) -> None:
+    texts(tmp_path, *(f"{name}.jsonl" for name in (*TEXTS, "customer_reviews", "imdb_1000", "sst2_test")))
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert " ".join(f"{one.name}:{one.group}" for one in found.sets) == (
+        "customer_reviews:near 20ng:far trec:far mnli:far rte:far wmt16:far"
+    )
+    assert found.notes == ["customer_reviews stands in for yelp and amazon, which are not there (near)"]
+    assert validation_set("sst2-paper", str(tmp_path)).spec.endswith("agnews_val.jsonl")
+    texts(tmp_path, "Yelp Polarity-test.jsonl")
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert [one.name for one in found.sets][:2] == ["yelp", "customer_reviews"]
+    assert found.notes == ["customer_reviews stands in for amazon, which is not there (near)"]
+    texts(tmp_path, "amazon.jsonl")
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert [one.name for one in found.sets][:3] == ["yelp", "amazon", "20ng"] and found.notes == []
+    assert open_data(found.sets[0].spec)[0] == "a"
+
+
+def test_which_file_of_a_name(tmp_path: Path) -> None:
+    texts(tmp_path, "trec_train.jsonl", "trec_validation.jsonl", "trecish.jsonl")
+    assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.endswith("trec_validation.jsonl")
+    texts(tmp_path, "trec_test.jsonl")
+    assert find_suite(parse_ood_suite("sst2-paper:trec"), str(tmp_path)).sets[0].spec.endswith("trec_test.jsonl")
+    texts(tmp_path, "trec-test.jsonl")
+    with pytest.raises(InputError) as error:
+        find_suite(parse_ood_suite("sst2-paper:trec,yelp"), str(tmp_path))
+    assert "several files may be it: trec-test.jsonl, trec_test.jsonl" in error.value.problems[1]
+    assert error.value.problems[0].startswith("yelp (near): no file yelp.* or yelp_*")
+    with pytest.raises(UsageError) as usage:
+        find_suite(parse_ood_suite("sst2-paper:agnews"), str(tmp_path))
+    assert "never tested" in usage.value.problems[0]
+
+
+def test_the_real_texts(real_data: Path) -> None:
+    found = find_suite(parse_ood_suite("sst2-paper"), str(real_data / "text"))
+    sizes = {one.name: len(open_data(one.spec, ignore_labels=True)) for one in found.sets}
+    assert sizes == {"customer_reviews": 3764, "20ng": 2000, "trec": 2500, "mnli": 1000, "rte": 277, "wmt16": 2500}

@@ -1,0 +1,94 @@
+"""Options of suites, corruptions and bad samples, mixed into a verb of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.settings import merge
+from hydractl.settings.suites import CORRUPTIONS, Corruptions, OnBad, OodSuite, SuiteChoice, parse_ood_suite
+
+
+@dataclass(kw_only=True)
+class Mixed(OodSuite, Corruptions, OnBad):
+    """All of them."""
+
+    verb: ClassVar[str] = "eval"
+
+    def conflicts(self) -> list[str]:
+        return self.suite_problems() + self.corruption_problems()
+
+
+def made(folder: Path, **flags: Any) -> Mixed:
+    settings = merge(Mixed, {"model": ["a.st"], **flags}, {}, folder)
+    assert isinstance(settings, Mixed)
+    return settings
+
+
+def problems(folder: Path, **flags: Any) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        made(folder, **flags)
+    return caught.value.problems or [caught.value.message]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = made(tmp_path)
+    assert settings.suite() is None and settings.corruption_names() == [] and settings.on_bad == "error"
+    assert settings.severities == [1, 2, 3, 4, 5]
+
+
+def test_values(tmp_path: Path) -> None:
+    settings = made(
+        tmp_path,
+        ood_suite="openood-cifar10:svhn, mnist,partial",
+        ood_root="d",
+        corruptions=["fog,shot_noise"],
+        severities=["5,1"],
+        on_bad="skip",
+    )
+    assert settings.suite() == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
+    assert settings.corruption_names() == ["shot_noise", "fog"] and settings.severities == [5, 1]
+    assert settings.on_bad == "skip"
+    assert made(tmp_path, corruptions=["all"]).corruption_names() == list(CORRUPTIONS)
+    assert parse_ood_suite("sst2-paper") == SuiteChoice("sst2-paper", (), False)
+
+
+WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
+    ({"ood_suite": "sst2-paper"}, ["--ood-suite sst2-paper needs --ood-root, the folder of its data"]),
+    ({"ood_root": "d"}, ["--ood-root (flag) needs --ood-suite"]),
+    (
+        {"ood_suite": "openood", "ood_root": "d"},
+        [
+            "--ood-suite must be one of openood-imagenet, openood-cifar100, openood-cifar10, sst2-paper, "
+            "not 'openood' (flag)"
+        ],
+    ),
+    (
+        {"ood_suite": "sst2-paper:trec,", "ood_root": "d"},
+        ["--ood-suite has an empty name of a set in 'sst2-paper:trec,' (flag)"],
+    ),
+    (
+        {"ood_suite": "sst2-paper:rte,rte", "ood_root": "d"},
+        ["--ood-suite names 'rte' twice in 'sst2-paper:rte,rte' (flag)"],
+    ),
+    (
+        {"corruptions": ["all,fog"]},
+        ["--corruptions all names every corruption: leave out the others (flag)"],
+    ),
+    ({"severities": ["3"]}, ["--severities (flag) needs --corruptions"]),
+    (
+        {"corruptions": ["fog"], "severities": ["0,6"]},
+        ["--severities must be at least 1, not 0 (flag)", "--severities must be at most 5, not 6 (flag)"],
+    ),
+    ({"on_bad": "ignore"}, ["--on-bad must be one of error, skip, not 'ignore' (flag)"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), WRONG)
+def test_refused(flags: Mapping[str, Any], expected: list[str], tmp_path: Path) -> None:
+    assert problems(tmp_path, **flags) == expected
