@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hydractl.data.base import Dataset
+from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.data.spec import SUPPORTED, Spec, parse_spec
 from hydractl.errors import InputError, UsageError
@@ -44,7 +45,7 @@ def open_data(
     ignore_labels: bool = False,
     reads: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """Open a data set.
+    """Open a data set, seen through a corruption where ``?corruption=NAME&severity=N`` asks for one.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -72,7 +73,7 @@ def open_data(
         raise ValueError("need_labels and ignore_labels exclude each other")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed = parse_spec(spec, option)
+    parsed, corruption = take_corruption(parse_spec(spec, option))
     module, function, samples = _READERS[_kind(parsed)]
     _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
@@ -80,7 +81,12 @@ def open_data(
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
-    return dataset
+    if corruption is None:
+        return dataset
+    # Its SPEC is already that of the corrupted images.
+    corrupted = CorruptedImages(dataset, *corruption)
+    corrupted.spec = spec
+    return corrupted
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:

@@ -1,0 +1,142 @@
+"""A data set of images seen through a corruption: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from hydractl.data.base import Dataset
+from hydractl.data.pixels import in_mode
+from hydractl.data.spec import Spec
+from hydractl.errors import UsageError
+from hydractl.settings.suites import CORRUPTIONS, SEVERITIES
+
+QUERY = ("corruption", "severity")
+
+SMALL_SIDE = 64
+"""An image whose shorter side has fewer pixels gets the constants of CIFAR-C, any other those of ImageNet-C."""
+
+LARGE_SIDE = 256
+"""An image whose shorter side has more pixels is first reduced to it, as ImageNet-C does before it crops."""
+
+# Changes when a corruption does, so that fingerprints of other images are not taken for the same.
+_VERSION = 1
+
+_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+class CorruptedImages(Dataset):
+    """The images of a data set, each corrupted in its own way, the same at every reading.
+
+    An image is decoded; one of a grey mode is made 8-bit grey and stays one channel, any other is made RGB; one that is
+    larger than :data:`LARGE_SIDE` is reduced (Pillow, bilinear), and the model's preprocessing comes after all this.
+    Random numbers are drawn from a generator seeded by the corruption, the severity and the sample's index, so that
+    neither the order of reading nor the number of workers matters. Ids and labels are those of the clean images.
+
+    Args:
+        clean: the data set, of images.
+        name: one of :data:`hydractl.settings.suites.CORRUPTIONS`.
+        severity: 1 to 5.
+
+    Raises:
+        UsageError: for texts, an unknown corruption or severity.
+    """
+
+    def __init__(self, clean: Dataset, name: str, severity: int) -> None:
+        check_corruption(clean.where, name, severity)
+        if clean.kind != "image":
+            raise UsageError(f"{clean.where} holds texts, and {name} is for images")
+        sign = "&" if "?" in clean.spec else "?"
+        super().__init__(f"{clean.spec}{sign}corruption={name}&severity={severity}", clean.where, clean.ids)
+        self.clean, self.name, self.severity = clean, name, severity
+        self.labels, self.label_names = clean.labels, clean.label_names
+
+    def _sample(self, i: int) -> Image.Image:
+        from hydractl.data.corruptions import TABLE, to_image, to_pixels
+
+        image = self.clean[i]
+        image = _reduced(in_mode(image, "L" if image.mode in _GREY else "RGB"))
+        kind = TABLE[self.name]
+        constants = (kind.small if min(image.size) < SMALL_SIDE else kind.large)[self.severity - 1]
+        return to_image(kind.apply(to_pixels(image), constants, _random(self.name, self.severity, i)))
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        # The clean images are read once for all corruptions of them.
+        yield f"corruption/{_VERSION} {self.name} {self.severity} {i}\n".encode()
+        yield bytes.fromhex(self.clean.sample_fingerprints()[i])
+
+
+class CorruptedSet(NamedTuple):
+    """One of :func:`corruption_sets`: the corruption, the severity, and the data set."""
+
+    name: str
+    severity: int
+    dataset: CorruptedImages
+
+
+def corruption_sets(dataset: Dataset, names: Sequence[str], severities: Sequence[int]) -> list[CorruptedSet]:
+    """Every corruption at every severity, in the order given; nothing is read yet.
+
+    Raises:
+        UsageError: for texts, an unknown corruption or severity.
+    """
+    return [
+        CorruptedSet(name, severity, CorruptedImages(dataset, name, severity))
+        for name in names
+        for severity in severities
+    ]
+
+
+def check_corruption(where: str, name: str, severity: int) -> None:
+    """Refuse what there is not.
+
+    Raises:
+        UsageError: with the names there are, or the range.
+    """
+    if name not in CORRUPTIONS:
+        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {', '.join(CORRUPTIONS)}")
+    if severity not in SEVERITIES:
+        raise UsageError(f"{where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
+
+
+def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
+    """The SPEC of the clean images, and the corruption that its query asks for.
+
+    Raises:
+        UsageError: for one of the two settings without the other, or what there is not.
+    """
+    asked = {key: spec.query[key] for key in QUERY if key in spec.query}
+    if not asked:
+        return spec, None
+    if len(asked) < len(QUERY):
+        raise UsageError(
+            f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
+        )
+    name, severity = asked["corruption"], asked["severity"]
+    if not (severity.isascii() and severity.isdigit()):
+        raise UsageError(f"{spec.where}: severity {severity!r} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
+    check_corruption(spec.where, name, int(severity))
+    rest = {key: value for key, value in spec.query.items() if key not in QUERY}
+    return replace(spec, query=rest), (name, int(severity))
+
+
+def _reduced(image: Image.Image) -> Image.Image:
+    shorter = min(image.size)
+    if shorter <= LARGE_SIDE:
+        return image
+    size = [max(1, round(side * LARGE_SIDE / shorter)) for side in image.size]
+    return image.resize((size[0], size[1]), Image.Resampling.BILINEAR)
+
+
+def _random(name: str, severity: int, index: int) -> Any:
+    """A generator of its own for each sample; RandomState's stream never changes between numpy versions."""
+    seed = hashlib.sha256(f"hydractl.corruption {name} {severity} {index}".encode()).digest()
+    return np.random.RandomState(np.frombuffer(seed, dtype="<u4").astype(np.uint32))
