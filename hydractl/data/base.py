@@ -11,6 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hydractl.errors import InputError
+
+
+class UnreadableSample(InputError):
+    """One sample that is damaged, empty or gone, in a set whose other samples may be in order."""
+
 
 class Dataset(ABC):
     """A finite sequence of samples in a fixed order.
@@ -22,6 +28,8 @@ class Dataset(ABC):
         ids: one id per sample, the same on every machine.
         labels: int64 ``[samples]``, in the order of the checkpoint's names when such were given; None when unlabelled.
         label_names: the checkpoint's names when such were given, else the data's own; None when there are none.
+        skipped: None where a sample that cannot be read is an error; else such samples are left out of the batches,
+            and this says which were met so far: index -> why.
     """
 
     kind = "image"
@@ -32,6 +40,7 @@ class Dataset(ABC):
         self.ids = list(ids)
         self.labels: npt.NDArray[np.int64] | None = None
         self.label_names: list[str] | None = None
+        self.skipped: dict[int, str] | None = None
         self._fingerprints: list[str] | None = None
 
     def __len__(self) -> int:
@@ -42,7 +51,7 @@ class Dataset(ABC):
 
         Raises:
             IndexError: outside the data set.
-            InputError: naming a file that cannot be read.
+            UnreadableSample: naming a file that cannot be read.
         """
         i = operator.index(index)
         if not -len(self) <= i < len(self):
@@ -66,10 +75,21 @@ class Dataset(ABC):
 
         Content is the file for image files, shape and pixels for arrays: the same picture in another format differs.
         Of texts it is the characters: the same text in another format is the same. Computed once.
+
+        Raises:
+            UnreadableSample: for a file that cannot be read at all; where such are skipped its id counts instead.
         """
         if self._fingerprints is None:
-            self._fingerprints = [_sha256(self._content(i)) for i in range(len(self))]
+            self._fingerprints = [self._sample_fingerprint(i) for i in range(len(self))]
         return self._fingerprints
+
+    def _sample_fingerprint(self, i: int) -> str:
+        try:
+            return _sha256(self._content(i))
+        except UnreadableSample:
+            if self.skipped is None:
+                raise
+            return _sha256([b"unreadable\n", self.ids[i].encode("utf-8", "backslashreplace")])
 
     def fingerprint(self) -> str:
         """SHA-256 in hex over every sample's content, their order and ``labels`` as mapped."""

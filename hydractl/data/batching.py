@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.skipping import no_samples_left
 from hydractl.errors import HydraError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Batch:
     Attributes:
         inputs: what ``collate`` made of them: a tensor ``[B, C, H, W]``, or a mapping of tensors.
         labels: int64 ``[B]``, or None for an unlabelled set.
-        indices: their positions in the data set, which need not ascend.
+        indices: their positions in the data set, which need not ascend; skipped samples are not among them.
     """
 
     inputs: Any
@@ -45,10 +46,14 @@ def batches(
     *,
     workers: int = 0,
     indices: Sequence[int] | None = None,
+    pin_memory: bool = False,
+    prefetch: int = 2,
 ) -> Iterator[Batch]:
     """Go through a data set once; the last batch may be smaller.
 
-    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded.
+    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded. Where
+    the data set has a ``skipped``, samples that cannot be read are noted there and left out: a batch has so many
+    samples less, and a batch of none does not come.
 
     Args:
         dataset: the samples.
@@ -57,10 +62,13 @@ def batches(
         batch_size: samples per batch.
         workers: processes that read and collate; 0 reads in this one. The random state of this process is left alone.
         indices: which samples, in which order; None: all.
+        pin_memory: put inputs into memory that a CUDA device copies from while it computes; no effect without one.
+        prefetch: batches that each worker has ready or under way.
 
     Raises:
         UsageError: a batch size below 1 or negative workers.
         IndexError: an index outside the data set.
+        InputError: where every sample was skipped.
         HydraError: a worker process was killed. Errors of reading are raised as they are, from whatever process.
     """
     if batch_size < 1:
@@ -73,7 +81,14 @@ def batches(
             raise IndexError(f"sample {i} of {len(dataset)}")
     parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     # A function of its own, so that wrong arguments are refused at the call and not at the first batch.
-    return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)))
+    pin = pin_memory and _has_cuda()
+    return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)), pin, max(prefetch, 1))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def cheap_order(dataset: Dataset) -> list[int]:
@@ -85,13 +100,46 @@ def cheap_order(dataset: Dataset) -> list[int]:
     return order
 
 
-def _run(dataset: Dataset, reader: _BatchReader, workers: int) -> Iterator[Batch]:
+def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[Batch]:
     import torch
 
-    inputs = _from_workers(reader, workers) if workers else (reader.read(i) for i in range(len(reader)))
-    for part, values in zip(reader.parts, inputs, strict=True):
+    if workers:
+        made = _from_workers(reader, workers, pin, prefetch)
+    else:
+        here = (reader.read(i) for i in range(len(reader)))
+        made = (one.pin_memory() for one in here) if pin else here
+    none_left = bool(reader.parts)
+    for part, one in zip(reader.parts, made, strict=True):
+        if one.bad:
+            assert dataset.skipped is not None  # else the reader raises
+            dataset.skipped.update(one.bad)
+            part = [i for i in part if i not in one.bad]
+            if not part:
+                continue
+        none_left = False
         labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[part])
-        yield Batch(values, labels, part)
+        yield Batch(one.inputs, labels, part)
+    if none_left:
+        raise no_samples_left(dataset)
+
+
+@dataclass
+class _Made:
+    """What a reader makes of one batch.
+
+    Attributes:
+        inputs: what ``collate`` made; None where every sample is bad.
+        bad: the samples that cannot be read, and why.
+    """
+
+    inputs: Any
+    bad: dict[int, str]
+
+    def pin_memory(self) -> _Made:
+        """Called by torch's loader, in its own thread."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return _Made(pin_memory(self.inputs), self.bad)
 
 
 @dataclass
@@ -113,10 +161,18 @@ class _BatchReader:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def read(self, i: int) -> Any:
-        return self.collate([self.dataset[index] for index in self.parts[i]])
+    def read(self, i: int) -> _Made:
+        samples, bad = [], {}
+        for index in self.parts[i]:
+            try:
+                samples.append(self.dataset[index])
+            except UnreadableSample as error:
+                if self.dataset.skipped is None:
+                    raise
+                bad[index] = error.message
+        return _Made(self.collate(samples) if samples else None, bad)
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: int) -> _Made | _Failure:
         # torch would raise the error anew with its traceback for a message; as a value it arrives as it is.
         try:
             return self.read(i)
@@ -126,8 +182,8 @@ class _BatchReader:
             return _Failure(None, traceback.format_exc())
 
 
-def _from_workers(reader: _BatchReader, workers: int) -> Iterator[Any]:
-    """Collated inputs, batch by batch, from worker processes."""
+def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[_Made]:
+    """What the reader makes, batch by batch, from worker processes."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -139,6 +195,8 @@ def _from_workers(reader: _BatchReader, workers: int) -> Iterator[Any]:
             reader,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=workers,
+            prefetch_factor=prefetch,
+            pin_memory=pin,
             collate_fn=_unchanged,
             # Its own generator: the loader would otherwise advance the global one, and results depend on the workers.
             generator=torch.Generator(),
@@ -154,7 +212,7 @@ def _from_workers(reader: _BatchReader, workers: int) -> Iterator[Any]:
                 return
             if isinstance(result, _Failure):
                 raise result.error or RuntimeError(f"a data worker failed:\n{result.text}")
-            yield result
+            yield cast("_Made", result)
     finally:
         del results
 

@@ -56,6 +56,7 @@ class CorruptedImages(Dataset):
         super().__init__(f"{clean.spec}{sign}corruption={name}&severity={severity}", clean.where, clean.ids)
         self.clean, self.name, self.severity = clean, name, severity
         self.labels, self.label_names = clean.labels, clean.label_names
+        self.skipped = None if clean.skipped is None else {}
 
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels

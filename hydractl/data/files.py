@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import IO
 
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset
-from hydractl.errors import InputError
+from hydractl.data.base import Dataset, UnreadableSample
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
 """Endings (any case) that make a file an image."""
@@ -50,23 +50,31 @@ def read_image(path: str, where: str) -> Image.Image:
     """Read one image file completely, in the mode it is stored in; of several frames the first.
 
     Raises:
-        InputError: naming a file that is missing, empty, damaged, of another format, or larger than Pillow's limit.
+        UnreadableSample: naming a file that is missing, empty, damaged, of another format, or too large for Pillow.
     """
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise _unreadable(path, "the file is empty", where)
-            image = Image.open(file, formats=_formats())
-            image.load()
+            return decode_image(file, path, where)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error), where) from error
+
+
+def decode_image(file: IO[bytes], name: str, where: str) -> Image.Image:
+    """The image in an open file, as :func:`read_image` gives it; ``name`` is what messages call it."""
+    try:
+        image = Image.open(file, formats=_formats())
+        image.load()
         return image
-    except (InputError, MemoryError):
+    except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise _unreadable(path, f"not an image in one of the formats {', '.join(_formats())}", where) from error
+        raise _unreadable(name, f"not an image in one of the formats {', '.join(_formats())}", where) from error
     # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(path, reason or type(error).__name__, where) from error
+        raise _unreadable(name, reason or type(error).__name__, where) from error
 
 
 @lru_cache(maxsize=1)
@@ -81,9 +89,9 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _unreadable(path: str, reason: str, where: str) -> InputError:
+def _unreadable(path: str, reason: str, where: str) -> UnreadableSample:
     first_line = reason.splitlines()[0] if reason else "unreadable"
-    return InputError(
+    return UnreadableSample(
         f"cannot read image {printable(path)}: {first_line} ({where})",
         hint="replace the file or take it out of the set",
     )

@@ -44,6 +44,7 @@ def open_data(
     need_labels: bool = False,
     ignore_labels: bool = False,
     reads: Mapping[str, str] | None = None,
+    on_bad: str = "error",
 ) -> Dataset:
     """Open a data set, seen through a corruption where ``?corruption=NAME&severity=N`` asks for one.
 
@@ -60,6 +61,7 @@ def open_data(
         need_labels: refuse a set without labels.
         ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
         reads: name of each model it is for -> what that model reads, ``image`` or ``text``.
+        on_bad: ``error`` or ``skip``: what becomes of an image that cannot be read, see :mod:`hydractl.data.skipping`.
 
     Returns:
         The data set; ``labels`` in the order of ``label_names``.
@@ -71,6 +73,8 @@ def open_data(
     """
     if need_labels and ignore_labels:
         raise ValueError("need_labels and ignore_labels exclude each other")
+    if on_bad not in ("error", "skip"):
+        raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
     parsed, corruption = take_corruption(parse_spec(spec, option))
@@ -81,6 +85,7 @@ def open_data(
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
+    dataset.skipped = {} if on_bad == "skip" else None
     if corruption is None:
         return dataset
     # Its SPEC is already that of the corrupted images.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
 from hydractl.errors import HydraError, InputError, UsageError
@@ -42,7 +42,7 @@ class TorchvisionImages(Dataset):
             image.load()
         # A damaged file makes the decoders raise nearly anything.
         except Exception as error:
-            raise InputError(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error
+            raise UnreadableSample(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error
         return image
 
     def _content(self, i: int) -> Iterable[bytes]:

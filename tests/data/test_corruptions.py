@@ -39,8 +39,8 @@ def test_the_table_has_every_name_in_order() -> None:
     assert all(len(kind.large) == len(kind.small) == 5 for kind in TABLE.values())
 
 
-# Where the constants do more of one thing from one severity to the next: not elastic_transform, which trades one kind of
-# change for another, nor the fog of ImageNet-C, whose third severity is thinner than the second in the mean.
+# Where the constants do more of one thing from one severity to the next: not elastic_transform, which trades one kind
+# of change for another, nor the fog of ImageNet-C, whose third severity is thinner than the second in the mean.
 ORDERED = [(name, small) for name in CORRUPTIONS for small in (False, True) if name != "elastic_transform"]
 ORDERED.remove(("fog", False))
 

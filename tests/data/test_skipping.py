@@ -1,0 +1,183 @@
+"""``on_bad="skip"``: what cannot be read is left out, counted and listed, and the others keep their places."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydractl.data import batches, open_data
+from hydractl.data.base import UnreadableSample
+from hydractl.data.corrupted import CorruptedImages
+from hydractl.data.skipping import MOST_LISTED, remaining, report_skipped, skipped_document
+from hydractl.errors import InputError
+from hydractl.log import Log
+
+BAD = {3: "truncated", 4: "empty", 7: "text", 8: "bomb", 9: "corrupt", 10: "gone", 11: "header only"}
+GOOD = [i for i in range(14) if i not in BAD]
+
+
+def stack(images: list[Any]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(np.array(image)) for image in images])
+
+
+def bomb(width: int) -> bytes:
+    """A PNG that claims to be ``width`` pixels square."""
+    head = struct.pack(">IIBBBBB", width, width, 8, 0, 0, 0, 0)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Fourteen images in two classes of seven, half of them bad."""
+    for i in range(14):
+        path = tmp_path / f"{'ab'[i // 7]}/{i:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), i).save(path)
+        content = path.read_bytes()
+        spoilt = {
+            "truncated": content[:45],
+            "empty": b"",
+            "text": b"no image at all",
+            "bomb": bomb(60_000),
+            "corrupt": content.replace(b"IDAT", b"IDAX"),
+            "header only": content[:8],
+        }
+        if i in BAD and BAD[i] != "gone":
+            path.write_bytes(spoilt[BAD[i]])
+    return tmp_path
+
+
+def opened(folder: Path, **settings: Any) -> Any:
+    data = open_data(str(folder), **settings)
+    (folder / "b/10.png").unlink(missing_ok=True)  # after it was listed
+    return data
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 100])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_others_keep_their_places(folder: Path, workers: int, size: int) -> None:
+    data = opened(folder, on_bad="skip", labels=["b", "a"])
+    found = list(batches(data, stack, size, workers=workers))
+    assert [i for batch in found for i in batch.indices] == GOOD
+    assert all(batch.indices and len(batch.inputs) == len(batch.indices) <= size for batch in found)
+    assert torch.cat([batch.inputs for batch in found])[:, 0, 0].tolist() == GOOD
+    labels = torch.cat([batch.labels for batch in found if batch.labels is not None])
+    assert labels.tolist() == [1 if i < 7 else 0 for i in GOOD]
+    assert sorted(data.skipped) == list(BAD)
+    assert data.skipped[4] == f"cannot read image {folder}/a/04.png: the file is empty (--data {folder})"
+    assert "decompression bomb" in data.skipped[8] and "No such file" in data.skipped[10]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_it_the_first_is_an_error(folder: Path, workers: int) -> None:
+    with pytest.raises(UnreadableSample, match=r"a/03\.png") as error:
+        list(batches(opened(folder), stack, 4, workers=workers))
+    assert isinstance(error.value, InputError) and error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_an_order_of_the_callers(folder: Path, workers: int) -> None:
+    data = opened(folder, on_bad="skip")
+    found = list(batches(data, stack, 2, workers=workers, indices=[8, 7, 13, 3, 3, 0, 13]))
+    assert [batch.indices for batch in found] == [[13], [0], [13]] and sorted(data.skipped) == [3, 7, 8]
+
+
+def test_what_remains(folder: Path) -> None:
+    data = opened(folder, on_bad="skip")
+    assert remaining(data) is data and skipped_document(data) is None
+    list(batches(data, stack, 4))
+    rest = remaining(data)
+    assert len(rest) == 7 and rest.ids == [data.ids[i] for i in GOOD] and rest.kept == GOOD  # type: ignore[attr-defined]
+    assert rest.labels is not None and rest.labels.tolist() == [0] * 5 + [1] * 2 and rest.label_names == ["a", "b"]
+    assert [np.array(rest[i])[0, 0] for i in range(7)] == GOOD and rest.spec == data.spec
+    again = list(batches(rest, stack, 3, workers=2))
+    assert [batch.indices for batch in again] == [[0, 1, 2], [3, 4, 5], [6]] and rest.skipped == {}
+    assert skipped_document(data) == {"n": 7, "ids": [data.ids[i] for i in BAD]}
+
+
+def test_fingerprints_of_what_remains_are_those_of_a_set_without_them(folder: Path) -> None:
+    data = opened(folder, on_bad="skip")
+    list(batches(data, stack, 4))
+    rest = remaining(data)
+    for i in BAD:
+        (folder / data.ids[i]).unlink(missing_ok=True)
+    assert rest.fingerprint() == open_data(str(folder)).fingerprint()
+    assert len(set(data.sample_fingerprints())) == 14
+
+
+def test_all_bad(tmp_path: Path) -> None:
+    for i in range(25):
+        (tmp_path / f"{i:02}.png").write_bytes(b"")
+    data = open_data(str(tmp_path), on_bad="skip", option="--ood x")
+    with pytest.raises(InputError, match="not one of the samples can be read") as error:
+        list(batches(data, stack, 4, workers=2))
+    assert len(error.value.problems) == 21 and error.value.problems[-1] == "and 5 more"
+    with pytest.raises(InputError, match="not one of the samples"):
+        remaining(data)
+    assert list(batches(data, stack, 4, indices=[])) == []
+
+
+def test_corrupted_images_of_a_set_with_bad_ones(folder: Path) -> None:
+    clean = opened(folder, on_bad="skip")
+    data = CorruptedImages(clean, "contrast", 1)
+    assert [i for batch in batches(data, stack, 4, workers=2) for i in batch.indices] == GOOD
+    assert data.skipped is not None and sorted(data.skipped) == list(BAD) and clean.skipped == {}
+    assert remaining(data).ids == [clean.ids[i] for i in GOOD]
+    list(batches(clean, stack, 4))
+    assert len(CorruptedImages(remaining(clean), "fog", 2)) == 7
+
+
+def test_other_errors_are_not_skipped(folder: Path) -> None:
+    def broken(images: list[Any]) -> None:
+        raise InputError("not of this image")
+
+    with pytest.raises(InputError, match="not of this image"):
+        list(batches(opened(folder, on_bad="skip"), broken, 4))
+
+
+def test_the_report(folder: Path) -> None:
+    class Heard(Log):
+        def __init__(self) -> None:
+            self.warnings: list[str] = []
+            self.details: list[str] = []
+
+        def warn(self, message: str) -> None:
+            self.warnings.append(message)
+
+        def detail(self, message: str) -> None:
+            self.details.append(message)
+
+    log = Heard()
+    data = opened(folder, on_bad="skip")
+    report_skipped(data, log)
+    assert log.warnings == []
+    list(batches(data, stack, 4))
+    report_skipped(data, log)
+    assert log.warnings == [
+        f"--data {folder}: 7 of 14 images are left out, as they cannot be read: "
+        "a/03.png, a/04.png, b/07.png, b/08.png, b/09.png and 2 more"
+    ]
+    assert len(log.details) == 7 and log.details[0].startswith(f"skipped a/03.png: cannot read image {folder}/a/03.png")
+
+
+def test_the_list_has_an_end() -> None:
+    data = open_data("builtin:letters")
+    data.ids = [str(i) for i in range(2000)]
+    data.skipped = dict.fromkeys(range(1999, 500, -1), "why")
+    assert skipped_document(data) == {"n": 1499, "ids": [str(i) for i in range(501, 501 + MOST_LISTED)]}
+
+
+def test_unknown_policy() -> None:
+    with pytest.raises(ValueError, match="error or skip"):
+        open_data("builtin:photos", on_bad="ignore")
