@@ -23,11 +23,12 @@ _READERS = {
     "text": ("hydractl.data.text", "read_text", "text"),
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
+    "wds": ("hydractl.data.shards", "read_shards", "image"),
 }
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
-    "image": "folders, .npz files, image lists, builtin: and torchvision: sets",
+    "image": "folders, .npz files, image lists, builtin: and torchvision: sets, wds: shards",
     "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files",
 }
 
@@ -109,7 +110,7 @@ def _kind(spec: Spec) -> str:
     """Which reader opens it; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
-    if spec.kind in ("hf", "wds"):
+    if spec.kind == "hf":
         raise UsageError(f"{spec.where}: {spec.kind}: data sets are not supported", hint=SUPPORTED)
     path = Path(spec.path).expanduser()
     try:

@@ -17,7 +17,7 @@ def error_of(spec: str) -> HydraError:
     return error.value
 
 
-@pytest.mark.parametrize("spec", ["hf:glue/sst2", "wds:shards"])
+@pytest.mark.parametrize("spec", ["hf:glue/sst2"])
 def test_kinds_not_supported(spec: str) -> None:
     error = error_of(spec)
     assert isinstance(error, UsageError) and "not supported" in error.message

@@ -1,0 +1,313 @@
+"""``wds:`` images in the tar files of WebDataset, from local disks, read at any place and in a fixed order.
+
+A sample is the files of one key: all of a member's name up to the first dot of its last part
+(https://github.com/webdataset/webdataset, "the WebDataset format"). Tar files are listed once, when the set is opened;
+after that an image is one seek and one read, so that any sample is at hand and no library is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.files import IMAGE_SUFFIXES, decode_image, printable
+from hydractl.data.labels import RawLabels
+from hydractl.data.spec import Spec
+from hydractl.errors import InputError, UsageError
+from hydractl.heads import parse_json, shown
+
+QUERY = ("image", "label")
+
+_IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
+_MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_MOST_SHARDS = 1_000_000
+_MOST_PROBLEMS = 20
+
+# A label is a number, a name or a small object; more than this is none.
+_LARGEST_LABEL = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the bytes of one image are."""
+
+    shard: str
+    member: str
+    offset: int
+    size: int
+
+
+class ShardImages(Dataset):
+    """Images inside tar files.
+
+    Args:
+        spec: the SPEC.
+        where: what messages call it.
+        ids: one per image.
+        places: where each is, in the same order.
+    """
+
+    def __init__(self, spec: str, where: str, ids: list[str], places: list[_Place]) -> None:
+        super().__init__(spec, where, ids)
+        self._places = places
+
+    def _sample(self, i: int) -> Image.Image:
+        place = self._places[i]
+        content = self._read(i)
+        name = f"{place.member} of {printable(place.shard)}"
+        if not content:
+            raise UnreadableSample(f"cannot read image {name}: the file is empty ({self.where})")
+        return decode_image(io.BytesIO(content), name, self.where)
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        return [self._read(i)]
+
+    def _read(self, i: int) -> bytes:
+        place = self._places[i]
+        try:
+            with open(place.shard, "rb") as file:
+                file.seek(place.offset)
+                content = file.read(place.size)
+        except OSError as error:
+            raise UnreadableSample(
+                f"cannot read {printable(place.shard)}: {error.strerror or error} ({self.where})"
+            ) from error
+        if len(content) < place.size:
+            raise UnreadableSample(f"cannot read {place.member} of {printable(place.shard)}: it ends before its time")
+        return content
+
+
+def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open ``wds:PATH``: a tar file, a name with braces (``{000..012}``, ``{a,b}``), or a folder of ``.tar`` files.
+
+    ``?image=`` names the ending of the images where a sample has several; ``?label=cls``, ``?label=txt`` or
+    ``?label=json.KEY`` the label. Without it, ``.cls`` is the label (a number, or a name), else ``label`` in ``.json``.
+    Ids are shard and key. With ``limit``, no shard behind the first so many samples is read.
+
+    Raises:
+        UsageError: for a scheme of the network, or a name that cannot be expanded.
+        InputError: listing shards that are missing, damaged or compressed, and samples without an image.
+    """
+    spec.check_query(QUERY)
+    index = _Index(spec)
+    shards = _shards(spec)
+    for shard in shards:
+        if limit is not None and len(index.keys) >= limit:
+            break
+        index.add(shard)
+        if len(index.problems) >= _MOST_PROBLEMS:
+            break
+    if index.problems:
+        raise InputError(f"{spec.where}: these shards cannot be used", problems=index.problems[:_MOST_PROBLEMS])
+    if not index.keys:
+        raise InputError(f"{spec.where}: no images in {len(shards)} {'shard' if len(shards) == 1 else 'shards'}")
+    dataset = ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit])
+    return dataset, index.raw_labels(limit)
+
+
+@dataclass
+class _Index:
+    """The samples of the shards so far."""
+
+    spec: Spec
+    keys: list[str] = field(default_factory=list)
+    places: list[_Place] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, shard: str) -> None:
+        """List one tar file."""
+        name = printable(os.path.basename(shard))
+        samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+        contents: dict[tuple[str, str], bytes] = {}
+        try:
+            with tarfile.open(shard, "r:") as archive:
+                last = None
+                for member in archive:
+                    found = _MEMBER.fullmatch(member.name)
+                    if found is None or member.isdir():
+                        continue
+                    key, ending = found[1], found[2].lower()
+                    if not member.isreg() or member.issparse():
+                        raise tarfile.TarError(f"{printable(member.name)} is no plain file")
+                    if key != last and key in samples:
+                        raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
+                    last = key
+                    if ending in samples.setdefault(key, {}):
+                        raise tarfile.TarError(f"{printable(member.name)} is there twice")
+                    samples[key][ending] = member
+                    if ending in self._label_endings() and member.size <= _LARGEST_LABEL:
+                        file = archive.extractfile(member)
+                        contents[key, ending] = b"" if file is None else file.read()
+                _check_end(archive, shard)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            hint = "; compressed tar files cannot be read at any place: unpack them" if _compressed(shard) else ""
+            self.problems.append(f"{name}: {reason}{hint}")
+            return
+        for key, members in samples.items():
+            self._take(shard, name, key, members, contents)
+
+    def _label_endings(self) -> tuple[str, ...]:
+        asked = self.spec.query.get("label")
+        return ("cls", "json") if asked is None else (asked.partition(".")[0].lower(),)
+
+    def _take(
+        self,
+        shard: str,
+        name: str,
+        key: str,
+        members: dict[str, tarfile.TarInfo],
+        contents: dict[tuple[str, str], bytes],
+    ) -> None:
+        """Add one sample."""
+        asked = self.spec.query.get("image")
+        images = [ending for ending in members if (ending in _IMAGES if asked is None else ending == asked.lower())]
+        if len(images) != 1:
+            what = f"has several images ({', '.join(images)}): choose with ?image=" if images else "has no image"
+            self.problems.append(f"{name}: {printable(key)} {what}")
+            return
+        try:
+            label = self._label(key, contents)
+        except ValueError as error:
+            self.problems.append(f"{name}: the label of {printable(key)} {error}")
+            return
+        member = members[images[0]]
+        self.keys.append(f"{name}/{printable(key)}")
+        self.places.append(_Place(shard, printable(member.name), member.offset_data, member.size))
+        self.labels.append(label)
+
+    def _label(self, key: str, contents: dict[tuple[str, str], bytes]) -> int | str | None:
+        """The label of a sample; None where there is none.
+
+        Raises:
+            ValueError: with the rest of a sentence that starts with the label.
+        """
+        asked = self.spec.query.get("label")
+        ending = next((e for e in self._label_endings() if (key, e) in contents), None)
+        if ending is None:
+            return None
+        try:
+            text = contents[key, ending].decode("utf-8").strip()
+        except UnicodeDecodeError:
+            raise ValueError("is not UTF-8 text") from None
+        if ending != "json":
+            return int(text) if _INTEGER.fullmatch(text) else (text or None)
+        try:
+            document = parse_json(text, "it")
+        except InputError as error:
+            raise ValueError(f"cannot be read: {error.message}") from None
+        field_name = (asked or "").partition(".")[2] or "label"
+        value = document.get(field_name) if isinstance(document, dict) else None
+        if value is not None and (type(value) not in (int, str) or (type(value) is int and abs(value) >= 2**63)):
+            raise ValueError(f"is {shown(value)}, neither an integer nor a name")
+        return value
+
+    def raw_labels(self, limit: int | None) -> RawLabels:
+        """The labels: all integers, all names, or none at all."""
+        values = self.labels[:limit]
+        missing = [i for i, value in enumerate(values) if value is None]
+        if len(missing) == len(values):
+            return RawLabels(hint="name what holds the labels with ?label=cls, ?label=txt or ?label=json.KEY")
+        kinds = {type(value) for value in values if value is not None}
+        problems = []
+        if missing:
+            more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
+            problems.append(f"no label for sample {self.keys[missing[0]]}{more}")
+        if len(kinds) > 1:
+            i = next(i for i, value in enumerate(values) if isinstance(value, str))
+            problems.append(f"label {shown(values[i])} of sample {self.keys[i]} is a name, others are numbers")
+        if problems:
+            return RawLabels(problems=problems)
+        if kinds == {int}:
+            return RawLabels(np.array(values, dtype=np.int64))
+        return RawLabels(values, sorted(set(values)))
+
+
+def _check_end(archive: tarfile.TarFile, shard: str) -> None:
+    """tarfile takes whatever it cannot read behind the first member for the end; only a block of zeros is."""
+    with open(shard, "rb") as file:
+        file.seek(archive.offset)
+        block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.TarError("it is cut off: the end mark of a tar file is missing")
+    if any(block):
+        raise tarfile.TarError(f"it is damaged at byte {archive.offset}")
+
+
+def _compressed(shard: str) -> bool:
+    try:
+        with open(shard, "rb") as file:
+            start = file.read(6)
+    except OSError:
+        return False
+    return start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"))
+
+
+def _shards(spec: Spec) -> list[str]:
+    """The tar files that a SPEC names, in order; all of those that are missing are one error."""
+    if "://" in spec.path or spec.path.startswith("pipe:"):
+        raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
+    path = os.path.expanduser(spec.path)
+    if os.path.isdir(path):
+        found = sorted(entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar"))
+        if not found:
+            raise InputError(f"{spec.where}: no .tar files in the folder")
+        return found
+    try:
+        found = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
+    except ValueError as error:
+        raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
+    if len(found) > _MOST_SHARDS:
+        raise UsageError(f"{spec.where}: these are more than {_MOST_SHARDS:,} shards")
+    missing = [shard for shard in found if not Path(shard).is_file()]
+    if missing:
+        raise InputError(
+            f"{spec.where}: {len(missing)} of {len(found)} shards do not exist",
+            problems=[f"no file {printable(shard)}" for shard in missing],
+        )
+    return found
+
+
+def expand_braces(text: str) -> Iterator[str]:
+    """``a{08..10}b{x,y}`` -> ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
+
+    Raises:
+        ValueError: for braces that hold neither a range nor a list, or do not close.
+    """
+    parts: list[list[str]] = []
+    end = 0
+    for match in _BRACES.finditer(text):
+        parts.append([text[end : match.start()]])
+        parts.append(_alternatives(match[1]))
+        end = match.end()
+    parts.append([text[end:]])
+    if any("{" in plain or "}" in plain for (plain,) in parts[::2]):
+        raise ValueError("braces that do not match")
+    return ("".join(chosen) for chosen in itertools.product(*parts))
+
+
+def _alternatives(inside: str) -> list[str]:
+    numbers = _RANGE.fullmatch(inside)
+    if numbers is None:
+        if "," not in inside:
+            raise ValueError(f"{{{inside}}} is neither a range such as {{000..012}} nor a list such as {{a,b}}")
+        return inside.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if last < first or last - first >= _MOST_SHARDS:
+        raise ValueError(f"{{{inside}}} is no range upwards of at most {_MOST_SHARDS:,}")
+    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

@@ -1,0 +1,205 @@
+"""``wds:`` shards: which samples, in which order, with which labels, and what is wrong with damaged ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydractl.data import batches, open_data
+from hydractl.data.shards import expand_braces
+from hydractl.errors import InputError, UsageError
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (3, 2), value).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, members: dict[str, bytes]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two shards of two samples."""
+    for s in range(2):
+        members: dict[str, bytes] = {}
+        for i in range(2):
+            n = 2 * s + i
+            members |= {f"val/{n:03}.png": png(n), f"val/{n:03}.cls": f"{3 - n}\n".encode(), f"val/{n:03}.json": b"{}"}
+        write(tmp_path / f"val-{s:02}.tar", members)
+    return tmp_path
+
+
+def values(data: Any, workers: int = 0) -> list[int]:
+    def stack(images: list[Any]) -> torch.Tensor:
+        return torch.stack([torch.from_numpy(np.array(image)) for image in images])
+
+    return [v for batch in batches(data, stack, 3, workers=workers) for v in batch.inputs[:, 0, 0].tolist()]
+
+
+@pytest.mark.parametrize("spec", ["val-{00..01}.tar", "val-0{0,1}.tar", ""])
+def test_samples(shards: Path, spec: str) -> None:
+    data = open_data(f"wds:{shards}/{spec}", need_labels=True)
+    assert data.ids == [f"val-{s:02}.tar/val/{2 * s + i:03}" for s in (0, 1) for i in (0, 1)]
+    assert data.labels is not None and data.labels.tolist() == [3, 2, 1, 0] and data.label_names is None
+    assert values(data) == values(data, workers=2) == [0, 1, 2, 3]
+    assert np.array(data[-1]).tolist() == [[3] * 3] * 2
+
+
+def test_an_image_is_the_same_sample_as_its_file(shards: Path) -> None:
+    (shards / "files").mkdir()
+    for n in range(4):
+        (shards / f"files/{n}.png").write_bytes(png(n))
+    files = open_data(str(shards / "files"))
+    assert open_data(f"wds:{shards}").sample_fingerprints() == files.sample_fingerprints()
+
+
+def test_limit_reads_no_further_shard(shards: Path) -> None:
+    (shards / "val-01.tar").write_bytes(b"no tar file")
+    assert len(open_data(f"wds:{shards}", limit=2)) == 2 and len(open_data(f"wds:{shards}", limit=1)) == 1
+    with pytest.raises(InputError, match="these shards cannot be used"):
+        open_data(f"wds:{shards}", limit=3)
+
+
+def labelled(tmp_path: Path, ending: str, *contents: str) -> str:
+    members = {}
+    for i, content in enumerate(contents):
+        members |= {f"{i}.{ending}": content.encode(), f"{i}.jpg": png(i), f"{i}.txt": b"a caption"}
+    return f"wds:{write(tmp_path / 'a.tar', members)}"
+
+
+def test_names_are_mapped_by_name(tmp_path: Path) -> None:
+    spec = labelled(tmp_path, "cls", "dog", "cat", "dog")
+    data = open_data(spec, labels=["cat", "emu", "dog"])
+    assert data.labels is not None and data.labels.tolist() == [2, 0, 2]
+    assert open_data(spec).label_names == ["cat", "dog"]
+    with pytest.raises(InputError, match="class names are not among the model's 1"):
+        open_data(spec, labels=["emu"])
+
+
+def test_labels_elsewhere(tmp_path: Path) -> None:
+    spec = labelled(tmp_path, "json", '{"label": 4, "name": "x"}', '{"label": 2, "name": "y"}')
+    data = open_data(spec)
+    assert data.labels is not None and data.labels.tolist() == [4, 2]
+    named = open_data(f"{spec}?label=json.name")
+    assert named.labels is not None and named.labels.tolist() == [0, 1] and named.label_names == ["x", "y"]
+    assert open_data(f"{spec}?label=txt").label_names == ["a caption"]
+    with pytest.raises(InputError, match="no label for sample") as error:
+        open_data(f"{spec}?label=json.other", need_labels=True)
+    assert error.value.hint is not None and "?label=cls" in error.value.hint
+
+
+LABEL_PROBLEMS = {
+    ("1", "x"): "label 'x' of sample a.tar/1 is a name, others are numbers",
+    ("", "1"): "no label for sample a.tar/0",
+}
+
+
+@pytest.mark.parametrize(("contents", "problem"), LABEL_PROBLEMS.items())
+def test_mixed_labels(contents: tuple[str, str], problem: str, tmp_path: Path) -> None:
+    spec = labelled(tmp_path, "cls", *contents)
+    with pytest.raises(InputError) as error:
+        open_data(spec)
+    assert error.value.problems == [problem]
+    assert open_data(spec, ignore_labels=True).labels is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"label": 1.5}', "is 1.5, neither an integer nor a name"),
+        ('{"label": true}', "is True, neither an integer nor a name"),
+        ("{", "cannot be read: "),
+    ],
+)
+def test_bad_json(content: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        open_data(labelled(tmp_path, "json", content))
+    assert error.value.problems[0].startswith(f"a.tar: the label of 0 {problem}")
+
+
+def test_which_image(tmp_path: Path) -> None:
+    spec = f"wds:{write(tmp_path / 'a.tar', {'0.png': png(1), '0.seg.png': png(2), '0.jpg': png(3), '0.cls': b'0'})}"
+    with pytest.raises(InputError) as error:
+        open_data(spec)
+    assert error.value.problems == ["a.tar: 0 has several images (png, jpg): choose with ?image="]
+    assert values(open_data(f"{spec}?image=JPG")) == [3] and values(open_data(f"{spec}?image=seg.png")) == [2]
+    with pytest.raises(InputError, match="cannot be used") as error:
+        open_data(f"{spec}?image=webp")
+    assert error.value.problems == ["a.tar: 0 has no image"]
+
+
+def test_every_bad_shard_is_named(tmp_path: Path) -> None:
+    good = write(tmp_path / "0.tar", {"0.png": png(0), "1.png": png(1)})
+    content = Path(good).read_bytes()
+    (tmp_path / "1.tar").write_bytes(content[:1600])  # within the second header
+    (tmp_path / "2.tar").write_bytes(content[:1024] + b"x" * 512 + bytes(2048))  # where the second header should be
+    (tmp_path / "3.tar").write_bytes(gzip.compress(content))
+    (tmp_path / "4.tar").write_bytes(b"")
+    write(tmp_path / "5.tar", {"0.png": png(0), "1.png": png(1), "0.cls": b"1"})
+    (tmp_path / "6.tar").write_bytes(content[:2048])  # whole members, no end mark
+    with tarfile.open(tmp_path / "7.tar", "w") as archive:
+        link = tarfile.TarInfo("0.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(InputError) as error:
+        open_data(f"wds:{tmp_path}")
+    found = {problem.partition(":")[0]: problem for problem in error.value.problems}
+    assert sorted(found) == [f"{i}.tar" for i in range(1, 8)]
+    assert found["1.tar"] == "1.tar: unexpected end of data" and found["2.tar"] == "2.tar: it is damaged at byte 1024"
+    assert "compressed tar files" in found["3.tar"] and "cut off" in found["6.tar"]
+    assert "the files of 0 do not stand together" in found["5.tar"] and "0.png is no plain file" in found["7.tar"]
+
+
+def test_a_damaged_image_is_one_sample(tmp_path: Path) -> None:
+    spec = f"wds:{write(tmp_path / 'a.tar', {'0.png': png(0), '1.png': b'', '2.png': png(2)[:40], '3.png': png(3)})}"
+    with pytest.raises(InputError, match=r"cannot read image 1\.png of .*a\.tar: the file is empty"):
+        values(open_data(spec))
+    data = open_data(spec, on_bad="skip")
+    assert values(data, workers=2) == [0, 3] and data.skipped is not None and sorted(data.skipped) == [1, 2]
+    Path(spec.removeprefix("wds:")).unlink()
+    with pytest.raises(InputError, match="No such file"):
+        data[0]
+
+
+def test_missing_and_empty(tmp_path: Path) -> None:
+    write(tmp_path / "s-1.tar", {"0.png": png(0)})
+    with pytest.raises(InputError, match="2 of 3 shards do not exist") as error:
+        open_data(f"wds:{tmp_path}/s-{{0..2}}.tar")
+    assert error.value.problems == [f"no file {tmp_path}/s-{i}.tar" for i in (0, 2)]
+    write(tmp_path / "none.tar", {"README": b"x", ".hidden.png": png(0)})
+    with pytest.raises(InputError, match="no images in 1 shard"):
+        open_data(f"wds:{tmp_path}/none.tar")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="no .tar files"):
+        open_data(f"wds:{tmp_path}/folder")
+    for spec in ("wds:https://x/a.tar", "wds:pipe:cat a.tar"):
+        with pytest.raises(UsageError, match="local files only"):
+            open_data(spec)
+
+
+def test_braces() -> None:
+    assert list(expand_braces("a{08..10}b{x,y}c")) == [f"a{n}b{c}c" for n in ("08", "09", "10") for c in "xy"]
+    assert list(expand_braces("plain")) == ["plain"] and list(expand_braces("{3..3}")) == ["3"]
+
+
+@pytest.mark.parametrize("text", ["{1}", "{2..1}", "a{1..2", "a}b{1,2}", "{0..9999999}", "{a..c}", "{{0..1}"])
+def test_bad_braces(text: str) -> None:
+    with pytest.raises(ValueError, match="range|braces"):
+        expand_braces(text)
