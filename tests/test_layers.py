@@ -53,6 +53,8 @@ LIBRARIES = {
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "torchvision": ["families/", "data/torchvision_sets.py"],
+    "datasets": ["data/hub_sets.py"],
+    "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/separability.py"],
     "kmedoids": ["criteria/cahp.py"],
 }

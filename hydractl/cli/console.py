@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hydractl.cli.pace import Pace, duration
+from hydractl.cli.pace import Pace, duration, speed
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
 _ROWS = 8
+_TIMED = "samples"  # the unit whose number a second is shown
 _MOST_PROBLEMS = 50
 
 
@@ -209,7 +210,8 @@ class _Task(Progress):
 
     def show(self, bars: Bars) -> None:
         self._bars = bars
-        fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "left": self._left}
+        fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns}
+        fields |= {"left": self._left, "rate": self._rate}
         self._id = bars.add_task(self._description, total=self._total, note="", rows=(), **fields)
 
     def hide(self) -> None:
@@ -224,9 +226,10 @@ class _Task(Progress):
             self._bars.update(self._id, advance=amount, note=clean(note))
         elif now - self._last >= _LINE_EVERY_S:
             self._last = now
-            left = self._pace.left(now, self._total)
+            rate, left = self._rate(), self._pace.left(now, self._total)
+            fast = "" if rate is None else f", {speed(rate, self._unit)}"
             about = "" if left is None else f", about {duration(left)} left"
-            self._log.info(f"{self._state(now - self._start)}{about}{', ' + note if note else ''}")
+            self._log.info(f"{self._state(now - self._start)}{fast}{about}{', ' + note if note else ''}")
 
     def row(self, cells: Sequence[str]) -> None:
         cells = tuple(map(clean, cells))
@@ -243,7 +246,13 @@ class _Task(Progress):
             self._bars.update(self._id, total=total)
 
     def finish(self) -> None:
-        self._log.info(self._state(self._clock() - self._start))
+        elapsed = self._clock() - self._start
+        timed = self._unit == _TIMED and self._done and elapsed > 0
+        fast = f", {speed(self._done / elapsed, self._unit)}" if timed else ""
+        self._log.info(self._state(elapsed) + fast)
+
+    def _rate(self) -> float | None:
+        return self._pace.rate() if self._unit == _TIMED else None
 
     def _left(self) -> float | None:
         return self._pace.left(self._clock(), self._total)

@@ -10,14 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 from rich.text import Text
 
-from hydractl.cli.pace import duration
+from hydractl.cli.pace import duration, speed
 
 
 class Bars(Progress):
     """The bars of all running tasks, the innermost at the bottom.
 
-    A task is added with the fields ``unit``, ``note``, ``columns`` and ``rows`` (its last rows), and ``left``: a
-    function without arguments that gives the seconds it still takes, or None.
+    A task is added with the fields ``unit``, ``note``, ``columns`` and ``rows`` (its last rows), and two
+    functions without arguments: ``left`` gives the seconds it still takes, ``rate`` the units a second; or None.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,7 @@ class Bars(Progress):
             BarColumn(),
             MofNCompleteColumn(table_column=one_line),
             TextColumn("{task.fields[unit]}", markup=False),
+            _Speed(table_column=one_line),
             _TimeLeft(table_column=one_line),
             TextColumn("{task.fields[note]}", markup=False),
             console=self._screen,
@@ -49,6 +50,14 @@ class Bars(Progress):
                 room -= fitting + bool(columns)
         yield from tables
         yield self.make_tasks_table(tasks)
+
+
+class _Speed(ProgressColumn):
+    """How many samples a second a task does of late; nothing for what is counted in other units."""
+
+    def render(self, task: Task) -> Text:
+        rate = None if task.finished else task.fields["rate"]()
+        return Text("" if rate is None else speed(rate, task.fields["unit"]), style="progress.data.speed")
 
 
 class _TimeLeft(ProgressColumn):

@@ -32,14 +32,25 @@ class Pace:
         while len(marks) > _LEAST_MARKS and marks[1][0] <= horizon:
             marks.popleft()
 
-    def left(self, now: float, total: int | None) -> float | None:
-        """Seconds from ``now`` until ``total`` units are done; None where nothing tells."""
-        if total is None or len(self._marks) < 2:
+    def rate(self) -> float | None:
+        """Units a second; None where nothing tells."""
+        if len(self._marks) < 2:
             return None
         (first, before), (last, done) = self._marks[0], self._marks[-1]
-        if last <= first or done <= before:
+        return (done - before) / (last - first) if last > first and done > before else None
+
+    def left(self, now: float, total: int | None) -> float | None:
+        """Seconds from ``now`` until ``total`` units are done; None where nothing tells."""
+        rate = self.rate()
+        if total is None or rate is None:
             return None
-        return max((total - done) * (last - first) / (done - before) - (now - last), 0.0)
+        last, done = self._marks[-1]
+        return max((total - done) / rate - (now - last), 0.0)
+
+
+def speed(rate: float, unit: str) -> str:
+    """``7.6 samples/s`` below ten, ``1,234 samples/s`` above."""
+    return f"{rate:.1f} {unit}/s" if rate < 10 else f"{rate:,.0f} {unit}/s"
 
 
 def duration(seconds: float) -> str:

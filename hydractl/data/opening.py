@@ -24,12 +24,14 @@ _READERS = {
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
+    "hf": ("hydractl.data.hub_sets", "read_hub_set", ""),  # known once it is open
+    "image parquet": ("hydractl.data.image_parquet", "read_image_parquet", "image"),
 }
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
-    "image": "folders, .npz files, image lists, builtin: and torchvision: sets, wds: shards",
-    "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files",
+    "image": "folders, .npz and .parquet files, image lists, builtin:, torchvision: and hf: sets, wds: shards",
+    "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, hf: sets",
 }
 
 _LIST_SUFFIXES = ("", ".txt", ".lst", ".list")
@@ -80,9 +82,12 @@ def open_data(
         raise UsageError(f"--limit {limit}: at least 1 is needed")
     parsed, corruption = take_corruption(parse_spec(spec, option))
     module, function, samples = _READERS[_kind(parsed)]
-    _check_reads(parsed, samples, reads or {})
+    if samples:
+        _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
     dataset, raw = reader(parsed, limit)
+    if not samples:
+        _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
@@ -110,8 +115,6 @@ def _kind(spec: Spec) -> str:
     """Which reader opens it; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
-    if spec.kind == "hf":
-        raise UsageError(f"{spec.where}: {spec.kind}: data sets are not supported", hint=SUPPORTED)
     path = Path(spec.path).expanduser()
     try:
         if path.is_dir():
@@ -123,6 +126,10 @@ def _kind(spec: Spec) -> str:
     except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{spec.where}: cannot look at the path: {reason}") from error
+    if path.name.lower().endswith(".parquet"):
+        from hydractl.data.image_parquet import holds_images
+
+        return "image parquet" if holds_images(str(path)) else "text"
     if spec.kind in _FILES:
         return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:

@@ -16,8 +16,8 @@ TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".j
 
 SUPPORTED = (
     "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
-    "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), "
-    "builtin:NAME[/split], torchvision:NAME[/split]"
+    "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
+    "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, wds:SHARDS"
 )
 """What this version opens, for messages."""
 

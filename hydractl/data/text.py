@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,26 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     if not collector.texts:
         raise InputError(f"{spec.where}: no texts in the file")
     file_name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
-    dataset = Texts(spec.text, spec.where, [f"{file_name}#{i}" for i in range(len(collector.texts))], collector.texts)
-    return dataset, _raw_labels(collector, dataset.ids, as_text=tabular)
+    return _finished(collector, lambda i: f"{file_name}#{i}", as_text=tabular)
+
+
+def read_rows(
+    spec: Spec, rows: Iterator[Row], limit: int | None, columns: Columns, name: Callable[[int], str]
+) -> tuple[Dataset, RawLabels]:
+    """Texts of rows from elsewhere, whose values have types; ``name`` gives the id of each.
+
+    Raises:
+        InputError: listing the rows that have no text, or are pairs among single texts.
+    """
+    collector = _Collector(spec, columns)
+    collector.read(rows, limit)
+    return _finished(collector, name, as_text=False)
+
+
+def _finished(collector: _Collector, name: Callable[[int], str], *, as_text: bool) -> tuple[Dataset, RawLabels]:
+    spec = collector.spec
+    dataset = Texts(spec.text, spec.where, [name(i) for i in range(len(collector.texts))], collector.texts)
+    return dataset, _raw_labels(collector, dataset.ids, as_text=as_text)
 
 
 @dataclass

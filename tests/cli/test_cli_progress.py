@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hydractl.cli.console import ConsoleLog
-from hydractl.cli.pace import Pace, duration
+from hydractl.cli.pace import Pace, duration, speed
 
 
 class Clock:
@@ -34,9 +34,9 @@ def test_at_most_a_line_every_five_seconds_and_one_at_the_end(capsys: pytest.Cap
             clock.now += 0.13
             progress.advance(note=f"step {step}")
     assert capsys.readouterr().err == (
-        "scoring: 39/100 samples, 5.1 s, about 8 s left, step 38\n"
-        "scoring: 78/100 samples, 10.1 s, about 3 s left, step 77\n"
-        "scoring: 100/100 samples, 13.0 s\n"
+        "scoring: 39/100 samples, 5.1 s, 7.7 samples/s, about 8 s left, step 38\n"
+        "scoring: 78/100 samples, 10.1 s, 7.7 samples/s, about 3 s left, step 77\n"
+        "scoring: 100/100 samples, 13.0 s, 7.7 samples/s\n"
     )
 
 
@@ -244,3 +244,17 @@ def test_what_says_nothing_about_the_time_left() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (119.4, "119 s"), (120, "0:02:00"), (7384.6, "2:03:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_speed() -> None:
+    pace = Pace()
+    assert pace.rate() is None
+    for second in range(4):
+        pace.mark(10.0 + 2 * second, 30 * second)
+    assert pace.rate() == 15.0
+    assert [speed(x, "samples") for x in (0.26, 9.94, 10.4, 1234.5)] == [
+        "0.3 samples/s",
+        "9.9 samples/s",
+        "10 samples/s",
+        "1,234 samples/s",
+    ]

@@ -8,20 +8,13 @@ from pathlib import Path
 import pytest
 
 from hydractl.data import open_data
-from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.errors import HydraError, InputError
 
 
 def error_of(spec: str) -> HydraError:
     with pytest.raises(HydraError) as error:
         open_data(spec, option="--ood")
     return error.value
-
-
-@pytest.mark.parametrize("spec", ["hf:glue/sst2"])
-def test_kinds_not_supported(spec: str) -> None:
-    error = error_of(spec)
-    assert isinstance(error, UsageError) and "not supported" in error.message
-    assert error.hint and "at present" in error.hint and ".npz" in error.hint
 
 
 def test_near_names(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Images in Parquet files: columns, labels and their names, groups of rows, and damaged rows."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from hydractl.data import batches, open_data
+from hydractl.errors import InputError
+
+IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (3, 2), value).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, columns: dict[str, Any], names: list[str] | None = None, group: int = 2) -> str:
+    table = pyarrow.table(columns)
+    if names is not None:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, path, row_group_size=group)
+    return str(path)
+
+
+def images(*values: int | bytes | None) -> Any:
+    cells = [{"bytes": png(v) if isinstance(v, int) else v, "path": f"{i}.png"} for i, v in enumerate(values)]
+    return pyarrow.array(cells, IMAGE)
+
+
+def pixels(data: Any, workers: int = 0) -> list[int]:
+    def stack(found: list[Any]) -> torch.Tensor:
+        return torch.stack([torch.from_numpy(np.array(image)) for image in found])
+
+    return [v for batch in batches(data, stack, 3, workers=workers) for v in batch.inputs[:, 0, 0].tolist()]
+
+
+def test_images_and_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(*range(7)), "label": [0, 1, 0, 1, 1, 0, 0]}, ["cat", "dog"])
+    data = open_data(path, labels=["dog", "cat"], need_labels=True, reads={"vit": "image"})
+    assert data.kind == "image" and data.ids == [f"a.parquet#{i}" for i in range(7)]
+    assert data.labels is not None and data.labels.tolist() == [1, 0, 1, 0, 0, 1, 1]
+    assert pixels(data) == pixels(data, workers=2) == list(range(7))
+    assert [np.array(data[i])[0, 0] for i in (6, 0, 3, -1)] == [6, 0, 3, 6]
+    limited = open_data(path, limit=3)
+    assert len(limited) == 3 and limited.label_names == ["cat", "dog"]
+    assert limited.sample_fingerprints() == data.sample_fingerprints()[:3]
+
+
+def test_fingerprints_are_those_of_the_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"img": images(1, 2)})
+    (tmp_path / "files").mkdir()
+    for i in (1, 2):
+        (tmp_path / f"files/{i}.png").write_bytes(png(i))
+    assert open_data(path).sample_fingerprints() == open_data(str(tmp_path / "files")).sample_fingerprints()
+
+
+def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:
+    cells = pyarrow.array([png(1), png(2)], pyarrow.large_binary())
+    data = open_data(write(tmp_path / "a.parquet", {"image": cells, "kind": ["b", "a"]}) + "?label=kind")
+    assert pixels(data) == [1, 2] and data.label_names == ["a", "b"]
+    assert data.labels is not None and data.labels.tolist() == [1, 0]
+
+
+def test_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"left": images(1), "right": images(2), "label": [1.5]})
+    with pytest.raises(InputError, match="images are in left and right") as error:
+        open_data(path, ignore_labels=True)
+    assert error.value.hint == "say which with ?image=NAME"
+    assert pixels(open_data(f"{path}?image=right", ignore_labels=True)) == [2]
+    with pytest.raises(InputError, match="labels cannot be used") as error:
+        open_data(f"{path}?image=left")
+    assert error.value.problems == ["the labels are neither integers nor names but of type float"]
+    with pytest.raises(InputError, match="no images in .image=label: they are in left, right"):
+        open_data(f"{path}?image=label")
+    with pytest.raises(InputError, match="no column for .label=x: it has left, right, label"):
+        open_data(f"{path}?image=left&label=x")
+    with pytest.raises(InputError, match="holds images, and bert reads texts"):
+        open_data(path, reads={"bert": "text"})
+
+
+def test_labels_that_are_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(1, 2, 3), "label": [1, None, None]})
+    with pytest.raises(InputError) as error:
+        open_data(path)
+    assert error.value.problems == ["no label for sample a.parquet#1, and for 1 more"]
+    path = write(tmp_path / "b.parquet", {"image": images(1), "y": [1]})
+    with pytest.raises(InputError, match="no label") as error:
+        open_data(path, need_labels=True)
+    assert error.value.hint is not None and "image, y" in error.value.hint
+
+
+def test_bad_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(0, None, b"", png(3)[:40], 4)})
+    with pytest.raises(InputError, match=r"cannot read image a\.parquet#1: the row holds no bytes"):
+        pixels(open_data(path))
+    data = open_data(path, on_bad="skip")
+    assert pixels(data, workers=2) == [0, 4] and sorted(data.skipped or ()) == [1, 2, 3]
+
+
+def test_a_file_of_no_rows_and_a_broken_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no images in the file"):
+        open_data(write(tmp_path / "a.parquet", {"image": images()}))
+    whole = Path(write(tmp_path / "b.parquet", {"image": images(1, 2, 3)}))
+    broken = bytearray(whole.read_bytes())
+    broken[4:200] = bytes(196)  # the first group of rows
+    whole.write_bytes(broken)
+    data = open_data(str(whole), on_bad="skip")
+    assert pixels(data) == [3] and sorted(data.skipped or ()) == [0, 1]
+    whole.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="cannot read the file"):
+        open_data(str(whole))
