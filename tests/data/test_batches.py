@@ -118,3 +118,41 @@ def test_a_worker_killed_between_batches_is_no_error_of_the_caller() -> None:
     with pytest.raises(HydraError, match="a data worker process ended"):
         list(found)
     assert signal.getsignal(signal.SIGCHLD) == before
+
+
+def test_pinned_memory_is_asked_of_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[tuple[int, ...]] = []
+
+    def pin(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        pinned.append(tuple(tensor.shape))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    data = open_data("builtin:digits/test", limit=5)
+
+    def mapping(images: list[Any]) -> dict[str, torch.Tensor]:
+        return {"pixels": stack(images)}
+
+    if not torch.cuda.is_available():
+        list(batches(data, mapping, 4, pin_memory=True))
+        assert pinned == []  # no effect, and no error
+    monkeypatch.setattr("hydractl.data.batching._has_cuda", lambda: True)
+    found = list(batches(data, mapping, 4, pin_memory=True))
+    assert pinned == [(4, 8, 8), (1, 8, 8)]
+    assert torch.equal(torch.cat([batch.inputs["pixels"] for batch in found]), stack([data[i] for i in range(5)]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs CUDA")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinned_memory(workers: int) -> None:
+    data = open_data("builtin:digits/test", limit=5)
+    found = list(batches(data, stack, 2, workers=workers, pin_memory=True))
+    assert all(batch.inputs.is_pinned() for batch in found)
+    assert torch.equal(torch.cat([batch.inputs for batch in found]), stack([data[i] for i in range(5)]))
+
+
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_prefetching_changes_nothing(prefetch: int) -> None:
+    data = open_data("builtin:digits/test", limit=21)
+    found = list(batches(data, stack, 4, workers=2, prefetch=prefetch))
+    assert torch.equal(torch.cat([batch.inputs for batch in found]), stack([data[i] for i in range(21)]))
