@@ -56,15 +56,16 @@ class ModelOptions:
 
     @classmethod
     def of(cls, settings: Common) -> ModelOptions:
-        """What the options of a verb say; reads the file of ``--labels``.
+        """What the options of a verb say; reads the files of ``--labels`` and ``--prompt``, or what is built in.
 
         Raises:
-            InputError: for a file that holds no class names.
+            InputError: for a file that holds no class names or templates.
+            UsageError: for a name that is both a file and built in.
         """
-        from hydractl.data.names import read_names
+        from hydractl.data.names import read_labels, read_prompts
 
-        labels = None if settings.labels is None else read_names(settings.labels, "--labels")
-        return cls(settings.arch, settings.seed, settings.max_length, labels, tuple(settings.prompt))
+        labels = None if settings.labels is None else read_labels(settings.labels)
+        return cls(settings.arch, settings.seed, settings.max_length, labels, tuple(read_prompts(settings.prompt)))
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ LIBRARIES = {
     "click": [],  # typer carries its own
     "rich": ["cli/", "report/"],
     "matplotlib": ["report/bench_plot.py"],
-    "timm": ["families/timm_vit.py"],
+    "timm": ["families/timm_vit.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "torchvision": ["families/", "data/torchvision_sets.py"],

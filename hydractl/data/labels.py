@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from hydractl.data.label_sets import place_of_published
 from hydractl.errors import InputError, UsageError
 
 Labels = npt.NDArray[np.int64]
@@ -160,7 +161,9 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
     mapped = [label_map.get(name, name) for name in own]
     if mapped == list(labels):
         return np.arange(len(own), dtype=np.int64)
-    unknown = [name for name, target in zip(own, mapped, strict=True) if target not in known]
+    # A model that knows its classes by a built-in list knows what the data set calls them.
+    published = place_of_published(labels, [name for name in mapped if name not in known])
+    unknown = [name for name, t in zip(own, mapped, strict=True) if t not in known and t not in published]
     if unknown:
         raise InputError(
             f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
@@ -175,7 +178,7 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
             hint="name the model's classes differently with --labels",
             problems=[repr(name) for name in twice],
         )
-    position = {name: i for i, name in enumerate(labels)}
+    position = {**published, **{name: i for i, name in enumerate(labels)}}
     return np.array([position[name] for name in mapped], dtype=np.int64)
 
 

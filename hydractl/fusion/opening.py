@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.fusion.sequential import SequentialEnsemble, check_agreement
-from hydractl.models import ModelOptions, Source, build_model, open_sources, split_model
+from hydractl.matching import named_by_data
+from hydractl.models import ModelOptions, Source, build_model, open_sources, split_model, with_labels
 
 Runnable = HydraModel | SequentialEnsemble
 """What a MODEL argument becomes: both are called alike."""
@@ -63,9 +64,43 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         sources = [opened[ref] for ref in refs]
         if len(sources) > 1:
             check_agreement([(source.name, source.description) for source in sources])
+            sources = _named_alike(sources, sources)
         found.append(ModelArgument(name or "+".join(source.name for source in sources), sources))
     names = [model.name for model in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
     return found
+
+
+def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
+    """The arguments with all classes named: rows that are measured on the same labels have the same classes.
+
+    A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
+    the same ensemble before that of another row; where none does, those of the data.
+
+    Args:
+        arguments: one for each row.
+        data: the SPEC of ``--data``.
+        limit: its first samples only.
+
+    Raises:
+        InputError: where the data have no class names either.
+    """
+    every = [source for argument in arguments for source in argument.sources]
+    alike = [replace(argument, sources=_named_alike(argument.sources, every)) for argument in arguments]
+    return [replace(a, sources=[named_by_data(source, data, limit) for source in a.sources]) for a in alike]
+
+
+def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
+    """Sources of which those without named classes take the names, and unless they have their own the prompts, of the
+    first known model with names."""
+    first = next((source.description for source in known if source.description.labels is not None), None)
+    if first is None:
+        return list(sources)
+    return [
+        source
+        if source.classes is not None
+        else with_labels(source, first.labels, source.description.prompt or first.prompt or ())
+        for source in sources
+    ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import UsageError
+from hydractl.log import Log
 
 if TYPE_CHECKING:
     from hydractl.fusion.runtime import HydraModel
@@ -55,14 +56,32 @@ class PromptedClasses:
 
     def features(self) -> Tensor:
         """What the tower of the labels reads out for every member: ``[M, classes, D]``."""
-        chain = self._model.chain_of_labels
         if self._in_motion():
-            return chain(self.inputs()[0])
+            return self._model.chain_of_labels(self.inputs()[0])
         if self._features is None:
-            # Outside inference mode, because what it gives could not be part of a graph of gradients later.
-            with torch.inference_mode(False), torch.no_grad():
-                self._features = torch.cat([chain(part) for part in self.inputs(PROMPTS_AT_ONCE)], dim=1)
+            self._features = self._read(Log(), "")
         return self._features
+
+    def read(self, log: Log, title: str) -> None:
+        """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time.
+
+        Args:
+            log: where progress is shown.
+            title: of the task.
+        """
+        with torch.no_grad():
+            if self._features is None and not self._in_motion():
+                self._features = self._read(log, title)
+
+    def _read(self, log: Log, title: str) -> Tensor:
+        """The features ``[M, classes, D]``, of ``PROMPTS_AT_ONCE`` prompts at a time."""
+        found = []
+        # Outside inference mode, because what it gives could not be part of a graph of gradients later.
+        with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
+            for part in self.inputs(PROMPTS_AT_ONCE):
+                found.append(self._model.chain_of_labels(part))
+                progress.advance(found[-1].shape[1])
+            return torch.cat(found, dim=1)
 
     def forget(self) -> None:
         """The weights may have changed."""

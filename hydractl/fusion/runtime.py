@@ -23,6 +23,7 @@ from hydractl.families import get_family
 from hydractl.fusion.assembly import Assembly
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.prompted import STAND_INS, PromptedClasses
+from hydractl.log import Log
 from hydractl.projections import HeadWeights
 
 
@@ -128,6 +129,11 @@ class HydraModel(nn.Module):
                 hint="name them: --labels FILE, or in Python model.zero_shot(labels)",
             )
         return self.prompted.features()
+
+    def read_prompts(self, log: Log, name: str) -> None:
+        """Of a zero-shot classifier, compute the features of its classes now, with progress; else nothing."""
+        if self.prompted is not None:
+            self.prompted.read(log, f"{name}: prompts")
 
     def train(self, mode: bool = True) -> HydraModel:
         """As torch's."""

@@ -13,6 +13,7 @@ from hydractl.errors import InputError
 from hydractl.families import classes_of
 from hydractl.fusion.plan import label_differences, preprocess_differences
 from hydractl.fusion.runtime import HydraModel, pooled_log_probs
+from hydractl.log import Log
 
 
 class SequentialEnsemble(nn.Module):
@@ -60,6 +61,11 @@ class SequentialEnsemble(nn.Module):
         if self.classes is not None:
             return self
         return SequentialEnsemble([model.with_classes() for model in self.models])  # type: ignore[operator]
+
+    def read_prompts(self, log: Log, name: str) -> None:
+        """As of :class:`HydraModel`."""
+        for model in self.models:
+            model.read_prompts(log, name)  # type: ignore[operator]
 
     @property
     def whole_last_block(self) -> bool:

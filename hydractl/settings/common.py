@@ -72,15 +72,18 @@ class Common:
     )
     labels: str | None = option(
         None,
-        help="Class names: a file with one a line, or a JSON list; they name the classes of a zero-shot model",
-        metavar="FILE",
+        help="Class names: a file with one a line, a JSON list, or the name of a data set whose names are built in "
+        "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
+        "zero-shot model",
+        metavar="FILE|NAME",
         group=FILES,
         default_text="those of the checkpoint, else of the data",
     )
     prompt: list[str] = option(
         [],
-        help="What makes a prompt of a class name, for a zero-shot model; repeat it to average over several",
-        metavar="TEMPLATE",
+        help="What makes a prompt of a class name, for a zero-shot model; repeat it to average over several, or give a "
+        "file of templates, or openai-imagenet for CLIP's own 80",
+        metavar="TEMPLATE|FILE",
         group=FILES,
         default_text="A photo of a {label}.",
     )

@@ -1,0 +1,37 @@
+"""ImageNet's class names and prompts as the libraries have them: open_clip the words, timm the synsets."""
+
+from __future__ import annotations
+
+from hydractl._torchvision import declare_operators
+
+
+def class_names() -> tuple[str, ...]:
+    """The 1,000 names that open_clip makes prompts of, by the numbers of the classes.
+
+    Two of them stand for two classes each (``missile``, ``sunglasses``): of these a model always says the first.
+    """
+    declare_operators()
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
+
+    return tuple(IMAGENET_CLASSNAMES)
+
+
+def synsets() -> tuple[str, ...]:
+    """WordNet's names of the 1,000 classes (``n01440764``), which the folders of ImageNet have, in the same order."""
+    declare_operators()
+    from timm.data import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_names())
+
+
+def templates(name: str) -> list[str]:
+    """The templates of prompts that CLIP was published with for ImageNet, ``{label}`` where the name goes.
+
+    Args:
+        name: ``openai-imagenet`` (80) or ``simple-imagenet`` (7 of them).
+    """
+    declare_operators()
+    from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
+
+    known = {"openai-imagenet": OPENAI_IMAGENET_TEMPLATES, "simple-imagenet": SIMPLE_IMAGENET_TEMPLATES}
+    return [template("{label}") for template in known[name]]

@@ -1,0 +1,110 @@
+"""Zero-shot models and their class names: built-in lists, sets of prompts, ensembles, against open_clip itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.data.names import read_prompts
+from tests.pico import close
+from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+
+LABELS = ["tin", "oak", "salt"]
+
+
+@pytest.fixture
+def clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A published folder, beside ``data.npz`` and ``land.npz`` (with class names), ``plain.npz`` and ``ood.npz``."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
+    np.savez("data.npz", x=pixels, y=np.arange(12) % 3, classes=np.array(LABELS))
+    np.savez("land.npz", x=pixels, y=np.arange(12) % 3, classes=["SeaLake", "AnnualCrop", "HerbaceousVegetation"])
+    np.savez("plain.npz", x=pixels, y=np.array([9, 0, 2])[np.arange(12) % 3])
+    np.savez("ood.npz", x=random.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
+    Path("clip").mkdir()
+    publish_clip(pico_clip("clip"), "clip", Path("clip"))
+    return "clip"
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def removed(mask_file: str) -> list[tuple[str, int]]:
+    sites = read(mask_file)["sites"]
+    return [(path, h) for path, entry in sites.items() for h in range(entry["heads"]) if h not in entry["kept"]]
+
+
+def test_prompts_are_read_once_for_a_whole_evaluation(clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in the library's own embedding of tokens: each member reads each prompt once, a part at a time."""
+    run("prune", clip, "--method", "random", "--remove", "5", "-o", "a.st")
+    assert {path.partition(".")[0] for path, _ in removed("a.mask.json")} == {"visual", "transformer"}
+    run("prune", clip, "--method", "random", "--remove", "5", "--seed", "1", "-o", "b.st")
+    Path("many.txt").write_text("".join(f"thing {i}\n" for i in range(600)) + "".join(f"{name}\n" for name in LABELS))
+    sizes: list[int] = []
+    embed = torch.nn.Embedding.forward
+
+    def counted(self: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(tokens))
+        return embed(self, tokens)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
+    asked = ["--labels", "many.txt", "--prompt", "a {label}", "--prompt", "the {label}"]
+    run("eval", "a.st+b.st", "--data", "data.npz", "--ood", "o=ood.npz", "--batch-size", "2", *asked, "-o", "e.json")
+    assert sum(sizes) == 2 * 603 * 2
+    assert max(sizes) <= 256
+
+
+def test_imagenet_with_eighty_prompts_equals_the_library(clip: str) -> None:
+    """The 1,000 classes and both published sets of templates, by the names of the options."""
+    asked = ["--labels", "imagenet", "--prompt", "simple-imagenet"]
+    run("prune", clip, "--method", "random", "--remove", "4", *asked, "-o", "a.st")
+    model = hydractl.load("a.st", device="cpu")
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
+
+    stock = zero_clip_columns(pico_clip("clip"), removed("a.mask.json"))
+    images = clip_images()
+
+    def expected(names: list[str], templates: Any) -> torch.Tensor:
+        features = open_clip.build_zero_shot_classifier(stock, clip_tokenizer(), names, templates, 100)
+        return stock.logit_scale.exp() * stock.encode_image(images, normalize=True) @ features
+
+    with torch.no_grad():
+        assert len(model.labels) == 1000
+        close(model.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES), SIMPLE_IMAGENET_TEMPLATES))
+        few = model.zero_shot(IMAGENET_CLASSNAMES[:20], read_prompts(["openai-imagenet"]))
+        close(few.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES[:20]), OPENAI_IMAGENET_TEMPLATES))
+
+
+def test_members_without_class_names_take_those_of_the_others(clip: str) -> None:
+    """Names come from --labels, else a member, else another row, and only then from the data."""
+    Path("turned.json").write_text(json.dumps(LABELS[::-1]))
+    run("prune", clip, "--method", "random", "--remove", "3", "--seed", "1", "-o", "b.st")
+    asked = ["--labels", "turned.json", "--prompt", "one {label}"]
+    run("prune", clip, "--method", "random", "--remove", "3", *asked, "-o", "a.st")
+    run("prune", clip, "--method", "random", "--remove", "3", "--seed", "1", *asked, "-o", "c.st")
+    # Where b.st took the names of the data, their order would differ from that of a.st.
+    run("eval", "b.st+a.st", "b.st", "--data", "data.npz", "-o", "e.json")
+    run("eval", "c.st+a.st", "c.st", "--data", "data.npz", "-o", "f.json")
+    found, expected = read("e.json")["models"], read("f.json")["models"]
+    for one, other in zip(found, expected, strict=True):
+        assert one["id"] == other["id"] and one["diversity"] == other["diversity"]
+    assert read("e.json")["conventions"]["prompt"] == {"b+a": ["one {label}"], "b": ["one {label}"]}
+
+
+def test_classes_of_a_published_data_set_are_found_by_the_names_it_has(clip: str) -> None:
+    run("eval", clip, "--data", "land.npz", "--labels", "eurosat", "-o", "a.json")
+    run("eval", clip, "--data", "plain.npz", "--labels", "eurosat", "-o", "b.json")
+    assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]
