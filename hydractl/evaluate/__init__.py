@@ -33,7 +33,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     from hydractl.requirements import check_known
 
     resolve_device(settings.device)
-    contenders = find_contenders(settings)
+    contenders = find_contenders(settings, log)
     names = [one.name for one in contenders]
     predictions = _prediction_paths(settings, names)
     sets = open_sets(settings, contenders)

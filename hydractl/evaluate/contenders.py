@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluate.sets import ID, OOD, EvalSet
+from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.seen import Entry, merged
 
@@ -77,17 +77,17 @@ class Contender(ABC):
 class Running(Contender):
     """A model, or the members of an ensemble one after another."""
 
-    def __init__(self, argument: ModelArgument, settings: EvalSettings) -> None:
+    def __init__(self, argument: ModelArgument, settings: EvalSettings, log: Log) -> None:
         from hydractl.cost import parameters
 
-        self._argument, self._settings = argument, settings
+        self._argument, self._settings, self._log = argument, settings, log
         self._model: _Model | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
         self.name, self.sha256 = argument.name, argument.sha256
         self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
         classes = argument.sources[0].classes
-        assert classes is not None  # named_by_data() has been here
+        assert classes is not None  # with_classes() has been here
         self.classes, self.reads = classes, first.reads
         masks = [mask for description in descriptions for mask in description.masks]
         self.members = len(masks)
@@ -153,10 +153,9 @@ class Running(Contender):
     def _built(self) -> _Model:
         if self._model is None:
             settings = self._settings
-            self._model = _Model(
-                self._argument.build(settings.device, settings.dtype, whole_last_block=settings.whole_last_block),
-                settings,
-            )
+            model = self._argument.build(settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
+            model.read_prompts(self._log, self.name)
+            self._model = _Model(model, settings)
         return self._model
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
@@ -245,15 +244,14 @@ class Stored(Contender):
         yield from self._predictions.batches(index)
 
 
-def find_contenders(settings: EvalSettings) -> list[Contender]:
-    """The rows of the answer, found and checked by their headers.
+def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
+    """The rows of the answer, found and checked by their headers; ``log`` hears of what they read when they run.
 
     Raises:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.
     """
-    from hydractl.fusion.opening import find_models
-    from hydractl.matching import named_by_data
+    from hydractl.fusion.opening import find_models, with_classes
     from hydractl.models import ModelOptions, split_model
     from hydractl.predictions.store import is_predictions, read_predictions
 
@@ -267,12 +265,10 @@ def find_contenders(settings: EvalSettings) -> list[Contender]:
             others.append(text)
     if others and settings.data is None:
         raise UsageError("eval needs --data", hint="hydractl eval --help")
-    running = []
-    for argument in find_models(others, ModelOptions.of(settings)) if others else []:
-        assert settings.data is not None
-        named = [named_by_data(source, settings.data, settings.limit) for source in argument.sources]
-        running.append(Running(replace(argument, sources=named), settings))
-    rest = iter(running)
+    arguments: list[ModelArgument] = []
+    if others and settings.data is not None:
+        arguments = with_classes(find_models(others, ModelOptions.of(settings)), settings.data, settings.limit)
+    rest = (Running(argument, settings, log) for argument in arguments)
     found = [kept[place] if place in kept else next(rest) for place in range(len(settings.model))]
     names = [one.name for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})

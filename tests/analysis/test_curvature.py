@@ -1,0 +1,120 @@
+"""Gradients, Hessian products and pruning steps, against torch's own Hessian and a model that was pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydractl.analysis import curvature
+from hydractl.fusion.runtime import HydraModel
+from hydractl.heads import all_heads
+from tests.pico import images, logits, source_of, stock, zero_columns
+
+VARIANTS = ["class-token", "qk-norm", "pre-norm-no-bias"]
+
+
+class Small:
+    """A loss of five parameters on two batches: small enough for its whole Hessian."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.x = torch.randn(9, 2, generator=draw, dtype=torch.float64)
+        self.y = torch.randn(9, generator=draw, dtype=torch.float64)
+        self.parameters = [
+            torch.randn(2, generator=draw, dtype=torch.float64, requires_grad=True),
+            torch.randn(3, generator=draw, dtype=torch.float64, requires_grad=True),
+        ]
+
+    def total(self, flat: Tensor, rows: slice) -> Tensor:
+        a, b = flat[:2], flat[2:]
+        found = b[0] * torch.tanh(self.x[rows] @ a) + b[1] * torch.sin(b[2] * self.x[rows, 0])
+        return (found - self.y[rows]).square().sum()
+
+    def losses(self) -> Iterator[tuple[Tensor, int]]:
+        flat = torch.cat([p.reshape(-1) for p in self.parameters])
+        for rows in (slice(0, 5), slice(5, 9)):
+            yield self.total(flat, rows), rows.stop - rows.start
+
+    def reference(self) -> tuple[Tensor, Tensor, Tensor]:
+        flat = torch.cat([p.detach().reshape(-1) for p in self.parameters]).requires_grad_(True)
+        mean = self.total(flat, slice(None)) / 9
+        hessian = torch.autograd.functional.hessian(lambda f: self.total(f, slice(None)) / 9, flat)
+        return mean, torch.autograd.grad(mean, flat)[0], hessian
+
+
+def flat(parts: list[Tensor]) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in parts])
+
+
+def test_derivatives_are_those_of_the_mean_over_all_batches() -> None:
+    small = Small()
+    mean, slope, hessian = small.reference()
+    assert curvature.loss(small.losses) == pytest.approx(mean.item())
+    assert torch.allclose(flat(curvature.gradient(small.losses, small.parameters)), slope)
+    vector = [torch.tensor([1.0, -2.0]).double(), torch.tensor([0.5, 3.0, -1.0]).double()]
+    product = curvature.hessian_product(small.losses, small.parameters, vector)
+    assert torch.allclose(flat(product), hessian @ flat(vector))
+    assert float(curvature.inner(vector, product)) == pytest.approx(float(flat(vector) @ hessian @ flat(vector)))
+
+
+def test_the_diagonal_is_right_on_average_and_the_same_for_a_seed() -> None:
+    small = Small()
+    hessian = small.reference()[2]
+    found = flat(curvature.hessian_diagonal(small.losses, small.parameters, 4000, seed=1))
+    # One draw misses by the sum of the squares off the diagonal of each row.
+    error = (hessian.square().sum(1) - hessian.diagonal().square()).sqrt() / 4000**0.5
+    assert bool(((found - hessian.diagonal()).abs() < 4 * error).all())
+    one, two = (flat(curvature.hessian_diagonal(small.losses, small.parameters, 3, seed=2)) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_the_diagonal_of_a_diagonal_hessian_needs_one_draw() -> None:
+    p = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    weights = torch.tensor([1.0, -4.0, 0.5])
+    found = curvature.hessian_diagonal(lambda: iter([((weights * p**2).sum() * 2, 2)]), [p], 1, seed=0)
+    assert torch.allclose(found[0], 2 * weights)
+
+
+def pico(variant: str) -> tuple[HydraModel, list[tuple[Tensor, Tensor]]]:
+    source = source_of(stock(variant), variant)
+    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2])
+    return model, [(images().double(), labels), (images(seed=2).double(), labels)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_step_leads_to_the_pruned_model(variant: str) -> None:
+    model, batches = pico(variant)
+    removed = [head for number, head in enumerate(all_heads(model.sites)) if number % 3 == 0]
+    # The library's own model with the columns of these heads zeroed.
+    reference = zero_columns(stock(variant), removed).double()
+    with torch.no_grad():
+        expected = float(
+            torch.stack([torch.nn.functional.cross_entropy(logits(reference, x), y) for x, y in batches]).mean()
+        )
+    losses = curvature.losses_of(model, batches)
+    parameters = curvature.head_parameters(model)
+    step = curvature.pruning_step(model, removed)
+    before = curvature.loss(losses)
+    slope = float(curvature.inner(curvature.gradient(losses, parameters), step))
+    curve = float(curvature.inner(step, curvature.hessian_product(losses, parameters, step)))
+    # A short way along the step the loss is its second-order expansion: the rest is of the third order.
+    errors = []
+    for share in (1e-2, 1e-3):
+        move(parameters, step, share)
+        errors.append(abs(curvature.loss(losses) - (before + share * slope + share**2 * curve / 2)))
+        move(parameters, step, -share)
+    assert errors[1] < 2e-3 * errors[0] + 1e-13
+    move(parameters, step, 1.0)
+    assert abs(expected - before) > 1e-4
+    assert curvature.loss(losses) == pytest.approx(expected, abs=1e-9)
+    assert sum(p.requires_grad for p in model.parameters()) == len(parameters)
+
+
+def move(parameters: list[Tensor], step: list[Tensor], share: float) -> None:
+    with torch.no_grad():
+        for parameter, part in zip(parameters, step, strict=True):
+            parameter += share * part

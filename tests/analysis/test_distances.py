@@ -1,0 +1,75 @@
+"""Centroid distances and principal components, against a few lines written plainly and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import PCA
+
+from hydractl.analysis.centroids import centroid_distances
+from hydractl.analysis.pca import principal_plane
+
+
+def outputs(samples: int, shift: float, seed: int, heads: int = 3, width: int = 4) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    mixing = np.random.default_rng(9).normal(size=(heads, width, width))
+    return np.einsum("nhd,hde->nhe", random.normal(size=(samples, heads, width)), mixing) + shift
+
+
+def test_distances_of_every_head() -> None:
+    inside, outside = outputs(50, 0.0, 1).astype(np.float32), outputs(30, 0.7, 2).astype(np.float32)
+    found = centroid_distances(inside, outside)
+    for head in range(3):
+        a, b = inside[:, head].astype(float), outside[:, head].astype(float)
+        gap = b.mean(0) - a.mean(0)
+        assert found.euclidean[head] == pytest.approx(math.sqrt(sum(gap**2)))
+        inverse = np.linalg.inv(LedoitWolf().fit(a).covariance_)
+        assert found.mahalanobis[head] == pytest.approx(math.sqrt(gap @ inverse @ gap))
+
+
+def test_distances_by_hand() -> None:
+    # Two dimensions of variance 1 and 0 around the mean: shrinking makes both (1 + 0) / 2 where it is complete.
+    inside = np.array([[-1.0, 0.0], [1.0, 0.0]])[:, None].repeat(1, axis=1)
+    found = centroid_distances(inside, np.array([[[3.0, 4.0]]]))
+    assert found.euclidean[0] == pytest.approx(5.0)
+    spread = LedoitWolf().fit(inside[:, 0]).covariance_
+    expected = np.array([3.0, 4.0]) @ np.linalg.pinv(spread) @ np.array([3.0, 4.0])
+    assert found.mahalanobis[0] == pytest.approx(math.sqrt(expected))
+
+
+def test_a_head_that_says_one_thing_only_has_no_distance_of_the_second_kind() -> None:
+    inside, outside = np.ones((5, 1, 3)), np.full((4, 1, 3), 2.0)
+    found = centroid_distances(inside, outside)
+    assert found.euclidean[0] == pytest.approx(math.sqrt(3)) and found.mahalanobis[0] == 0.0
+    same = outputs(20, 0.0, 1)
+    assert centroid_distances(same, same[::-1]).mahalanobis == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_second_kind_does_not_depend_on_units() -> None:
+    inside, outside = outputs(200, 0.0, 1), outputs(100, 0.5, 2)
+    one, other = centroid_distances(inside, outside), centroid_distances(inside * 7, outside * 7)
+    assert other.euclidean == pytest.approx(one.euclidean * 7)
+    assert other.mahalanobis == pytest.approx(one.mahalanobis)
+
+
+def test_the_plane_is_that_of_scikit_learn() -> None:
+    inside, outside = outputs(40, 0.0, 1), outputs(25, 1.5, 2)
+    plane = principal_plane(inside, outside)
+    reference = PCA(2, svd_solver="full").fit(np.concatenate([inside, outside]).reshape(65, 12))
+    expected = reference.transform(inside.reshape(40, 12))
+    assert plane.explained == pytest.approx(tuple(reference.explained_variance_ratio_))
+    for axis in range(2):
+        sign = 1.0 if reference.components_[axis][np.abs(reference.components_[axis]).argmax()] > 0 else -1.0
+        assert plane.inside[:, axis] == pytest.approx(sign * expected[:, axis])
+    assert plane.outside.shape == (25, 2)
+    assert np.concatenate([plane.inside, plane.outside]).mean(0) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_plane_of_one_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="two samples"):
+        principal_plane(np.ones((1, 1, 4)), np.ones((0, 1, 4)))
+    flat = principal_plane(np.ones((3, 1, 4)), np.ones((2, 1, 4)))
+    assert flat.explained == (0.0, 0.0)
