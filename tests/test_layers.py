@@ -53,13 +53,9 @@ LIBRARIES = {
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "torchvision": ["families/", "data/torchvision_sets.py"],
-<<<<<<< HEAD
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],
-    "sklearn": ["data/", "criteria/separability.py"],
-=======
     "sklearn": ["data/", "criteria/separability.py", "analysis/centroids.py"],
->>>>>>> 99994b9 (What the analyses measure: centroid distances, principal planes, curvature along a pruning step, removal curves)
     "kmedoids": ["criteria/cahp.py"],
 }
 NEEDS_OPERATORS = ("timm", "open_clip", "torchvision")  # see hydractl/_torchvision.py

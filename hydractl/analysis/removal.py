@@ -14,7 +14,7 @@ from hydractl.errors import InputError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.heads import Head, all_heads, ranking_from_json, scores_from_json
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import msp
+from hydractl.metrics.ood_scores import OOD_SCORES
 from hydractl.metrics.summary import group_averages, id_metrics, ood_metrics
 from hydractl.select import lowest
 
@@ -70,7 +70,7 @@ def removal_curve(
     log: Log,
     *,
     title: str = "heads removed",
-    ood_score: Callable[[np.ndarray], np.ndarray] = msp,
+    ood_score: Callable[[np.ndarray], np.ndarray] = OOD_SCORES["msp"],
 ) -> list[dict[str, Any]]:
     """The metrics of a dense model without the first n heads of an order, for several n.
 
