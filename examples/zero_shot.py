@@ -7,7 +7,8 @@
         --train builtin:digits/train --val builtin:digits/val --test builtin:digits/test \\
         --ood-val builtin:symbols --ood letters:near=builtin:letters --ood photos:far=builtin:photos
 
-Data are folders of class folders, or any other SPEC; class folders name the classes, unless ``--labels FILE`` does.
+Data are folders of class folders, or any other SPEC; class folders name the classes, unless ``--labels`` does: a file,
+or the name of a list that is built in (``imagenet``, ``cifar100``, ...). ``--prompt openai-imagenet`` asks 80.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def main() -> None:
     for name, what in (("train", "calibration"), ("val", "circuits"), ("test", "figures"), ("ood-val", "circuits")):
         parser.add_argument(f"--{name}", required=True, metavar="SPEC", help=f"data for the {what}")
     parser.add_argument("--ood", action="append", required=True, metavar="NAME[:near|far]=SPEC", help="OOD test sets")
-    parser.add_argument("--labels", metavar="FILE", help="class names, where the data do not name them")
-    parser.add_argument("--prompt", default=PROMPT, metavar="TEMPLATE")
+    parser.add_argument("--labels", metavar="FILE|NAME", help="class names, where the data do not name them")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEMPLATE|FILE")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--small", action="store_true", help="train a small CLIP on --train instead of --model")
     parser.add_argument("--remove", type=int, default=REMOVED, help="heads to remove from each member")

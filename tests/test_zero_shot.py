@@ -12,7 +12,7 @@ import torch
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.data.names import read_prompts
+from hydractl.errors import InputError, UsageError
 from tests.pico import close
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
 
@@ -84,8 +84,19 @@ def test_imagenet_with_eighty_prompts_equals_the_library(clip: str) -> None:
     with torch.no_grad():
         assert len(model.labels) == 1000
         close(model.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES), SIMPLE_IMAGENET_TEMPLATES))
-        few = model.zero_shot(IMAGENET_CLASSNAMES[:20], read_prompts(["openai-imagenet"]))
+        few = model.zero_shot(IMAGENET_CLASSNAMES[:20], "openai-imagenet")
         close(few.member_logits(images)[0], expected(list(IMAGENET_CLASSNAMES[:20]), OPENAI_IMAGENET_TEMPLATES))
+
+
+def test_python_takes_names_of_lists_too(clip: str) -> None:
+    model = hydractl.load(clip, device="cpu")
+    assert model.zero_shot("cifar10").labels == model.zero_shot("builtin:cifar10").labels
+    assert model.zero_shot("cifar10").classes == 10, "and not the letters of the name"
+    assert model.zero_shot(["cat", "dog"], ["one {}", "two {}"]).prompted.templates == ["one {}", "two {}"]
+    with pytest.raises(InputError, match="labels cat: neither a file nor a list of class names"):
+        model.zero_shot("cat")
+    with pytest.raises(UsageError, match="no place for the class name"):
+        model.zero_shot(["cat"], "a photo")
 
 
 def test_members_without_class_names_take_those_of_the_others(clip: str) -> None:

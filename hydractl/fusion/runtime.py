@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.checkpoint import TensorSource
+from hydractl.data.names import read_labels, read_prompts
 from hydractl.description import DEFAULT_PROMPT, Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
@@ -72,25 +73,28 @@ class HydraModel(nn.Module):
 
     # --- classes by name ----------------------------------------------------------------------------------------------
 
-    def zero_shot(self, labels: Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
+    def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
         """A classifier into classes given by name, for a model that compares images with texts.
 
         It shares the weights of this model; see :class:`hydractl.fusion.prompted.PromptedClasses`.
 
         Args:
-            labels: class names.
-            prompt: one template or several, whose features are averaged; ``{label}`` stands for the name. None: what
-                the checkpoint says, else the paper's, ``A photo of a {label}.``
+            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
+            prompt: one template or several, whose features are averaged; ``{label}`` stands for the name. Or what
+                ``--prompt`` takes beside. None: what the checkpoint says, else the paper's, ``A photo of a {label}.``
 
         Raises:
+            InputError: for a file without names or templates.
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
+        labels = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        asked = read_prompts([prompt] if isinstance(prompt, str) else prompt or [], "prompt")
         view = copy.copy(self)
         if vars(view).pop("member_logits", None) is not None:
             args, options = self._compiled
             view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
-        view._ask(labels, [prompt] if isinstance(prompt, str) else prompt or known or [DEFAULT_PROMPT])
+        view._ask(labels, asked or known or [DEFAULT_PROMPT])
         return view
 
     def with_classes(self) -> HydraModel:

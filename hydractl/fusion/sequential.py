@@ -52,7 +52,7 @@ class SequentialEnsemble(nn.Module):
         """Number of classes; None for zero-shot models whose classes have not been named."""
         return self._first.classes
 
-    def zero_shot(self, labels: Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
+    def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
         """A classifier into classes given by name, as of :meth:`HydraModel.zero_shot`."""
         return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self.models])  # type: ignore[operator]
 

@@ -1,0 +1,58 @@
+"""How accuracy, OOD detection and likelihood go as heads are removed, by several criteria (paper B.3, Figure 5).
+
+    hydractl score vit.st --method taylor --order one-shot --data train.npz -o taylor.json
+    hydractl extract-circuit vit.st --data val.npz --ood oodval.npz --objective avg --budget 35 -o circuit.json
+    python examples/analyses/heads_removed.py vit.st --data test.npz --ood svhn=svhn.npz --ood textures=textures/ \\
+        --ranking taylor=taylor.json --ranking circuit=circuit.json
+
+Every ranking gives nested masks: what is removed first stays removed. Nothing is trained between.
+"""
+
+from __future__ import annotations
+
+from common import arguments, named, open_model, orders, samples, save, show
+from matplotlib.figure import Figure
+
+from hydractl.analysis.removal import removal_curve
+from hydractl.log import Log
+
+PANELS = (
+    ("accuracy", lambda row: row["id"]["accuracy"]),
+    ("mean OOD AUROC", lambda row: row["ood_avg"]["auroc"]),
+    ("NLL", lambda row: row["id"]["nll"]),
+)
+
+
+def main() -> None:
+    """Read the arguments and run."""
+    parser = arguments(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="with all its heads")
+    parser.add_argument("--ranking", action="append", required=True, metavar="NAME=FILE", help="scores or a circuit")
+    parser.add_argument("--step", type=int, default=1, help="how many heads from one measurement to the next")
+    asked = parser.parse_args()
+    model = open_model(asked.model)
+    inside = samples(model, asked.data, asked.limit, labelled=True)
+    outside = {n: samples(model, spec, asked.limit, labelled=False) for n, spec in named(asked.ood).items()}
+    found = {}
+    for name, order in orders(model, asked.ranking).items():
+        heads = sum(site.heads for site in model.sites)
+        counts = [n for n in range(0, heads, asked.step) if n <= len(order)]
+        found[name] = removal_curve(model, order, counts, inside, outside, Log(), title=name)
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    for axis, (title, value) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        for name, rows in found.items():
+            axis.plot([row["removed"] for row in rows], [value(row) for row in rows], marker=".", label=name)
+        axis.set_xlabel("heads removed")
+        axis.set_title(title)
+    axis.set_yscale("log")
+    axis.legend(fontsize=8)
+    for title, value in PANELS:
+        print(f"\n{title}")
+        lengths = [row["removed"] for row in max(found.values(), key=len)]
+        lines = [[name, *(value(row) for row in rows)] for name, rows in found.items()]
+        show(["ranking", *map(str, lengths)], [line + [None] * (len(lengths) + 1 - len(line)) for line in lines])
+    save(figure, asked.output / "heads_removed.png")
+
+
+if __name__ == "__main__":
+    main()
