@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.projections import MemberProjections
+from hydractl.stacking import StackedProjections
 
 
 @dataclass
 class Turn:
-    """Whose activations a block is given.
+    """Whose activations a block is given, and how it computes those of all members.
 
     Attributes:
         member: of this member only, ``[B, T, d_model]``; None: of all members, ``[M * B, T, d_model]``.
+        batched: whether what every member has for itself runs as one batched product where that is possible, or else
+            as one product after another. None: as is faster, which on a CPU is one after another.
     """
 
     member: int | None = None
+    batched: bool | None = None
+
+    def batches(self, device: torch.device) -> bool:
+        """Whether batched products are wanted there. The meta device counts work, of which padding is none."""
+        return device.type not in ("cpu", "meta") if self.batched is None else self.batched
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class HeadAttention(nn.Module):
         self.pooled = pooled
         if pooled:
             self._all_heads = MemberProjections(self.projections[0].bank)
+        self._stacked = StackedProjections(self.projections, pooled=pooled)
         self.turn = turn or Turn()
         self.scale = scale
         self.attention_dropout = attention_dropout
@@ -112,6 +122,23 @@ class HeadAttention(nn.Module):
         """Heads of each member."""
         return [m.heads for m in self.projections]
 
+    def _apply(self, fn: Any, recurse: bool = True) -> HeadAttention:
+        self._stacked.forget()
+        return super()._apply(fn, recurse)
+
+    def stack(self) -> None:
+        """Stack the weights of all members now, where batched products are wanted and possible.
+
+        Else the first call without gradients does; a graph that is compiled before that would do so in every call.
+        """
+        if self._stacked.possible and self.turn.batches(self.projections[0].bank.out.device):
+            with torch.no_grad():
+                self._stacked.make(self.pooled)
+
+    def forget(self) -> None:
+        """The weights may have changed: stack them anew."""
+        self._stacked.forget()
+
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend.
 
@@ -128,6 +155,8 @@ class HeadAttention(nn.Module):
         members = self.projections
         if self.turn.member is not None and len(members) > 1:
             members = [members[self.turn.member]]
+        elif self._at_once(x.device):
+            return F.dropout(self._together(x, attn_mask, is_causal), self.output_dropout, self.training)
         parts = apart(x, len(members))
         outputs: list[Tensor] = []
         each = zip(members, parts, self._joined(members, parts, attn_mask, is_causal), strict=True)
@@ -174,7 +203,14 @@ class HeadAttention(nn.Module):
         if not projected:
             return [None] * len(members)
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
-        attended = F.scaled_dot_product_attention(
+        attended = self._scaled_dot_products(q, k, v, attn_mask, is_causal)
+        split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
+        return [next(split) if m.heads else None for m in members]
+
+    def _scaled_dot_products(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(
             q,
             k,
             v,
@@ -183,29 +219,26 @@ class HeadAttention(nn.Module):
             is_causal=is_causal,
             scale=self.scale,
         )
-        split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
-        return [next(split) if m.heads else None for m in members]
 
+    def _at_once(self, device: torch.device) -> bool:
+        """Whether the projections of all members are batched products: never while somebody looks at single heads."""
+        free = self.head_gate is None and self.observer is None
+        return free and self._stacked.possible and self.turn.batches(device)
 
-class PerMember(nn.Module):
-    """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
-
-    Args:
-        modules: one for each member.
-        turn: whose activations come.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], turn: Turn | None = None) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(modules)
-        self.turn = turn or Turn()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply module m to the samples of member m."""
-        if self.turn.member is not None:
-            return self.members[self.turn.member](x)
-        parts = apart(x, len(self.members))
-        return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
+    def _together(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """As :meth:`forward`; the samples of all members are those of one batch, which costs one copy of a mask."""
+        members, memory = len(self.members), None
+        if self.cut is not None:
+            assert not is_causal, "a block that is cut needs its mask written out"
+            memory, attn_mask = self.cut.memory, self.cut.mask(attn_mask)
+        if self.pooled:
+            (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], attn_mask, is_causal)
+            assert pool is not None, "a pool in which members have heads has heads"
+            return self._stacked.output(self._stacked.take(pool))
+        if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.shape[0] > 1:
+            attn_mask = attn_mask.repeat(members, 1, 1, 1)
+        q, k, v = self._stacked.project(x, memory)
+        return self._stacked.output(self._scaled_dot_products(q, k, v, attn_mask, is_causal))
 
 
 def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention, PerMember
+from hydractl.attention import HeadAttention
+from hydractl.per_member import PerMember
 from hydractl.projections import HeadBank, HeadWeights, MemberProjections
 
 declare_operators()

@@ -37,7 +37,7 @@ LAYERS = (
         "files and heads",
         [
             *["checkpoint", "description", "seen", "members", "provenance", "machine", "_torchvision"],
-            *["heads", "overlap", "projections", "attention", "atomic", "processes"],
+            *["heads", "overlap", "projections", "stacking", "attention", "per_member", "atomic", "processes"],
         ],
     ),
     ("ground", ["settings", "requirements", "outcome", "errors", "log"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention, PerMember, Turn
+from hydractl.attention import HeadAttention, Turn
 from hydractl.checkpoint import LentTensors, TensorSource
 from hydractl.description import Description
 from hydractl.errors import InputError
@@ -16,6 +16,7 @@ from hydractl.fusion.chain import Chain, Start
 from hydractl.fusion.stored import sites_stored_once, united
 from hydractl.heads import Site
 from hydractl.members import MemberTensors
+from hydractl.per_member import PerMember
 from hydractl.projections import HeadBank, HeadWeights, MemberProjections, neighbours
 
 

@@ -84,6 +84,15 @@ class Chain:
         return len(self._stages)
 
     @property
+    def batched(self) -> bool | None:
+        """As of :class:`hydractl.attention.Turn`."""
+        return self._turn.batched
+
+    @batched.setter
+    def batched(self, together: bool | None) -> None:
+        self._turn.batched = together
+
+    @property
     def block_paths(self) -> list[str]:
         """The module path of each block."""
         return list(self._stages[0].block_paths)

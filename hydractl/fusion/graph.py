@@ -99,6 +99,7 @@ def traced(model: HydraModel, longest: int | None) -> Graph:
     """
     module = (_OfTexts if longest else _OfImages)(model).eval().requires_grad_(False)
     model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
+    model.batched = False  # stacked weights would be in the file once more
     _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
     example = named(model.example_inputs(EXAMPLE_BATCH))
     batch = torch.export.Dim("batch")

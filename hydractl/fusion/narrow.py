@@ -32,6 +32,7 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
     """
     if next(model.parameters()).dtype not in _NARROW:
         return model
+    model.batched = False  # stacked weights would be read past their modules
     blocks = {id(m) for path in model.block_paths for m in model.networks[0].get_submodule(path).modules()}
     done: set[int] = set()
     for module in model.modules():

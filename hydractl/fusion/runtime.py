@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydractl.attention import HeadAttention
 from hydractl.checkpoint import TensorSource
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.description import DEFAULT_PROMPT, Description
@@ -25,6 +26,7 @@ from hydractl.fusion.assembly import Assembly
 from hydractl.fusion.chain import Chain
 from hydractl.fusion.prompted import STAND_INS, PromptedClasses
 from hydractl.log import Log
+from hydractl.per_member import PerMember
 from hydractl.projections import HeadWeights
 
 
@@ -151,6 +153,8 @@ class HydraModel(nn.Module):
     def _weights_change(self) -> None:
         for prompted in list(self._asked):
             prompted.forget()
+        for attention in self.attentions:
+            attention.forget()
 
     @property
     def whole_last_block(self) -> bool:
@@ -179,6 +183,24 @@ class HydraModel(nn.Module):
     def side_by_side(self, together: bool | None) -> None:
         for chain in self.chains:
             chain.side_by_side = together
+
+    @property
+    def batched(self) -> bool | None:
+        """Whether what each member has for itself runs as one batched product of all members, side by side.
+
+        So it does for attention where members have equal numbers of heads (or nearly: then padded with zeros), and for
+        linear layers and layer norms that are not merged. The results are the same but for rounding. None: as is
+        faster, which on a CPU is a product for each member, elsewhere one for all.
+
+        Weights that each member has for itself are then parts of one tensor in memory. Heads that members have in
+        common, behind the blocks that run once, are kept once more for each member.
+        """
+        return self.chains[0].batched
+
+    @batched.setter
+    def batched(self, together: bool | None) -> None:
+        self.chains[0].batched = together  # all towers share it
+        self._weights_change()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -227,6 +249,9 @@ class HydraModel(nn.Module):
         """
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)
+        for module in self.modules():
+            if isinstance(module, HeadAttention | PerMember):
+                module.stack()
         self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:

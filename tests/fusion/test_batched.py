@@ -1,0 +1,324 @@
+"""All members in one batched product, forced on a CPU: what it gives, what it keeps in memory, and when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydractl.fusion.graph import traced
+from hydractl.fusion.narrow import compute_in_float32
+from hydractl.fusion.plan import plan_fusion
+from hydractl.fusion.runtime import HydraModel
+from hydractl.per_member import PerMember
+from hydractl.projections import MemberProjections
+from hydractl.stacking import StackedProjections
+from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+
+EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
+NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [0, 2], [0, 1, 2]]]
+EMPTY = [[[], [1], [0, 1]], [[], [0], [0, 2]], [[], [2], [1, 2]]]
+SHARED = [[[0, 2], [0, 1], [0, 1]], [[0, 2], [1, 2], [0, 2]], [[0, 2], [0, 2], [1, 2]]]
+"""The first block is that of all members."""
+UNEVEN = [[[0, 2], [1, 2], [0]], [[0, 2], [0], [0, 1, 2]], [[0, 2], [0, 2], [1]]]
+"""In the last site too unequal, in the one before padded; the first block is that of all members."""
+FEW = ["class-token", "qk-norm", "layer-scale", "registers", "bert", "distilbert", "clip"]
+
+
+def own_weights(variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str] = ()) -> HydraModel:
+    """Members of different weights."""
+    sources = [source_of(stock(variant, seed=m), variant, name=f"member{m}") for m in range(len(kept))]
+    plan = plan_fusion([prune_source(s, mask_of(s, heads)) for s, heads in zip(sources, kept, strict=True)], merge)
+    return HydraModel(plan.description, plan.tensors)
+
+
+def one_weight(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> HydraModel:
+    """Members that are the same but for their heads."""
+    source = source_of(stock(variant), variant)
+    plan = plan_fusion([prune_source(source, mask_of(source, heads)) for heads in kept])
+    return HydraModel(plan.description, plan.tensors)
+
+
+def library(variant: str, kept: Sequence[Sequence[Sequence[int]]], *, seeds: bool) -> list[Tensor]:
+    """What the library says of each member, its heads removed by zeroed columns."""
+    found = []
+    for member, heads in enumerate(kept):
+        reference = stock(variant, seed=member if seeds else 0)
+        mask = mask_of(source_of(reference, variant), heads)
+        with torch.no_grad():
+            found.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+    return found
+
+
+@pytest.fixture
+def sites(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of heads of each attention that ran batched."""
+    ran: list[int] = []
+    original = StackedProjections.output
+
+    def output(self: StackedProjections, attended: Tensor) -> Tensor:
+        ran.append(self.heads)
+        return original(self, attended)
+
+    monkeypatch.setattr(StackedProjections, "output", output)
+    return ran
+
+
+def batched(model: HydraModel) -> HydraModel:
+    model.batched = model.side_by_side = True
+    return model
+
+
+def answers(model: HydraModel, variant: str, expected: Sequence[Tensor]) -> None:
+    for member, reference in zip(model.member_logits(inputs(variant)), expected, strict=True):
+        close(member, reference)
+
+
+@pytest.mark.parametrize(
+    ("kept", "ran"), [(EQUAL, [2, 1, 2]), (NEARLY, [2, 2, 3]), (EMPTY, [1, 2]), (SHARED, [2, 2, 2]), (UNEVEN, [2, 2])]
+)
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_unmerged_members_equal_the_library(variant: str, kept: Any, ran: list[int], sites: list[int]) -> None:
+    model = batched(own_weights(variant, kept))
+    for _ in range(2):  # the second call finds the stacks made
+        answers(model, variant, library(variant, kept, seeds=True))
+    # The prompts of a zero-shot model are read once, and its tower of the labels comes first.
+    assert sites == ran * 2 or (model.prompted is not None and set(sites) == set(ran))
+
+
+@pytest.mark.parametrize("kept", [EQUAL, NEARLY, EMPTY, SHARED, UNEVEN])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_members_of_the_same_weights_equal_the_library(variant: str, kept: Any, sites: list[int]) -> None:
+    model = batched(one_weight(variant, kept))
+    for _ in range(2):
+        answers(model, variant, library(variant, kept, seeds=False))
+    assert sites, "nothing ran batched"
+
+
+@pytest.mark.parametrize("kept", [EQUAL, UNEVEN])
+@pytest.mark.parametrize("variant", FEW)
+@torch.inference_mode()
+def test_the_whole_last_block_is_the_last_block(variant: str, kept: Any) -> None:
+    for model in (batched(own_weights(variant, kept, ["mlp"])), batched(one_weight(variant, kept))):
+        short = model.member_logits(inputs(variant))
+        model.whole_last_block = True
+        close(model.member_logits(inputs(variant)), short)
+
+
+def test_on_a_cpu_it_is_not_the_default(sites: list[int]) -> None:
+    model = own_weights("class-token", EQUAL)
+    model.side_by_side = True
+    assert model.batched is None
+    with torch.no_grad():
+        model.member_logits(inputs("class-token"))
+        model.batched = False
+        model.member_logits(inputs("class-token"))
+    assert sites == []
+
+
+@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("same", [False, True])
+def test_gradients(variant: str, same: bool) -> None:
+    found = []
+    for together in (False, True):
+        model = one_weight(variant, SHARED) if same else own_weights(variant, NEARLY, ["norm"])
+        model.batched, model.side_by_side = together, True
+        model.train()
+        with torch.no_grad():
+            model.member_logits(inputs(variant))  # stacks that are there already must not be taken
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        for attention in model.attentions:
+            attention.attention_dropout = attention.output_dropout = 0.0
+        model.whole_last_block = True
+        model.member_logits(inputs(variant)).square().sum().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    apart, together = found
+    assert apart.keys() == together.keys()
+    assert sum(gradient is not None for gradient in together.values()) > 10
+    for name, gradient in apart.items():
+        if gradient is None:
+            assert together[name] is None, name
+        else:
+            scale = max(1.0, float(gradient.abs().max()))
+            assert float((together[name] - gradient).abs().max()) <= 1e-5 * scale, name
+
+
+# --- memory and weights -----------------------------------------------------------------------------------------------
+
+
+def held(model: HydraModel) -> int:
+    """Bytes of everything that the parameters and stacks of a model keep in memory."""
+    tensors = [*model.parameters()]
+    for module in model.modules():
+        stacks = [*vars(module).values(), *getattr(vars(module).get("_stacked"), "_stacks", {}).values()]
+        tensors += [stack._made for stack in stacks if getattr(stack, "_made", None) is not None]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+def test_no_weight_is_held_twice(variant: str) -> None:
+    model = own_weights(variant, EQUAL, [])
+    names, before = list(model.state_dict()), held(model)
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.inference_mode():
+        batched(model).member_logits(inputs(variant))
+    assert held(model) == before
+    assert list(model.state_dict()) == names
+    assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
+    assert all(isinstance(p, nn.Parameter) and not p.is_inference() for p in model.parameters())
+
+
+@torch.no_grad()
+def test_heads_in_common_are_held_once_more_for_each_member() -> None:
+    model = one_weight("class-token", SHARED)
+    before = held(model)
+    batched(model).member_logits(inputs("class-token"))
+    # Only the out-projection of the pool, and all of the site behind it: 3 members of 2 of 3 heads, of width 8 of 24.
+    one_head = 24 * 8
+    pool, last = 3 * 2 * one_head, 3 * 2 * (4 * one_head + 3 * 8)
+    assert held(model) - before == 4 * (pool + last)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@torch.no_grad()
+def test_weights_that_change_are_seen(same: bool) -> None:
+    model = batched(one_weight("class-token", EQUAL) if same else own_weights("class-token", NEARLY))
+
+    def check() -> Tensor:
+        found = model.member_logits(inputs("class-token").to(next(model.parameters()).dtype))
+        model.batched = False
+        slow = model.member_logits(inputs("class-token").to(next(model.parameters()).dtype))
+        model.batched = True
+        close(found, slow)
+        return found
+
+    def in_place() -> None:
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+
+    def replaced() -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 1.1
+
+    def loaded() -> None:
+        model.load_state_dict({name: tensor * 1.1 for name, tensor in model.state_dict().items()})
+
+    last = check()
+    for change in (in_place, replaced, loaded, model.double, loaded, in_place):
+        change()
+        # The setter of batched makes stacks anew: call first as it is.
+        stale = model.member_logits(inputs("class-token").to(next(model.parameters()).dtype))
+        found = check()
+        close(stale, found)
+        assert change == model.double or not torch.allclose(found, last, atol=1e-3)
+        last = found
+
+
+@torch.inference_mode()
+def test_bfloat16_and_weights_moved_after_the_first_call() -> None:
+    model = batched(own_weights("class-token", NEARLY))
+    expected = model.member_logits(inputs("class-token"))
+    model.bfloat16()
+    found = model.member_logits(inputs("class-token").bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert float((found.float() - expected).abs().max()) < 0.1 * float(expected.abs().max())
+    assert held(model) < 1.2 * sum(2 * p.numel() for p in model.parameters())
+
+
+def test_optimizer_steps_are_those_of_the_members_apart() -> None:
+    found = []
+    for together in (False, True):
+        model = own_weights("class-token", NEARLY)
+        model.batched, model.side_by_side = together, True
+        with torch.no_grad():
+            model.member_logits(inputs("class-token"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.member_logits(inputs("class-token")).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            found.append(model.member_logits(inputs("class-token")))
+    close(found[1], found[0])
+
+
+# --- where it must not run --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_gates_see_single_heads(sites: list[int]) -> None:
+    model = batched(own_weights("class-token", EQUAL))
+    for attention in model.attentions:
+        attention.head_gate = torch.zeros(1, sum(attention.head_counts))
+    found = model.member_logits(inputs("class-token"))
+    assert sites == []
+    for member, reference in zip(found, library("class-token", [[[], [], []]] * 3, seeds=True), strict=True):
+        close(member, reference)
+
+
+@torch.no_grad()
+def test_weights_kept_in_16_bits_are_not_stacked() -> None:
+    model = compute_in_float32(batched(own_weights("class-token", EQUAL)).bfloat16())
+    assert torch.isfinite(model.member_logits(inputs("class-token"))).all()
+
+
+def test_an_exported_graph_holds_no_stack() -> None:
+    model = batched(own_weights("class-token", EQUAL))
+    with torch.no_grad():
+        model.member_logits(inputs("class-token"))
+    graph = traced(model, None)
+    constants = [*graph.program.constants.values(), *graph.program.buffers()]
+    assert sum(t.numel() for t in constants if isinstance(t, Tensor)) < 2000
+    found = graph.program.module()(pixel_values=inputs("class-token"))["member_logits"]
+    for member, reference in zip(found, library("class-token", EQUAL, seeds=True), strict=True):
+        close(member, reference)
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("variant", ["class-token", "bert"])
+@torch.inference_mode()
+def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = batched(one_weight(variant, SHARED) if same else own_weights(variant, NEARLY))
+    expected = model.member_logits(inputs(variant))
+    model.bfloat16().float()  # forgets the stacks; compiling makes them
+    model.compile(backend=backend)
+    for _ in range(2):
+        found = model.member_logits(inputs(variant))
+    assert float((found - expected).abs().max()) < 0.1 * float(expected.abs().max())
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert any("baddbmm" in name for name in called)
+    assert not any("pad" in name for name in called), "a stack is made in every call"
+
+
+def test_one_member_is_never_batched(sites: list[int]) -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = batched(HydraModel(source.description, source.tensors))
+    with torch.no_grad():
+        model.member_logits(inputs("class-token"))
+    assert sites == [] and not any(isinstance(m, PerMember) for m in model.modules())
+    assert all(isinstance(p, MemberProjections) for a in model.attentions for p in a.members)
