@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -423,6 +425,16 @@ def build_model(
     return model
 
 
+@functools.cache
+def _slow_format(dtype: torch.dtype, device: str) -> str | None:
+    """As :func:`hydractl.machine.slow_format`, measured once in a process."""
+    import torch
+
+    from hydractl.machine import slow_format
+
+    return slow_format(dtype, torch.device(device))
+
+
 def load(
     ref: str | Path,
     device: str = "auto",
@@ -444,7 +456,13 @@ def load(
 
     Returns:
         A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
+
+    Warns:
+        UserWarning: where a CPU computes in ``dtype`` slower than in float32, with how many times slower (measured).
     """
+    slow = _slow_format(resolve_dtype(dtype), resolve_device(device).type)
+    if slow is not None:
+        warnings.warn(slow, stacklevel=2)
     model = build_model(open_source(str(ref), ModelOptions(arch)), device, dtype, whole_last_block=whole_last_block)
     if compile:
         model.compile()

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import socket
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -561,6 +562,30 @@ def test_stored_numbers_keep_their_dtype(dtype: torch.dtype, pico: Source, tmp_p
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_format_is_measured_once_and_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydractl import machine, models
+
+    asked: list[torch.dtype] = []
+
+    def slow(dtype: torch.dtype, device: torch.device) -> str | None:
+        asked.append(dtype)
+        return "bfloat16 is 40 times slower" if dtype == torch.bfloat16 and device.type == "cpu" else None
+
+    monkeypatch.setattr(machine, "slow_format", slow)
+    models._slow_format.cache_clear()
+    try:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="bfloat16 is 40 times slower") as caught:
+                hydractl.load(PICO, device="cpu", dtype="bfloat16")
+            assert Path(caught[0].filename).name == "test_models.py", "it points at who asked for the format"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            hydractl.load(PICO, device="cpu")
+        assert asked == [torch.bfloat16, torch.float32]
+    finally:
+        models._slow_format.cache_clear()
 
 
 def test_a_name_is_downloaded_as_safe_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
