@@ -1,0 +1,134 @@
+"""The pictures of one row of an eval: calibration, OOD scores, ROC and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydractl.report.chart import Axis, Figure, HeadGrid, Panel, Series, short_count
+from hydractl.report.eval_names import drawn_names, visible
+from hydractl.report.figures import number
+from hydractl.report.head_map import short_names
+
+SITE_LETTERS = 14
+
+
+def model_figures(document: Mapping[str, Any], model: int) -> Iterator[Figure]:
+    """Every picture that the row has numbers for, in the order of a report."""
+    row = document["models"][model]
+    curves = row.get("curves") or {}
+    if _has_samples(curves.get("reliability")):
+        yield _reliability(curves["reliability"], row, model)
+    if len(curves.get("scores") or {}) > 2:  # edges, id, and one set at least
+        yield _scores(curves["scores"], row, model, (document.get("conventions") or {}).get("ood_score"))
+    if curves.get("roc"):
+        yield _roc(curves["roc"], row, model)
+    if row.get("heads"):
+        yield _heads(row["heads"], model)
+
+
+def samples(row: Mapping[str, Any], name: str = "id") -> str:
+    """``n = 497`` of a data set in this row."""
+    entry = row.get("id") if name == "id" else (row.get("ood") or {}).get(name)
+    n = (entry or {}).get("n")
+    return "n unknown" if n is None else f"n = {n}"
+
+
+def _has_samples(reliability: Mapping[str, Any] | None) -> bool:
+    return bool(reliability) and any(reliability["n"])  # type: ignore[index]
+
+
+def _reliability(curve: Mapping[str, Any], row: Mapping[str, Any], model: int) -> Figure:
+    """Accuracy over confidence bin by bin with its interval; below, how many samples each bin holds."""
+    filled = [index for index, n in enumerate(curve["n"]) if n and curve["accuracy"][index] is not None]
+    filled = [index for index in filled if curve["confidence"][index] is not None]
+    place = tuple(curve["confidence"][index] for index in filled)
+    n = sum(curve["n"])
+    confidence = Axis(f"confidence: mean highest p of a bin (n = {n})", 0, 1)
+    upper = Panel(
+        "",
+        confidence,
+        Axis("accuracy of the bin\nwith 95 % Wilson interval", 0, 1),
+        (
+            Series("guide", (0, 1), (0, 1)),
+            Series(
+                "points",
+                place,
+                tuple(curve["accuracy"][index] for index in filled),
+                low=tuple(curve["low"][index] for index in filled),
+                high=tuple(curve["high"][index] for index in filled),
+            ),
+        ),
+        tall=0.8,
+    )
+    counts = tuple(float(n) for n in curve["n"])
+    texts = tuple(short_count(n) if n else "" for n in curve["n"])
+    lower = Panel(
+        "",
+        Axis(f"confidence: highest p (n = {n})", 0, 1),
+        Axis("samples\nin the bin", 0, 1.16 * max(counts), counts=True),
+        (Series("bars", tuple(curve["edges"]), counts, texts=texts),),
+        tall=0.32,
+    )
+    error = number((row.get("id") or {}).get("ece"))
+    return Figure("reliability", f"{visible(row['name'])}: ECE {error}", (upper, lower), model, stacked=True)
+
+
+def _scores(curve: Mapping[str, Any], row: Mapping[str, Any], model: int, score: Any) -> Figure:
+    """Where the scores of the ID samples lie and where those of each OOD set do."""
+    edges = tuple(curve["edges"])
+    names = [name for name in curve if name not in ("edges", "id")]
+    threshold = row.get("threshold") or {}
+    inside = _shares(curve["id"])
+    panels = []
+    for index, (name, drawn) in enumerate(zip(names, drawn_names(names), strict=True)):
+        outside = _shares(curve[name])
+        drawn_ = [
+            Series("bars", edges, inside, label=f"ID ({samples(row)})"),
+            Series("steps", edges, outside, index + 1, f"{drawn} ({samples(row, name)})"),
+        ]
+        top = 1.08 * (max([*inside, *outside]) or 1)
+        value = threshold.get("value")
+        if value is not None and threshold.get("score") == score and edges[0] <= value <= edges[-1]:
+            drawn_.append(Series("guide", (value, value), (0, top)))
+        n = f"ID {samples(row)}, {drawn} {samples(row, name)}"
+        title = f"OOD score{'' if score is None else f' {visible(score)}'}, higher is more OOD\n{n}"
+        y = Axis("share of the set's\nsamples per bin", 0, top)
+        panels.append(Panel(drawn, Axis(title, edges[0], edges[-1]), y, tuple(drawn_), tall=0.6))
+    return Figure("scores", visible(row["name"]), tuple(panels), model)
+
+
+def _shares(counts: Sequence[int]) -> tuple[float, ...]:
+    """Counts as shares of their sum, so that sets of different sizes compare."""
+    whole = sum(counts)
+    return tuple(count / whole if whole else 0.0 for count in counts)
+
+
+def _roc(curves: Mapping[str, Any], row: Mapping[str, Any], model: int) -> Figure:
+    """How many OOD samples are found for how many ID samples flagged."""
+    drawn = [Series("guide", (0, 1), (0, 1))]
+    for index, (name, shown) in enumerate(zip(curves, drawn_names(list(curves), 20), strict=True)):
+        area = number(((row.get("ood") or {}).get(name) or {}).get("auroc"), 3)
+        label = f"{shown} ({samples(row, name)}), AUROC {area}"
+        drawn.append(Series("line", tuple(curves[name]["fpr"]), tuple(curves[name]["tpr"]), index + 1, label))
+    x = Axis(f"share of ID samples flagged ({samples(row)})", 0, 1)
+    y = Axis("share of OOD samples found\n(n in the legend)", 0, 1)
+    return Figure("roc", visible(row["name"]), (Panel("", x, y, tuple(drawn), tall=0.85),), model)
+
+
+def _heads(sites: Sequence[Mapping[str, Any]], model: int) -> Figure:
+    """Which heads every member keeps, site by site."""
+    names = short_names([visible(site["site"]) for site in sites], SITE_LETTERS)
+    members = max(len(site["kept"]) for site in sites)
+    panels = []
+    for member in range(members):
+        rows = tuple(
+            (name, site["heads"], frozenset(site["kept"][member] if member < len(site["kept"]) else ()))
+            for name, site in zip(names, sites, strict=True)
+        )
+        kept, there = sum(len(kept) for _, _, kept in rows), sum(heads for _, heads, _ in rows)
+        title = f"{f'member {member}: ' if members > 1 else ''}{kept} of {there} heads kept"
+        panels.append(HeadGrid(title, rows))
+    return Figure("heads", "", tuple(panels), model)
+
+

@@ -1,0 +1,59 @@
+"""Names from documents, made safe to show: nothing hidden in them, no file outside of its folder, no line too long."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from hydractl.report.head_map import short_names
+
+# Marks that reorder the text around them, and line ends that are none to most programs.
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+_UNSAFE = re.compile(r"[^\w.+-]+")
+_LONGEST_FILE_PART = 80  # in bytes: file systems take 255 for a whole name
+_LONGEST_SHOWN = 120
+
+
+def visible(text: object) -> str:
+    """The text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
+    return "".join(_code(c) if c in _REORDERING or _is_control(c) else c for c in str(text))
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+
+
+def _code(character: str) -> str:
+    return f"\\u{ord(character):04x}"
+
+
+def shown_name(name: str) -> str:
+    """A name for a table: visible, and cut in its middle where it is very long."""
+    text = visible(name)
+    half = _LONGEST_SHOWN // 2
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}…{text[-half:]}"
+
+
+def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
+    """Names for a picture: visible, at most ``width`` characters, and different from each other."""
+    return short_names([visible(name) for name in names], width)
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """A part of a file name for each name: letters, digits and ``.+-_`` only, and different from each other.
+
+    Two that differ in capitals only are told apart too, because some file systems do not.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        base = _UNSAFE.sub("-", plain).strip(".-")[:_LONGEST_FILE_PART] or "model"
+        part, count = base, 1
+        while part.lower() in taken:
+            count += 1
+            part = f"{base}-{count}"
+        taken.add(part.lower())
+        found.append(part)
+    return found
