@@ -48,7 +48,7 @@ LIBRARIES = {
     "typer": ["cli/"],
     "click": [],  # typer carries its own
     "rich": ["cli/", "report/"],
-    "matplotlib": ["report/bench_plot.py"],
+    "matplotlib": ["report/bench_plot.py", "report/chart_png.py"],
     "timm": ["families/timm_vit.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],

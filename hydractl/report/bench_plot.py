@@ -7,27 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from hydractl.errors import UsageError
+from hydractl.report.chart import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is left for what is drawn on
-# the bars, yellow for last, because it is faint on white.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _HATCHES = ("", "///", "...", "xxx")
 _BARS = 0.84  # of the width of a group
 _MARK = "ratio of mult-adds"
 _INCHES_A_LETTER = 0.085
 
 
-def check_matplotlib() -> None:
+def check_matplotlib(flag: str = "--plot") -> None:
     """Refuse before any measuring what could not be drawn afterwards.
+
+    Args:
+        flag: the option that asks for a picture.
 
     Raises:
         UsageError: where matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed", hint="pip install 'hydractl[plot]'")
+        raise UsageError(f"{flag} needs matplotlib, which is not installed", hint="pip install 'hydractl[plot]'")
 
 
 def draw(document: Mapping[str, Any], handle: IO[bytes], form: str) -> None:
@@ -119,8 +120,8 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Any]], models: Sequence[str], 
             heights,
             width * 0.92,
             label=model,
-            color=_COLOURS[number % len(_COLOURS)],
-            hatch=_HATCHES[number // len(_COLOURS) % len(_HATCHES)],
+            color=COLOURS[number % len(COLOURS)],
+            hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)],
             edgecolor="white",
             linewidth=0,
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; yellow for last, because it is faint
-# on white. Every series differs by its marker and its dashes too, so a picture can be read without any colour.
+# on white, and black left for what is drawn on bars. Every series differs by its marker and its dashes too, so a
+# picture can be read without any colour.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """Circle, square, triangle, diamond, triangle on its tip, plus and cross, as matplotlib names them."""

@@ -103,7 +103,8 @@ def _axes(panel: Panel, place: _Place, turned: bool, y_ticks: Sequence[float]) -
     corner = f"M{_short(place.left)} {_short(place.top)}V{_short(place.bottom)}H{_short(place.right)}"
     yield f'<path class="axis" d="{corner}"/>'
     for tick in y_ticks:
-        yield f'<text class="left" x="{_short(place.left - 4)}" y="{_short(place.y(tick) + 4)}">{panel.y.text(tick)}</text>'
+        at = f'x="{_short(place.left - 4)}" y="{_short(place.y(tick) + 4)}"'
+        yield f'<text class="left" {at}>{panel.y.text(tick)}</text>'
     for tick in panel.x.ticks():
         text, x, y = escape(panel.x.text(tick)), place.x(tick), place.bottom + _LINE
         if turned:

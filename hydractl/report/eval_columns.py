@@ -36,8 +36,8 @@ class Column:
 
     def interval(self, row: Mapping[str, Any]) -> tuple[float, float] | None:
         """Its confidence interval in this row; None where none was made."""
-        found = (row.get("ci") or {}).get(".".join(self.path))
-        return None if not found or None in found else (found[0], found[1])
+        ends = (row.get("ci") or {}).get(".".join(self.path))
+        return None if not ends or None in ends else (ends[0], ends[1])
 
     def difference(self, row: Mapping[str, Any]) -> tuple[float, tuple[float, float] | None] | None:
         """This row minus the first one, measured on the same samples, and the interval of that."""
@@ -88,8 +88,7 @@ def ood_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def ood_group(rows: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """``near``, ``far`` or None."""
-    found = next((row["ood"][name] for row in rows if name in (row.get("ood") or {})), {})
-    return found.get("group")
+    return next((row["ood"][name].get("group") for row in rows if name in (row.get("ood") or {})), None)
 
 
 def marks(values: Sequence[float | None], better: str, digits: int = 4) -> list[str]:

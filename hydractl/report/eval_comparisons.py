@@ -102,7 +102,9 @@ def _diversity(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figur
     of = ", ".join(f"{s} {_of_all(rows, name)}" for s, name in zip(shown[:3], sets, strict=False))
     x = Axis(f"data set\n({of}{', ...' if len(sets) > 3 else ''})", -0.5, len(sets) - 0.5, names=tuple(shown))
     panels = []
-    for column, unit in zip(DIVERSITY, ("mutual information, nats", "disagreement:\nshare of pairs of votes"), strict=True):
+    for column, unit in zip(
+        DIVERSITY, ("mutual information, nats", "disagreement:\nshare of pairs of votes"), strict=True
+    ):
         drawn = []
         for turn, index in enumerate(several):
             found = [(at, _value(rows[index], [name], column.path[-1])) for at, name in enumerate(sets)]

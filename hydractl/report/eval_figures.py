@@ -130,5 +130,3 @@ def _heads(sites: Sequence[Mapping[str, Any]], model: int) -> Figure:
         title = f"{f'member {member}: ' if members > 1 else ''}{kept} of {there} heads kept"
         panels.append(HeadGrid(title, rows))
     return Figure("heads", "", tuple(panels), model)
-
-

@@ -19,15 +19,15 @@ from hydractl.report.html_style import STYLE
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 _HOW = {
-    "reliability": "Each point is a bin of samples by confidence. On the dashed line, confidence is what it says; below "
-    "it the model is too sure, above it not sure enough. Whiskers are 95 % Wilson intervals of the accuracy: "
+    "reliability": "Each point is a bin of samples by confidence. On the dashed line, confidence is what it says; "
+    "below it the model is too sure, above it not sure enough. Whiskers are 95 % Wilson intervals of the accuracy: "
     "bins with few samples say little. The bars count the samples of each bin.",
     "scores": "How the OOD score is spread over ID samples (filled) and over each OOD set (outline). The less the two "
     "overlap, the better they can be told apart. A dashed line is the threshold, where one is set.",
     "roc": "For every threshold: how many OOD samples are found, and how many ID samples are flagged by mistake. The "
     "area under the curve is the AUROC; the dashed line is guessing.",
-    "risk-coverage": "The error rate when only the most confident samples are answered. Lower is better everywhere; the "
-    "right end is the error rate on all samples.",
+    "risk-coverage": "The error rate when only the most confident samples are answered. Lower is better everywhere; "
+    "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
     "the model; every member has its own map.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
@@ -58,8 +58,12 @@ def render(document: Mapping[str, Any]) -> bytes:
 
 def _summary(document: Mapping[str, Any]) -> str:
     sentences = "".join(f"<p>{words(text)}</p>\n" for text in measured(document))
-    best = "".join(f"<li>{words(what[0].upper() + what[1:])}: {words(text)}</li>\n" for what, text in best_lines(document))
-    return f'<section id="summary">{sentences}{f"<p>Best in each column:</p><ul>{best}</ul>" if best else ""}</section>\n'
+    best = "".join(
+        f"<li>{words(what[0].upper() + what[1:])}: {words(text)}</li>\n" for what, text in best_lines(document)
+    )
+    return (
+        f'<section id="summary">{sentences}{f"<p>Best in each column:</p><ul>{best}</ul>" if best else ""}</section>\n'
+    )
 
 
 def _sections(

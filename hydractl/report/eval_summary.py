@@ -59,7 +59,9 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         seen = {name: count for name, count in (row.get("seen") or {}).items() if count}
         if seen:
-            listed = ", ".join(f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in seen.items())
+            listed = ", ".join(
+                f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in seen.items()
+            )
             found.append(f"{shown_name(row['name'])} was made with some of these samples: {listed}.")
     return found
 

@@ -67,7 +67,9 @@ def ood_tables(rows: Sequence[Row]) -> str:
         parts.append((f"<bdi>{name(one)}</bdi>", title, (*ood_columns("ood", one), *extra)))
     for place, title in (("near_avg", "near"), ("far_avg", "far"), ("ood_avg", "all")):
         if any(value is not None for row in rows for value in (row.get(place) or {}).values()):
-            caption = f"unweighted mean over the {title} OOD sets" if title != "all" else "unweighted mean over all sets"
+            caption = (
+                f"unweighted mean over the {title} OOD sets" if title != "all" else "unweighted mean over all sets"
+            )
             parts.append((f"Mean: {title}", caption, ood_columns(place)))
     found = []
     for title, caption, columns in parts:
@@ -166,7 +168,11 @@ def corruption_tables(rows: Sequence[Row]) -> str:
             continue
         columns = [
             Column((*place, level, key), f"{title} {level}", "", better)
-            for key, title, better in (("accuracy", "acc", "higher"), ("brier", "brier", "lower"), ("ece", "ece", "lower"))
+            for key, title, better in (
+                ("accuracy", "acc", "higher"),
+                ("brier", "brier", "lower"),
+                ("ece", "ece", "lower"),
+            )
             for level in levels
         ]
         sizes = {entry.get("n") for row in rows for entry in _inside(row, place).values()} - {None}

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydractl.report.bench_table import bench_table
+from hydractl.report.eval_table import eval_table
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
 from hydractl.report.head_map import HeatMap, KeptMap
 from hydractl.report.tables import facts as _facts
@@ -23,41 +24,6 @@ def render(document: dict[str, Any], width: int) -> RenderableType | None:
     if renderer is None or (document.get("dry_run") and document["schema"] not in _WITH_DRY_RUN):
         return None
     return renderer(document, width)
-
-
-# --- eval -------------------------------------------------------------------------------------------------------------
-
-
-def _eval(document: dict[str, Any], width: int) -> RenderableType:
-    rows = document["models"]
-    body = []
-    for row in rows:
-        inside, ood = row["id"], row.get("ood_avg") or {}
-        spread = row["diversity"]["id"]
-        cells = [row["name"]]
-        cells += [number(inside.get(key)) for key in ("accuracy", "nll", "brier", "ece", "aece", "aurc")]
-        cells += [number(ood.get(key)) for key in ("auroc", "fpr95", "aupr")]
-        cells += [number(spread.get("mi")), number(spread.get("disagreement"))]
-        body.append(cells)
-    columns = ("model", "acc", "nll", "brier", "ece", "aece", "aurc", "auroc", "fpr95", "aupr", "mi", "disagr")
-    n = rows[0]["id"]["n"] if rows else 0
-    parts: list[RenderableType] = [_table(f"in distribution (n = {n}), OOD averages", columns, body)]
-    if rows and rows[0]["ood"]:
-        parts += [Text(""), _ood(rows)]
-    return Group(*parts)
-
-
-def _ood(rows: list[dict[str, Any]]) -> Table:
-    names = list(rows[0]["ood"])
-    body = []
-    for row in rows:
-        for name in names:
-            entry = row["ood"][name]
-            figures = [number(entry[key]) for key in ("auroc", "fpr95", "aupr")]
-            mi = row["diversity"][name].get("mi")
-            body.append([row["name"], name, entry["group"] or "-", str(entry["n"]), *figures, number(mi)])
-    columns = ("model", "OOD set", "group", "n", "auroc", "fpr95", "aupr", "mi")
-    return _table("OOD sets", columns, body, left=3)
 
 
 # --- file verbs -------------------------------------------------------------------------------------------------------
@@ -255,7 +221,7 @@ def _short(value: Any) -> str:
 
 
 _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
-    "hydractl.eval/1": _eval,
+    "hydractl.eval/1": eval_table,
     "hydractl.bench/1": bench_table,
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,

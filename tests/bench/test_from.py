@@ -19,7 +19,7 @@ from hydractl.bench.figures import timed
 from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.log import Log
 from hydractl.outcome import Outcome
-from hydractl.report.bench_plot import _COLOURS
+from hydractl.report.chart import COLOURS
 from hydractl.report.terminal import render
 from hydractl.settings import BenchSettings
 
@@ -167,7 +167,7 @@ def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
     assert again(plot="a.png").files == [Path("a.png")]
     again(plot="b.png")
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
-    assert colours("a.png") & set(_COLOURS) == set(_COLOURS[:3])
+    assert colours("a.png") & set(COLOURS) == set(COLOURS[:3])
 
 
 def test_an_svg_says_what_its_axes_are() -> None:

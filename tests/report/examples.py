@@ -57,14 +57,10 @@ def everything() -> dict[str, Any]:
     one = found["models"][-1]
     on = {"spec": "builtin:val/train", "n": 100, "fingerprint": digest("val")}
     one["calibration"] = {"kind": "temperature", "temperature": 1.25, "scale": None, "bias": None, "fitted_on": on}
-    one["conformal"] = {
-        **{"method": "lac", "alpha": 0.1, "qhat": 0.71, "n_val": 100},
-        **{"coverage": 0.91, "mean_size": 1.34, "empty": 0.02},
-    }
-    one["threshold"] = {
-        **{"score": "msp", "value": -0.6, "rule": "ood:0.95", "id_flagged": 0.2},
-        "ood_flagged": {"letters": 0.9, "photos": 0.5, "noise": None},
-    }
+    sizes = {"n_val": 100, "coverage": 0.91, "mean_size": 1.34, "empty": 0.02}
+    one["conformal"] = {"method": "lac", "alpha": 0.1, "qhat": 0.71, **sizes}
+    flagged = {"letters": 0.9, "photos": 0.5, "noise": None}
+    one["threshold"] = {"score": "msp", "value": -0.6, "rule": "ood:0.95", "id_flagged": 0.2, "ood_flagged": flagged}
     one["seen"] = {"id": 12, "letters": 3, "photos": 0, "noise": 0}
     for row in found["models"]:
         start = row["id"]

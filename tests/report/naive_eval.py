@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 BINS = 15
+_OF_A_BIN = ("n", "confidence", "accuracy", "low", "high")
 Logits = Mapping[str, np.ndarray]  # by data set, [members, samples, classes]
 
 
@@ -63,7 +64,9 @@ def row(name: str, logits: Logits, labels: np.ndarray, groups: Mapping[str, str 
         "sha256": digest(name),
         "id": id_numbers(probs["id"], labels),
         "ood": ood,
-        **{f"{group}_avg": average([one for one in ood.values() if one["group"] == group]) for group in ("near", "far")},
+        **{
+            f"{group}_avg": average([one for one in ood.values() if one["group"] == group]) for group in ("near", "far")
+        },
         "ood_avg": average(list(ood.values())),
         "diversity": {key: diversity(values) for key, values in logits.items()},
         "members": [id_numbers(softmax(one), labels) for one in members] if len(members) > 1 else [],
@@ -80,7 +83,9 @@ def id_numbers(p: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return {
         "n": n,
         "accuracy": float(correct.mean()),
-        "brier": float(np.mean([sum((q[c] - (c == y)) ** 2 for c in range(len(q))) for q, y in zip(p, labels, strict=True)])),
+        "brier": float(
+            np.mean([sum((q[c] - (c == y)) ** 2 for c in range(len(q))) for q, y in zip(p, labels, strict=True)])
+        ),
         "nll": float(np.mean([-math.log(q[y]) for q, y in zip(p, labels, strict=True)])),
         "ece": gap([np.flatnonzero(bins_of(confidence) == b) for b in range(BINS)], confidence, correct),
         "aece": gap(np.array_split(np.argsort(confidence, kind="stable"), BINS), confidence, correct),
@@ -133,17 +138,24 @@ def curves(p: np.ndarray, labels: np.ndarray, scores: Mapping[str, np.ndarray]) 
     outside = {key: values for key, values in scores.items() if key != "id"}
     edges = np.linspace(min(s.min() for s in scores.values()), max(s.max() for s in scores.values()), 41)
     found: dict[str, Any] = {
-        "reliability": {"edges": [b / BINS for b in range(BINS + 1)], **{key: [] for key in ("n", "confidence", "accuracy", "low", "high")}},
-        "risk_coverage": {"coverage": [float(k / n) for k in kept], "risk": [float(1 - correct[order[:k]].mean()) for k in kept]},
+        "reliability": {"edges": [b / BINS for b in range(BINS + 1)], **{key: [] for key in _OF_A_BIN}},
+        "risk_coverage": {"coverage": [float(k / n) for k in kept]},
         "roc": {key: roc(scores["id"], values) for key, values in outside.items()},
         "scores": {"edges": edges.tolist(), **{key: np.histogram(v, edges)[0].tolist() for key, v in scores.items()}},
-    }  # fmt: skip
+    }
+    found["risk_coverage"]["risk"] = [float(1 - correct[order[:k]].mean()) for k in kept]
     for b in range(BINS):
         inside = where == b
         count, right = int(inside.sum()), int(correct[inside].sum())
         low, high = wilson(right, count) if count else (None, None)
-        values = (count, float(confidence[inside].mean()) if count else None, right / count if count else None, low, high)
-        for key, value in zip(("n", "confidence", "accuracy", "low", "high"), values, strict=True):
+        values = (
+            count,
+            float(confidence[inside].mean()) if count else None,
+            right / count if count else None,
+            low,
+            high,
+        )
+        for key, value in zip(_OF_A_BIN, values, strict=True):
             found["reliability"][key].append(value)
     return found
 

@@ -1,0 +1,144 @@
+"""The files that an eval is shown as, claimed before anything is computed and written from its document."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.atomic import Output, file_path, storage_error, write_with
+from hydractl.errors import OutputError, UsageError
+from hydractl.report.bench_plot import check_matplotlib
+from hydractl.report.eval_names import shown_name
+from hydractl.report.eval_plots import draw_picture, pictures, possible_files
+
+if TYPE_CHECKING:
+    from hydractl.settings.reporting import Reporting
+
+
+class Reports:
+    """The outputs of ``--report``, ``--plots`` and ``--card``, claimed together.
+
+    Use as a context manager. Every file that may be written is claimed, so none is lost or overwritten after the
+    computing; the folder of the pictures is made where it is missing, and taken away again where nothing is put into
+    it. Other files in that folder stay as they are.
+
+    Args:
+        settings: where to write what.
+        names: of the rows, in order.
+
+    Raises:
+        OutputError: as :class:`hydractl.atomic.Output` does, for any of the files.
+        UsageError: for pictures without matplotlib, and a card about a row that is not there.
+    """
+
+    def __init__(self, settings: Reporting, names: Sequence[str]) -> None:
+        self._stack = contextlib.ExitStack()
+        self.outputs: dict[str, Output] = {}
+        self.card_row = _card_row(settings, names)
+        if settings.plots is not None:
+            check_matplotlib("--plots")
+        with contextlib.ExitStack() as stack:
+            for kind, path in _single_files(settings):
+                self.outputs[kind] = stack.enter_context(Output(path, force=settings.force))
+            if settings.plots is not None:
+                folder = Path(settings.plots)
+                _make_folder(folder, stack)
+                for name in possible_files(names):
+                    self.outputs[name] = stack.enter_context(Output(folder / name, force=settings.force))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Reports:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def planned(self) -> list[Path]:
+        """What a dry run lists: the single files, and every picture that there may be."""
+        return [output.path for output in self.outputs.values()]
+
+
+def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
+    """Write everything that was claimed, from the document alone.
+
+    Args:
+        document: ``hydractl.eval/1``, as eval makes it or :func:`hydractl.report.eval_document.read_eval` reads it.
+        reports: claimed for the rows of this document.
+
+    Returns:
+        The files written; a picture without any number to draw is left out.
+    """
+    written = []
+    if "report" in reports.outputs:
+        from hydractl.report.eval_html import render
+
+        page = render(document)
+        written.append(write_with(reports.outputs["report"], lambda handle: _put(handle, page)))
+    if "card" in reports.outputs:
+        from hydractl.report.eval_card import render_card
+
+        card = render_card(document, reports.card_row)
+        written.append(write_with(reports.outputs["card"], lambda handle: _put(handle, card)))
+    if any(name.endswith(".png") for name in reports.outputs):
+        for name, figure, heading in pictures(document):
+            written.append(_write_picture(reports.outputs[name], figure, heading))
+    return written
+
+
+def _write_picture(output: Output, figure: Any, heading: str) -> Path:
+    return write_with(output, lambda handle: draw_picture(figure, heading, handle))
+
+
+def _put(handle: Any, content: bytes) -> None:
+    handle.write(content)
+
+
+def _single_files(settings: Reporting) -> list[tuple[str, Path]]:
+    """The report and the card, where they are asked for."""
+    named = [
+        (kind, value) for kind, value in (("report", settings.report), ("card", settings.card)) if value is not None
+    ]
+    return [(kind, file_path(value)) for kind, value in named]
+
+
+def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
+    """The folder of the pictures; one that was made here is removed at the end unless something is in it.
+
+    Raises:
+        OutputError: where it cannot be made, or something else has its name.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"--plots is a folder, and {folder} is a file", hint="choose another name")
+    if not folder.exists():
+        try:
+            folder.mkdir()
+        except FileNotFoundError:
+            hint = f"mkdir -p {folder.parent}"
+            raise OutputError(f"the folder of the output does not exist: {folder.parent}", hint=hint) from None
+        except OSError as error:
+            raise storage_error(error, folder) from error
+        stack.callback(_remove_empty, folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # there are pictures in it
+        folder.rmdir()
+
+
+def _card_row(settings: Reporting, names: Sequence[str]) -> int:
+    """The number of the row that the card is about.
+
+    Raises:
+        UsageError: where no row has the name asked for.
+    """
+    if settings.card is None or settings.card_model is None:
+        return len(names) - 1
+    if settings.card_model not in names:
+        near = difflib.get_close_matches(settings.card_model, names, n=1)
+        known = ", ".join(map(shown_name, names[:10])) + (", ..." if len(names) > 10 else "")
+        hint = f"did you mean {shown_name(near[0])}?" if near else f"the rows are: {known}"
+        raise UsageError(f"--card-model {shown_name(settings.card_model)} is no row", hint=hint)
+    return list(names).index(settings.card_model)
