@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from hydractl.report.eval_columns import ID_COLUMNS, Column, level_text, ood_columns
 from hydractl.report.eval_names import shown_name, visible
 from hydractl.report.figures import count_text, number
 
-_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~$!&])")
+_MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
 
 # What the Hub calls a metric, where it has a name for it.
@@ -209,7 +210,7 @@ def _caution(row: Mapping[str, Any]) -> list[str]:
 
 def plain(text: object) -> str:
     """A text as Markdown that shows it and does nothing else."""
-    return _MARKS.sub(r"\\\1", visible(text))
+    return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
 
 
 def _code(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hydractl.report.chart import Axis, Figure, Panel, Series, span
 from hydractl.report.eval_columns import DIVERSITY, ID_COLUMNS, OOD_AVERAGE, Column, ood_names
-from hydractl.report.eval_figures import samples
+from hydractl.report.eval_figures import all_samples
 from hydractl.report.eval_names import drawn_names
 
 _SEVERITIES = ("1", "2", "3", "4", "5")
@@ -39,14 +39,9 @@ def _risk_coverage(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> F
     if not drawn:
         return None
     highest = max(risk for series in drawn for risk in series.y)
-    x = Axis(f"coverage: share of samples kept, most confident first\n({_of_all(rows)})", 0, 1)
+    x = Axis(f"coverage: share of samples kept,\nmost confident first ({all_samples(rows)})", 0, 1)
     y = Axis("error rate among\nthe samples kept", 0, 1.06 * highest or 1)
     return Figure("risk-coverage", "Risk and coverage", (Panel("", x, y, tuple(drawn)),))
-
-
-def _of_all(rows: Sequence[Mapping[str, Any]], name: str = "id") -> str:
-    """``n = 497``, or what the rows say where they do not agree."""
-    return " or ".join(dict.fromkeys(samples(row, name) for row in rows))
 
 
 def cost_ratio(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float | None], str]:
@@ -79,17 +74,9 @@ def _cost(
     if not drawn:
         return None
     x = Axis(f"mult-adds, times those of\n{drawn_names([reference])[0]}", *span([s.x[0] for s in drawn], 0.1))
-    outside = f", OOD {_range(rows)}" if column.path[0] == "ood_avg" else ""
-    y = Axis(f"{words}\n(ID {_of_all(rows)}{outside})", *span(seen))
+    outside = f", OOD {all_samples(rows, ood_names(rows))}" if column.path[0] == "ood_avg" else ""
+    y = Axis(f"{words}\n(ID {all_samples(rows)}{outside})", *span(seen))
     return Figure(kind, f"Cost and {words}", (Panel("", x, y, tuple(drawn)),))
-
-
-def _range(rows: Sequence[Mapping[str, Any]]) -> str:
-    """``n = 100 to 120``: how many samples the OOD sets have."""
-    sizes = {entry.get("n") for row in rows for entry in (row.get("ood") or {}).values()} - {None}
-    if not sizes:
-        return "n unknown"
-    return f"n = {min(sizes)}" if len(sizes) == 1 else f"n = {min(sizes)} to {max(sizes)}"
 
 
 def _diversity(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figure | None:
@@ -99,8 +86,8 @@ def _diversity(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figur
     if not several:
         return None
     shown = drawn_names(["ID" if name == "id" else name for name in sets], 14)
-    of = ", ".join(f"{s} {_of_all(rows, name)}" for s, name in zip(shown[:3], sets, strict=False))
-    x = Axis(f"data set\n({of}{', ...' if len(sets) > 3 else ''})", -0.5, len(sets) - 0.5, names=tuple(shown))
+    outside = f", OOD {all_samples(rows, ood_names(rows))}" if len(sets) > 1 else ""
+    x = Axis(f"data set (ID {all_samples(rows)}{outside})", -0.5, len(sets) - 0.5, names=tuple(shown))
     panels = []
     for column, unit in zip(
         DIVERSITY, ("mutual information, nats", "disagreement:\nshare of pairs of votes"), strict=True
@@ -133,12 +120,14 @@ def _corruptions(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Fig
         for index, row, average in found:
             points = [(0.0, column.value(row)), *[(float(s), (average.get(s) or {}).get(key)) for s in severities]]
             there = [(at, value) for at, value in points if value is not None]
-            if average and there:
+            if average and len(there) > 1:
                 xs, ys = zip(*there, strict=True)
                 drawn.append(Series("line", tuple(xs), tuple(ys), index, names[index]))
+        if not drawn:
+            continue
         counts = [entry.get("n") for _, _, average in found for entry in average.values() if entry.get("n")]
-        n = f"n = {counts[0]} a severity" if counts else f"{_of_all(rows)} without corruption"
+        n = f"n = {counts[0]} a severity" if counts else f"{all_samples(rows)} without corruption"
         x = Axis(f"severity, 0: uncorrupted ({n})", 0, float(severities[-1]), counts=True)
         low, high = span([value for series in drawn for value in series.y])
         panels.append(Panel("", x, Axis(f"{column.words}\n({better} is better)", max(low, 0), high), tuple(drawn)))
-    return Figure("corruptions", "Mean over the corruptions", tuple(panels))
+    return Figure("corruptions", "Mean over the corruptions", tuple(panels)) if panels else None

@@ -172,7 +172,7 @@ def read_eval(path: str) -> dict[str, Any]:
 
 def eval_problems(document: Any) -> list[str]:
     """Everything that keeps a report from being made of a document; empty where nothing does."""
-    problems = [line.removeprefix("document.") for line in _DOCUMENT(document, "document")]
+    problems = [line.replace("document.", "", 1) for line in _DOCUMENT(document, "document")]
     if not problems:
         names = [row["name"] for row in document["models"]]
         problems = [f"two rows have the name {shown(one)}" for one in dict.fromkeys(names) if names.count(one) > 1]

@@ -34,6 +34,15 @@ def samples(row: Mapping[str, Any], name: str = "id") -> str:
     return "n unknown" if n is None else f"n = {n}"
 
 
+def all_samples(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ("id",)) -> str:
+    """``n = 497``, or ``n = 100 to 120`` where sets or rows do not have equally many."""
+    entries = [row.get("id") if name == "id" else (row.get("ood") or {}).get(name) for row in rows for name in names]
+    sizes = {entry["n"] for entry in entries if entry and entry.get("n") is not None}
+    if not sizes:
+        return "n unknown"
+    return f"n = {min(sizes)}" if len(sizes) == 1 else f"n = {min(sizes)} to {max(sizes)}"
+
+
 def _has_samples(reliability: Mapping[str, Any] | None) -> bool:
     return bool(reliability) and any(reliability["n"])  # type: ignore[index]
 
@@ -81,7 +90,7 @@ def _scores(curve: Mapping[str, Any], row: Mapping[str, Any], model: int, score:
     threshold = row.get("threshold") or {}
     inside = _shares(curve["id"])
     panels = []
-    for index, (name, drawn) in enumerate(zip(names, drawn_names(names), strict=True)):
+    for index, (name, drawn) in enumerate(zip(names, drawn_names(names, 18), strict=True)):
         outside = _shares(curve[name])
         drawn_ = [
             Series("bars", edges, inside, label=f"ID ({samples(row)})"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from hydractl.report.head_map import short_names
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
 _UNSAFE = re.compile(r"[^\w.+-]+")
 _LONGEST_FILE_PART = 80  # in bytes: file systems take 255 for a whole name
-_LONGEST_SHOWN = 120
+_LONGEST_SHOWN = 80
 
 
 def visible(text: object) -> str:
@@ -29,10 +30,13 @@ def _code(character: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name for a table: visible, and cut in its middle where it is very long."""
+    """A name for a table: visible; a very long one cut in its middle, with a mark of its own to tell it from others."""
     text = visible(name)
-    half = _LONGEST_SHOWN // 2
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}…{text[-half:]}"
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    half = _LONGEST_SHOWN // 2 - 5
+    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{text[:half]}…{text[-half:]} #{mark}"
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:

@@ -16,7 +16,7 @@ from hydractl.report.eval_columns import (
     ood_names,
 )
 from hydractl.report.eval_comparisons import cost_ratio
-from hydractl.report.eval_figures import samples
+from hydractl.report.eval_figures import all_samples
 from hydractl.report.figures import count_text, number
 from hydractl.report.html_parts import Cell, name, table, words
 
@@ -49,12 +49,8 @@ def main_table(rows: Sequence[Row]) -> str:
     columns = main_columns(rows)
     body = zip(rows, cells(rows, columns), strict=True)
     groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;" if ood_names(rows) else ""
-    caption = f"ID {_same(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
+    caption = f"ID {all_samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
     return table(caption, ["model", *map(head, columns)], [(name(row["name"]), line) for row, line in body])
-
-
-def _same(rows: Sequence[Row], name: str = "id") -> str:
-    return " or ".join(dict.fromkeys(samples(row, name) for row in rows))
 
 
 def ood_tables(rows: Sequence[Row]) -> str:
@@ -63,7 +59,7 @@ def ood_tables(rows: Sequence[Row]) -> str:
     for one in ood_names(rows):
         group = ood_group(rows, one)
         extra = (Column(("diversity", one, "mi"), "mi", ""),)
-        title = f"{group} OOD, {_same(rows, one)}" if group else _same(rows, one)
+        title = f"{group} OOD, {all_samples(rows, [one])}" if group else all_samples(rows, [one])
         parts.append((f"<bdi>{name(one)}</bdi>", title, (*ood_columns("ood", one), *extra)))
     for place, title in (("near_avg", "near"), ("far_avg", "far"), ("ood_avg", "all")):
         if any(value is not None for row in rows for value in (row.get(place) or {}).values()):
@@ -115,7 +111,7 @@ def members_table(rows: Sequence[Row]) -> str:
             for index, member in enumerate(members):
                 line = [number(column.value({"id": member})) for column in ID_COLUMNS]
                 body.append((name(row["name"]), [Cell(f"member {index}", "text"), *map(Cell, line)]))
-    return table(f"ID {_same(rows)}", ["model", "", *map(head, ID_COLUMNS)], body) if body else ""
+    return table(f"ID {all_samples(rows)}", ["model", "", *map(head, ID_COLUMNS)], body) if body else ""
 
 
 def selective_table(rows: Sequence[Row]) -> str:
@@ -124,7 +120,7 @@ def selective_table(rows: Sequence[Row]) -> str:
     columns = [Column(("id", "accuracy_at", key), f"acc at {key}", "", "higher") for key in levels]
     columns.append(ID_COLUMNS[-1])
     lines = [(name(row["name"]), line) for row, line in zip(rows, cells(rows, columns), strict=True)]
-    caption = f"Accuracy among that share of the samples, the most confident ones; ID {_same(rows)}"
+    caption = f"Accuracy among that share of the samples, the most confident ones; ID {all_samples(rows)}"
     return table(caption, ["model", *map(head, columns)], lines) if levels else ""
 
 

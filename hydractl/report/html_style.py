@@ -8,10 +8,12 @@ _SERIES = "\n".join(f".s{number} {{ --c: {colour} }}" for number, colour in enum
 
 STYLE = f"""
 :root {{ color-scheme: light dark; --bg: #fff; --fg: #1b1f24; --soft: #59636e; --line: #d5dae0; --band: #f4f6f8 }}
+{_SERIES}
+.kept {{ --c: #0072B2 }}
 @media screen and (prefers-color-scheme: dark) {{
   :root {{ --bg: #15181c; --fg: #e6e9ed; --soft: #a3adb8; --line: #3a424b; --band: #1e2329 }}
+  .s0, .kept {{ --c: #3390d0 }} /* the blue is too dark on black */
 }}
-{_SERIES}
 * {{ box-sizing: border-box }}
 html {{ -webkit-text-size-adjust: 100%; text-size-adjust: 100% }}
 body {{ margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--bg); color: var(--fg);
@@ -31,13 +33,13 @@ th, td {{ padding: .3rem .6rem; text-align: right; vertical-align: top; border-b
 th {{ font-weight: 600 }}
 thead th {{ background: var(--band); vertical-align: bottom }}
 th[scope=row], .text {{ text-align: left }}
-th[scope=row] {{ position: sticky; left: 0; background: var(--bg); min-width: 5rem; max-width: 11rem;
+th[scope=row] {{ position: sticky; left: 0; background: var(--bg); min-width: 6rem; max-width: 12rem;
   overflow-wrap: anywhere; white-space: normal; font-weight: 400 }}
 thead th:first-child {{ position: sticky; left: 0; text-align: left }}
 .wrap {{ white-space: normal; overflow-wrap: anywhere; min-width: 9rem; max-width: 34rem }}
 .best {{ font-weight: 700 }}
 .second > span {{ text-decoration: underline; text-underline-offset: 3px }}
-small {{ display: block; color: var(--soft); font-size: .78rem; font-weight: 400 }}
+small {{ display: block; color: var(--soft); font-size: .86em; font-weight: 400 }}
 .grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: 1rem 1.4rem }}
 .grid.tables {{ grid-template-columns: repeat(auto-fill, minmax(min(100%, 29rem), 1fr)) }}
 figure {{ margin: .6rem 0; min-width: 0 }}
@@ -62,7 +64,7 @@ svg .count {{ font-size: 9px }}
 .bar {{ fill: var(--c); fill-opacity: .45; stroke: var(--c); stroke-width: .6 }}
 .mark {{ fill: var(--c); stroke: var(--bg); stroke-width: .7 }}
 .cross {{ fill: none; stroke: var(--c); stroke-width: 2.4 }}
-.kept {{ fill: #0072B2 }}
+.kept {{ fill: var(--c) }}
 .gone {{ fill: none; stroke: var(--soft); stroke-width: .8 }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: 0; margin: .2rem 0; list-style: none;
   font-size: .85rem; max-width: none }}
@@ -77,8 +79,8 @@ code {{ font-size: .85em }}
   :root {{ color-scheme: light }}
   body {{ max-width: none; padding: 0; font-size: 10pt; print-color-adjust: exact; -webkit-print-color-adjust: exact }}
   nav {{ display: none }}
-  h2, h3 {{ break-after: avoid }}
-  figure, tr, li {{ break-inside: avoid }}
+  h2, h3, .note {{ break-after: avoid }}
+  figure, tr, li, .tables > div {{ break-inside: avoid }}
   .scroll {{ overflow: visible }}
   table {{ font-size: 7.5pt }}
   th, td {{ padding: .15rem .3rem }}

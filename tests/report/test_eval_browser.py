@@ -1,0 +1,91 @@
+"""The report in a real browser, where there is one: it is drawn, it fits a telephone, and dark is dark."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.report.eval_html import render
+from tests.report.examples import HOSTILE, everything, sample
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+)
+
+# The report forbids scripts; this page holds it in a frame of the width asked for and measures it from outside.
+MEASURE = """<!DOCTYPE html><body style="margin:0">
+<iframe id=f style="width:%dpx;height:4000px;border:0" src="%s"></iframe>
+<pre id=out></pre><script>
+document.getElementById("f").onload = () => {
+  const page = document.getElementById("f").contentDocument, box = e => e.getBoundingClientRect();
+  const seen = [...page.querySelectorAll("svg[role=img]")].map(s => {
+    const paths = [...s.querySelectorAll("path")], drawn = paths.filter(p => box(p).width + box(p).height > 0);
+    return [box(s).width, box(s).height, box(s).right, paths.length, drawn.length];
+  });
+  const texts = [...page.querySelectorAll("p, li, h1, h2, h3, figcaption, dd, svg")].map(e => box(e).right);
+  document.getElementById("out").textContent = JSON.stringify({seen: seen, wide: page.documentElement.scrollWidth,
+    right: Math.max(...texts), boxes: [...page.querySelectorAll(".scroll")].map(e => box(e).right)});
+};</script>"""
+
+
+def browse(page: Path, *flags: str) -> str:
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def measured(folder: Path, document: dict[str, Any], width: int) -> dict[str, Any]:
+    report, frame = folder / "report.html", folder / "frame.html"
+    report.write_bytes(render(document))
+    frame.write_text(MEASURE % (width, report.name))
+    dumped = browse(frame, "--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=5000")
+    found = re.search(r"<pre id=\"out\">(.*?)</pre>", dumped, re.DOTALL)
+    assert found and found[1], dumped[-500:]
+    return dict(json.loads(unescape(found[1])))
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_every_picture_is_drawn_and_nothing_is_wider_than_the_page(width: int, tmp_path: Path) -> None:
+    document = everything()
+    found = measured(tmp_path, document, width)
+    assert len(found["seen"]) == 31
+    for wide, tall, right, paths, drawn in found["seen"]:
+        assert wide >= 240 and tall >= 60 and right <= width
+        assert paths >= 1 and drawn >= paths - 1  # a line without height, such as a whisker of no width, is none
+    assert found["wide"] <= width and found["right"] <= width and max(found["boxes"]) <= width
+
+
+def test_the_longest_names_do_not_widen_a_telephones_page(tmp_path: Path) -> None:
+    found = measured(tmp_path, sample(dict.fromkeys(HOSTILE, 1), rounds=0), 390)
+    assert found["wide"] <= 390 and found["right"] <= 390
+
+
+def test_light_and_dark_pixels(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_bytes(render(everything()))
+    shots = {}
+    for name, scheme in (("light", 1), ("dark", 0)):
+        shot = tmp_path / f"{name}.png"
+        blink = f"--blink-settings=preferredColorScheme={scheme}"
+        browse(page, f"--screenshot={shot}", "--window-size=1000,3000", blink)
+        shots[name] = np.asarray(Image.open(shot).convert("RGB"))[2000:3000].reshape(-1, 3).astype(int)
+    light, dark = (np.median(shots[name].sum(axis=1)) for name in ("light", "dark"))
+    assert light == 3 * 255 and dark < 3 * 40
+    for pixels in shots.values():
+        for colour in ((0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73)):  # the lines of the second and third series
+            assert (np.abs(pixels - colour).sum(axis=1) < 12).sum() > 200

@@ -1,0 +1,163 @@
+"""Reading an eval again: what eval writes is taken, and everything else is refused by name before it is drawn."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.errors import InputError
+from hydractl.report.eval_card import render_card
+from hydractl.report.eval_document import eval_problems, read_eval
+from hydractl.report.eval_html import render
+from hydractl.report.eval_plots import pictures
+from hydractl.report.eval_table import eval_table
+from tests.report.examples import everything, sample, without_values
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, Any]:
+    return everything()
+
+
+def written(folder: Path, document: Any) -> str:
+    path = folder / "eval.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_what_eval_writes_is_taken(good: dict[str, Any], tmp_path: Path) -> None:
+    assert read_eval(written(tmp_path, good)) == good
+    for other in (without_values(good), sample({"one": 1}, sets={}, rounds=0)):
+        assert eval_problems(other) == []
+    assert eval_problems({"models": [{"name": "one", "id": {"n": 3}}]}) == []
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def put(*keys: Any, value: Any) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        inner: Any = document
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+
+    return change
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "no rows": (put("models", value=[]), "models is [], not a list of 1 or more"),
+    "a row that is none": (put("models", 1, value=3), "models[1] is 3, not an object"),
+    "no name": (put("models", 0, "name", value=None), "models[0] has no name"),
+    "two of a name": (put("models", 0, "name", value="hydra"), "two rows have the name 'hydra'"),
+    "a text": (put("models", 0, "id", "accuracy", value="high"), "models[0].id.accuracy is 'high', not a number"),
+    "a switch": (put("models", 0, "id", "ece", value=True), "models[0].id.ece is True, not a number"),
+    "half a sample": (put("models", 0, "id", "n", value=0.5), "models[0].id.n is 0.5, not a count"),
+    "an OOD set": (put("models", 0, "ood", value=[]), "models[0].ood is [], not an object"),
+    "one end": (put("models", 0, "ci", "id.accuracy", value=[0.5]), "models[0].ci.id.accuracy has 1 entries, not 2"),
+    "a gap in a curve": (
+        put("models", 0, "curves", "roc", "letters", "fpr", 3, value=None),
+        "models[0].curves.roc.letters.fpr[3] is null",
+    ),
+    "a short curve": (
+        put("models", 0, "curves", "risk_coverage", "risk", value=[0.5]),
+        "the lists of models[0].curves.risk_coverage differ in length",
+    ),
+    "a missing bin": (
+        put("models", 0, "curves", "reliability", "n", value=[1] * 14),
+        "the lists of models[0].curves.reliability differ in length",
+    ),
+    "missing counts": (
+        put("models", 0, "curves", "scores", "photos", value=[1] * 39),
+        "the lists of models[0].curves.scores differ in length",
+    ),
+    "falling edges": (
+        put("models", 0, "curves", "scores", "edges", value=[0.0] * 41),
+        "models[0].curves.scores.edges does not rise",
+    ),
+    "a head too many": (put("models", 0, "heads", 0, "kept", value=[[0, 8]]), "models[0].heads[0].kept names a head"),
+    "a negative head": (put("models", 0, "heads", 0, "kept", value=[[-1]]), "kept[0][0] is -1, not a count"),
+    "absurdly many": (put("models", 0, "heads", 0, "heads", value=10**9), "models[0].heads[0].heads is 1000000000"),
+    "a pair of none": (
+        put("models", 2, "diversity", "id", "pairs", 0, "a", value=None),
+        "models[2].diversity.id.pairs[0] has no a",
+    ),
+    "a level": (put("bootstrap", "level", value="95"), "bootstrap.level is '95', not a number"),
+    "data": (put("data", "id", "spec", value=3), "data.id.spec is 3, not a text"),
+    "a threshold": (put("models", 2, "threshold", value=0.5), "models[2].threshold is 0.5, not an object"),
+}
+
+
+@pytest.mark.parametrize(("change", "complaint"), BAD.values(), ids=BAD)
+def test_everything_else_is_refused(change: Change, complaint: str, good: dict[str, Any], tmp_path: Path) -> None:
+    document = copy.deepcopy(good)
+    change(document)
+    with pytest.raises(InputError) as caught:
+        read_eval(written(tmp_path, document))
+    assert "is no document that eval writes" in caught.value.message
+    assert any(complaint in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
+    document = copy.deepcopy(good)
+    for key in ("accuracy", "brier", "nll"):
+        document["models"][0]["id"][key] = "x"
+    with pytest.raises(InputError) as caught:
+        read_eval(written(tmp_path, document))
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ({"schema": "hydractl.bench/1"}, r"is not the JSON of an eval \(schema 'hydractl.bench/1'\)"),
+        ([], r"is not the JSON of an eval \(schema none\)"),
+        ({"schema": "hydractl.eval/1", "dry_run": True, "models": ["a"]}, "holds no results"),
+    ],
+)
+def test_other_documents(document: Any, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read_eval(written(tmp_path, document))
+
+
+def test_whatever_part_is_missing_or_null_a_report_is_made(good: dict[str, Any]) -> None:
+    """Every entry of every row and of the document is left out, set to null and, where it may be, emptied."""
+    changed = 0
+    one = {**good, "models": good["models"][2:]}
+    for change in _changes(one):
+        document = copy.deepcopy(one)
+        change(document)
+        if eval_problems(document):
+            continue
+        changed += 1
+        assert render(document) and render_card(document, 0) and eval_table(document, 80)
+        assert list(pictures(document))
+    assert changed > 150
+
+
+def _changes(good: dict[str, Any]) -> list[Change]:
+    def drop(keys: tuple[Any, ...]) -> Change:
+        def change(document: dict[str, Any]) -> None:
+            inner: Any = document
+            for key in keys[:-1]:
+                inner = inner[key]
+            del inner[keys[-1]]
+
+        return change
+
+    places = [(key,) for key in good] + [("models", 0, *place) for place in _places(good["models"][0], 3)]
+    found = [drop(place) for place in places] + [put(*place, value=None) for place in places]
+    return found + [put(*place, value=value) for place in places for value in ({}, [])]
+
+
+def _places(value: Any, depth: int) -> list[tuple[Any, ...]]:
+    if not isinstance(value, dict) or not depth:
+        return []
+    return [
+        place for key, inner in value.items() for place in [(key,), *((key, *p) for p in _places(inner, depth - 1))]
+    ]

@@ -1,0 +1,202 @@
+"""Writing the reports of an eval: claimed before anything is computed, written from the document alone."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+
+from hydractl.atomic import Output
+from hydractl.errors import OutputError, UsageError
+from hydractl.report.eval_card import render_card
+from hydractl.report.eval_document import read_eval
+from hydractl.report.eval_files import Reports, write_reports
+from hydractl.report.eval_html import render
+from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY, Batched
+from hydractl.settings.measuring import LastBlock
+from hydractl.settings.option import option
+from hydractl.settings.reporting import Reporting
+from tests.report.examples import HOSTILE, sample
+
+
+@dataclass(kw_only=True)
+class Settings(Reporting, LastBlock, Batched):
+    """A verb with reports."""
+
+    verb: ClassVar[str] = "eval"
+    many_models: ClassVar[bool] = True
+    ood: list[str] = option([], help="OOD data", metavar="NAME=SPEC", names=True, group="Evaluation")
+    require: list[str] = option([], help="what must hold", metavar="EXPR", group="Evaluation")
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return sample({"base": 1, "hydra": 2}, sets={"letters": "near"}, n=60, rounds=3)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(document: dict[str, Any]) -> list[str]:
+    return [row["name"] for row in document["models"]]
+
+
+def made(document: dict[str, Any], **options: Any) -> list[str]:
+    settings = Settings(from_file="eval.json", **options)
+    settings.check()
+    with Reports(settings, names(document)) as reports:
+        return [str(path) for path in write_reports(document, reports)]
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = made(document, report="out.html", plots="pictures", card="README.md")
+    assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)
+    assert Path("out.html").read_bytes() == render(document)
+    assert Path("README.md").read_bytes() == render_card(document, 1)
+    pictures = [path for path in written if path.endswith(".png")]
+    assert "pictures/risk-coverage.png" in pictures and "pictures/heads.hydra.png" in pictures
+    for path in pictures:
+        assert Image.open(path).size[0] > 300
+
+
+def test_from_a_file_it_is_the_same(document: dict[str, Any], here: Path) -> None:
+    Path("eval.json").write_text(json.dumps(document))
+    made(document, report="one.html")
+    made(read_eval("eval.json"), report="two.html")
+    assert Path("one.html").read_bytes() == Path("two.html").read_bytes()
+
+
+def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Path) -> None:
+    made(document, card="card.md", card_model="base")
+    assert Path("card.md").read_bytes() == render_card(document, 0)
+    with pytest.raises(UsageError, match="--card-model hydro is no row") as caught:
+        made(document, card="other.md", card_model="hydro")
+    assert caught.value.hint == "did you mean hydra?" and files(here) == {"card.md"}
+
+
+def test_hostile_names_stay_in_their_folder(here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = sample(dict.fromkeys(HOSTILE, 1), sets={}, n=40, rounds=0)
+    written = made(found, plots="pictures")
+    assert set(written) == files(here) and all(path.startswith("pictures/") for path in written)
+
+
+# --- what is there already --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["out.html", "README.md", "pictures/roc.base.png", "pictures/corruptions.png"])
+def test_whatever_is_there_is_refused_before_anything_is_written(
+    document: dict[str, Any], there: str, here: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    Path(there).parent.mkdir(exist_ok=True)
+    Path(there).write_text("mine")
+    options = {"report": "out.html", "plots": "pictures", "card": "README.md"}
+    with pytest.raises(OutputError, match=f"the output exists: {there}"):
+        made(document, **options)
+    assert files(here) == {there} and Path(there).read_text() == "mine"
+    assert there in [*made(document, force=True, **options), "pictures/corruptions.png"]
+    kept = there == "pictures/corruptions.png"  # nothing to draw there, so what was there stays
+    assert (Path(there).read_bytes() == b"mine") == kept
+
+
+def test_other_files_in_the_folder_stay(document: dict[str, Any], here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Path("pictures").mkdir()
+    Path("pictures/notes.txt").write_text("mine")
+    made(document, plots="pictures", force=True)
+    assert Path("pictures/notes.txt").read_text() == "mine"
+    made(document, plots=".")  # the folder itself may be the working one
+    assert Path("roc.base.png").exists() and Path("pictures/notes.txt").exists()
+
+
+def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    settings = Settings(from_file="eval.json", report="out.html", plots="pictures", card="README.md")
+    with Reports(settings, names(document)) as reports:
+        planned = [str(path) for path in reports.planned()]
+        assert {"out.html", "README.md", "pictures/scores.hydra.png"} <= set(planned)
+        with pytest.raises(OutputError, match="another process is writing"):
+            Output("out.html")
+    assert list(here.iterdir()) == []
+
+
+def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    settings = Settings(from_file="eval.json", report="out.html", plots="pictures")
+    broken = copy.deepcopy(document)
+    broken["models"][0]["id"] = 3
+    with pytest.raises(AttributeError), Reports(settings, names(document)) as reports:
+        write_reports(broken, reports)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"report": "nowhere/out.html"}, "the folder of the output does not exist"),
+        ({"plots": "nowhere/pictures"}, "the folder of the output does not exist: nowhere"),
+        ({"plots": "eval.json"}, "--plots is a folder, and eval.json is a file"),
+    ],
+)
+def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document: dict[str, Any], here: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Path("eval.json").write_text("{}")
+    with pytest.raises(OutputError, match=complaint):
+        made(document, **options)
+    assert files(here) == {"eval.json"}
+
+
+def test_pictures_need_matplotlib_and_say_so(
+    document: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
+    with pytest.raises(UsageError, match="--plots needs matplotlib") as caught:
+        made(document, plots="pictures", report="out.html")
+    assert "hydractl[plot]" in str(caught.value.hint) and list(here.iterdir()) == []
+    assert made(document, report="out.html") == ["out.html"]
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_formats_and_partners() -> None:
+    assert Settings(model=["m"], report="a.HTML", card="b.md", card_model="m").problems() == []
+    found = Settings(model=["m"], report="a.pdf", card="b.txt").problems()
+    assert found == ["--report must end in .html, not 'a.pdf'", "--card must end in .md, not 'b.txt'"]
+    assert Settings(model=["m"], card_model="m").problems() == ["--card-model needs --card"]
+    assert Settings().problems() == ["eval needs a MODEL, or --from FILE"]
+
+
+def test_nothing_that_measures_goes_with_from() -> None:
+    assert Settings(from_file="eval.json", require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
+    found = Settings(from_file="eval.json", model=["m"], data="d", ood=["a=b"], dtype="float16", output="x").problems()
+    assert sorted(found) == sorted(
+        f"{name} has no effect with --from eval.json" for name in ("MODEL", "--output", "--data", "--dtype", "--ood")
+    )
+
+
+def test_what_a_file_says_of_measuring_is_set_aside() -> None:
+    ranks = {"from_file": FLAG, "data": SHARED_KEY, "batch_size": VERB_KEY}
+    settings = Settings(from_file="eval.json", data="d", batch_size=8, ranks=ranks)
+    settings.sources.update(data="hydra.yaml:data", batch_size="hydra.yaml:eval.batch_size")
+    assert settings.problems() == []
+    assert settings.data is None and settings.batch_size == 64

@@ -1,0 +1,354 @@
+"""The report of an eval: what is in it, what it says of every number, and that no name can do anything in it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydractl.report.eval_html import render
+from tests.report.examples import HOSTILE, SETS, SITES, everything, sample, without_values
+from tests.report.pages import Node, parse
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return everything()
+
+
+@pytest.fixture(scope="module")
+def page(document: dict[str, Any]) -> Node:
+    return parse(render(document))
+
+
+def cells(table: Node) -> list[list[str]]:
+    return [[cell.text() for cell in row.all("th") + row.all("td")] for row in table.all("tr")]
+
+
+def svgs(node: Node) -> list[Node]:
+    return [one for one in node.all("svg") if one.attrs.get("role") == "img"]
+
+
+def paths(node: Node, kind: str) -> list[str]:
+    return [one.attrs["d"] for one in node.all("path", kind)]
+
+
+def points(d: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]?(-?[\d.]+) (-?[\d.]+)", d)]
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
+    assert not page.all("script") and not page.all("link") and not page.all("img") and not page.all("iframe")
+    policy = next(meta for meta in page.all("meta") if "http-equiv" in meta.attrs)
+    assert "default-src 'none'" in policy.attrs["content"]
+    assert any(meta.attrs.get("name") == "viewport" for meta in page.all("meta"))
+    for node in page.walk():
+        assert not any(key.startswith("on") or key in ("src", "srcset", "style") for key in node.attrs), node
+        assert node.attrs.get("href", "#").startswith("#")
+    style = page.all("style")[0].text()
+    assert (
+        "url(" not in style and "@import" not in style and "@media print" in style and "prefers-color-scheme" in style
+    )
+    assert not re.search(r"https?:", render(everything()).decode())
+
+
+def test_every_section_is_there_and_linked(page: Node) -> None:
+    wanted = [
+        "results",
+        "difference",
+        "ood",
+        "roc",
+        "scores",
+        "reliability",
+        "risk-coverage",
+        "cost",
+        "heads",
+        "members",
+    ]
+    wanted += ["diversity", "corruptions", "settings", "conventions", "provenance"]
+    assert [link.attrs["href"] for link in page.all("nav")[0].all("a")] == [f"#{name}" for name in wanted]
+    assert [section.attrs["id"] for section in page.all("section")] == ["summary", *wanted]
+
+
+def test_every_picture_is_there(page: Node) -> None:
+    models, sets = 3, len(SETS)
+    counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
+    assert counts == {"roc": models, "scores": models * sets, "reliability": 2 * models, "risk-coverage": 1, "cost": 2}
+    assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
+    assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
+
+
+def test_every_axis_says_what_it_counts_and_of_how_many(page: Node) -> None:
+    for section in ("roc", "scores", "reliability", "risk-coverage", "cost", "diversity", "corruptions"):
+        for picture in svgs(page.by_id(section)):
+            names = " ".join(text.text() for text in picture.all("text", "name"))
+            assert "n = 200" in names or "n in the legend" in names, (section, names)
+            assert len(picture.all("text", "name")) >= 2
+    said = page.by_id("roc").text()
+    for n in (100, 110, 120):
+        assert f"n = {n}" in said
+
+
+def long_names() -> dict[str, Any]:
+    """Long names everywhere, and many samples."""
+    sets = {f"a-set-of-data-with-a-long-name-{n}": None for n in range(7)}
+    found = sample({f"a-model-with-a-long-name-{n}": 3 for n in range(3)}, sets=sets, rounds=0)
+    for row in found["models"]:
+        row["id"]["n"] = 100_000
+        row["curves"]["reliability"]["n"] = [10_000 * n for n in row["curves"]["reliability"]["n"]]
+        row["heads"] = [{**site, "site": f"visual.transformer.{site['site']}"} for site in row["heads"]]
+        for entry in row["ood"].values():
+            entry["n"] = 50_000
+    return found
+
+
+@pytest.mark.parametrize("make", [everything, long_names])
+def test_texts_stay_inside_their_picture(make: Any) -> None:
+    for picture in svgs(parse(render(make()))):
+        wide, tall = map(float, picture.attrs["viewbox"].split()[2:])
+        for text in picture.all("text"):
+            kinds, letters = text.attrs["class"].split(), 6.2 * len(text.text())
+            if "transform" in text.attrs:
+                x, y = map(float, re.findall(r"translate\(([\d.]+),([\d.]+)\)", text.attrs["transform"])[0])
+                assert 8 <= x <= wide
+                if "name" in kinds:
+                    assert y - letters / 2 >= -2 and y + letters / 2 <= tall + 2, text.text()
+                continue
+            x, y = float(text.attrs["x"]), float(text.attrs["y"])
+            start = x if {"start", "tally"} & set(kinds) else x - letters if "left" in kinds else x - letters / 2
+            assert start >= -2 and start + letters <= wide + 8 and 8 <= y <= tall, (text.text(), start, wide)
+
+
+# --- what the numbers are ---------------------------------------------------------------------------------------------
+
+
+def test_the_main_table_holds_and_marks_the_numbers(page: Node, document: dict[str, Any]) -> None:
+    table = page.by_id("results").all("table")[0]
+    found = cells(table)
+    assert found[0][1] == "acc ↑" and found[0][2] == "nll ↓" and len(found) == 4
+    for line, row in zip(found[1:], document["models"], strict=True):
+        low, high = row["ci"]["id.accuracy"]
+        assert line[:3] == [
+            row["name"],
+            f"{row['id']['accuracy']:.4f}{low:.4f} to {high:.4f}",
+            f"{row['id']['nll']:.4f}",
+        ]
+    for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("brier", min), ("ece", min)), start=0):
+        values = [row["id"][key] for row in document["models"]]
+        marked = [line.all("td")[column].attrs.get("class", "") for line in table.all("tr")[1:]]
+        assert marked.index("best") == values.index(best(values))
+        assert marked.index("second") == values.index(sorted(values, reverse=best is max)[1])
+
+
+def test_the_summary_names_what_was_measured_and_who_is_best(page: Node, document: dict[str, Any]) -> None:
+    text = page.by_id("summary").text()
+    assert "3 models were measured on 200 labelled samples of builtin:id/test" in text
+    assert "letters (near OOD, n = 100); photos (far OOD, n = 110); noise (n = 120)" in text
+    assert "Intervals cover 95 %, from 20 bootstrap resamples" in text
+    assert "hydra was made with some of these samples: 12 of ID, 3 of letters." in text
+    best = max(document["models"], key=lambda row: row["id"]["accuracy"])
+    low, high = best["ci"]["id.accuracy"]
+    wanted = f"Accuracy (higher is better): {best['name']} with {best['id']['accuracy']:.4f} ({low:.4f} to {high:.4f})"
+    assert wanted in text
+    best = min(document["models"], key=lambda row: row["id"]["nll"])
+    assert f"Negative log likelihood (lower is better): {best['name']} with {best['id']['nll']:.4f}" in text
+
+
+def test_ties_are_marked_alike(document: dict[str, Any]) -> None:
+    same = copy.deepcopy(document)
+    for row in same["models"][:2]:
+        row["id"]["accuracy"] = 0.5
+    same["models"][2]["id"]["accuracy"] = 0.25
+    table = parse(render(same)).by_id("results").all("table")[0]
+    assert [line.all("td")[0].attrs.get("class", "") for line in table.all("tr")[1:]] == ["best", "best", "second"]
+
+
+def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) -> None:
+    section = page.by_id("ood")
+    titles = [title.text() for title in section.all("h3")]
+    assert titles == ["letters", "photos", "noise", "Mean: near", "Mean: far", "Mean: all"]
+    for table, name in zip(section.all("table")[:3], SETS, strict=True):
+        for line, row in zip(cells(table)[1:], document["models"], strict=True):
+            assert line[2] == f"{row['ood'][name]['fpr95']:.4f}"
+    assert "near OOD, n = 100" in section.text() and "far OOD, n = 110" in section.text()
+
+
+def test_reliability_is_drawn_from_the_bins(page: Node, document: dict[str, Any]) -> None:
+    upper, lower = svgs(page.by_id("reliability"))[:2]
+    curve = document["models"][0]["curves"]["reliability"]
+    filled = [i for i, n in enumerate(curve["n"]) if n]
+    marks = [points(d)[0] for d in paths(upper, "mark")]
+    assert len(marks) == len(filled)
+    guide = points(paths(upper, "guide")[0])
+    (left, bottom), (right, top) = guide
+    for (x, y), index in zip(marks, filled, strict=True):
+        assert (x - left) / (right - left) == pytest.approx(curve["confidence"][index], abs=0.002)
+        assert (bottom - y) / (bottom - top) == pytest.approx(curve["accuracy"][index], abs=0.002)
+    whiskers = re.findall(r"M([\d.]+) ([\d.]+)V([\d.]+)", paths(upper, "whisker")[0])
+    for (_, low, high), index in zip(whiskers, filled, strict=True):
+        assert (bottom - float(low)) / (bottom - top) == pytest.approx(curve["low"][index], abs=0.002)
+        assert (bottom - float(high)) / (bottom - top) == pytest.approx(curve["high"][index], abs=0.002)
+    assert [text.text() for text in lower.all("text", "count")] == [str(n) for n in curve["n"] if n]
+
+
+def test_curves_are_drawn_from_their_points(page: Node, document: dict[str, Any]) -> None:
+    picture = svgs(page.by_id("roc"))[2]
+    (left, bottom), (right, top) = points(paths(picture, "guide")[0])
+    drawn = [points(d) for d in paths(picture, "line")]
+    assert len(drawn) == len(SETS)
+    for line, curve in zip(drawn, document["models"][2]["curves"]["roc"].values(), strict=True):
+        assert len(line) == len(curve["fpr"])
+        for (x, y), fpr, tpr in zip(line, curve["fpr"], curve["tpr"], strict=True):
+            assert ((x - left) / (right - left), (bottom - y) / (bottom - top)) == pytest.approx((fpr, tpr), abs=0.002)
+        assert all(a[0] <= b[0] for a, b in pairwise(line))
+
+
+def test_heads_are_drawn_one_by_one(page: Node, document: dict[str, Any]) -> None:
+    picture = svgs(page.by_id("heads"))[3]  # member 1 of the last model
+    sites = document["models"][2]["heads"]
+    kept = sum(len(site["kept"][1]) for site in sites)
+    assert paths(picture, "kept")[0].count("z") == kept
+    assert paths(picture, "gone")[0].count("z") == 8 * len(SITES) - kept
+    assert f"member 1: {kept} of 48 heads kept" in picture.text()
+    assert [text.text() for text in picture.all("text", "tally")] == [f"{len(site['kept'][1])}/8" for site in sites]
+
+
+def test_series_differ_without_colour(page: Node) -> None:
+    lines = page.by_id("risk-coverage").all("figure")[0].all("path", "line")
+    drawn = [line.attrs.get("stroke-dasharray", "") for line in lines if line.attrs["d"].count("L") > 5]
+    assert len(drawn) == 3 and len(set(drawn)) == 3
+
+
+def test_cost_is_a_ratio_to_the_single_model(page: Node, document: dict[str, Any]) -> None:
+    section = page.by_id("cost")
+    assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "1.000", "2.000"]
+    assert "the single model, all heads" in section.text()
+    other = copy.deepcopy(document)
+    for row in other["models"]:
+        del row["cost"]["single_macs"]
+    other["models"][0]["cost"] = {"params": 1, "macs": 10**6}
+    section = parse(render(other)).by_id("cost")
+    assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "2.000", "4.000"]
+    assert [text.text() for text in svgs(section)[0].all("text", "name")][:2] == ["mult-adds, times those of", "base"]
+
+
+def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[str, Any]) -> None:
+    hydra = document["models"][2]
+    line = cells(page.by_id("difference").all("table")[0])[2]
+    found = hydra["difference"]["id.accuracy"]
+    assert line[1].startswith(f"{found['value']:+.4f}")
+    clear = found["ci"][0] > 0 or found["ci"][1] < 0
+    mark = page.by_id("difference").all("table")[0].all("tr")[2].all("td")[0].attrs.get("class", "")
+    assert mark == ("best" if clear else "")
+    pairs = [row for row in cells(page.by_id("diversity").all("table")[0]) if " and " in row[2]]
+    assert len(pairs) == 3 * (1 + len(SETS))
+    first = hydra["diversity"]["id"]["pairs"][0]
+    assert pairs[0] == ["hydra", "ID", "0 and 1", f"{first['mi']:.4f}", f"{first['disagreement']:.4f}"]
+    corruptions = page.by_id("corruptions")
+    assert [title.text() for title in corruptions.all("h3")] == ["gaussian_noise", "fog", "Mean over the corruptions"]
+    assert cells(corruptions.all("table")[1])[0][1:4] == ["acc 1 ↑", "acc 2 ↑", "acc 3 ↑"]
+    settings = page.by_id("settings").text()
+    assert "temperature 1.2500; fitted on builtin:val/train (n = 100)" in settings
+    assert "91.0 % of the sets hold the label, wanted 90.0 %; mean size 1.34 classes, 2.0 % are empty" in settings
+    assert "msp at least -0.6000 (rule ood:0.95) flags 20.0 % of ID, 90.0 % of letters" in settings
+
+
+def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
+    text = page.by_id("provenance").text()
+    for row in document["models"]:
+        assert row["sha256"] in text
+    for entry in document["data"].values():
+        assert entry["fingerprint"] in text and entry["spec"] in text
+    assert "rounds 20" in text and "hydractl.eval/1" in text
+    assert "Share of samples whose class of highest p" in page.by_id("conventions").text()
+
+
+# --- every document ---------------------------------------------------------------------------------------------------
+
+
+def test_one_bare_row(tmp_path: Path) -> None:
+    page = parse(render({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}))
+    assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
+    assert [section.attrs["id"] for section in page.all("section")] == ["summary", "results", "provenance"]
+    bare = parse(render(sample({"one": 1}, sets={}, rounds=0)))
+    assert "No out-of-distribution data was given." in bare.by_id("summary").text()
+    sections = {section.attrs["id"] for section in bare.all("section")}
+    assert {"reliability", "risk-coverage", "heads"} <= sections and not sections & {
+        "ood",
+        "roc",
+        "scores",
+        "diversity",
+    }
+    assert not bare.all("td", "best") and "auroc" not in bare.by_id("results").text()
+
+
+def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
+    page = parse(render(without_values(document)))
+    found = cells(page.by_id("results").all("table")[0])
+    assert found[1:] == [[row["name"], *["-"] * 11] for row in document["models"]]
+    assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
+
+
+def test_twenty_models() -> None:
+    names = {f"model-{n}": 1 + n % 3 for n in range(20)}
+    page = parse(render(sample(names, rounds=0)))
+    assert len(cells(page.by_id("results").all("table")[0])) == 21
+    figure = page.by_id("risk-coverage").all("figure")[0]
+    assert [item.text() for item in figure.all("ul", "legend")[0].all("li")] == list(names)
+    looks = set()
+    for line in svgs(figure)[0].all("g"):
+        colour, drawn = line.attrs["class"], line.all("path", "line")[0].attrs.get("stroke-dasharray", "")
+        marks = [re.sub(r"^M\S+ \S+", "", p.attrs["d"]) for p in line.all("path") if "line" not in p.attrs["class"]][:1]
+        looks.add((colour, drawn, *marks))
+    assert len(looks) == 20
+
+
+def test_hostile_names_are_only_texts() -> None:
+    found = sample(dict.fromkeys(HOSTILE, 2), rounds=0)
+    for part in ("id", "ood", "diversity"):
+        assert part in found["models"][0]
+    found["conventions"] = {"<b>": "</style><script>alert(2)</script>", "max_length": {HOSTILE[0]: 3}}
+    found["data"]["id"]["spec"] = "folder/<img src=x>\u202e"
+    data = render(found)
+    page = parse(data)
+    assert not page.all("script") and not page.all("img")
+    text = data.decode()
+    assert "\u202e" not in text and "\x1b" not in text and "\x00" not in text and "\u2066" not in text
+    names = [line[0] for line in cells(page.by_id("results").all("table")[0])[1:]]
+    assert names[0] == HOSTILE[0] and names[1] == "a\\u202egnp.exe\\u2066" and len(set(names)) == len(HOSTILE)
+    assert max(map(len, names)) <= 100
+    assert "x" * 10_000 in page.by_id("provenance").text()  # in full, once
+    assert len(data) < 500_000
+
+
+def test_same_document_same_bytes(document: dict[str, Any], tmp_path: Path) -> None:
+    """Also in another process with another order of sets."""
+    (tmp_path / "eval.json").write_text(json.dumps(document))
+    code = (
+        "import json, hashlib, sys; from hydractl.report.eval_html import render; "
+        "print(hashlib.sha256(render(json.load(open(sys.argv[1])))).hexdigest())"
+    )
+    found = set()
+    for seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "eval.json")],
+            capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
+        )  # fmt: skip
+        found.add(run.stdout)
+    assert found == {hashlib.sha256(render(document)).hexdigest() + "\n"}
+
+
+def test_a_page_needs_no_plotting_library(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert render(document)
