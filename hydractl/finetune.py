@@ -2,186 +2,289 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
-from hydractl.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
+from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
+    from hydractl.atomic import Output
     from hydractl.fusion.runtime import HydraModel
-    from hydractl.models import Source
+    from hydractl.processes import Processes
     from hydractl.settings import FinetuneSettings
+    from hydractl.training.grid import Trained
     from hydractl.training.loop import TrainingData
+    from hydractl.training.opening import Opened
+    from hydractl.training.run_files import RunFiles
 
-CACHE_BYTES = 1 << 30
-"""Preprocessed training inputs up to this size stay in memory instead of being made anew each epoch."""
+SCHEMA = "hydractl.finetune/1"
 
-
-def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model."""
-    from hydractl.atomic import Output, check_outputs, file_path, write_with
-    from hydractl.checkpoint import DictTensors, write_tensors
-    from hydractl.cost import cost_of
-    from hydractl.data.text_cut import report_cut
-    from hydractl.models import ModelOptions, build_model, open_sources
-    from hydractl.provenance import provenance
-    from hydractl.training.loop import train
-    from hydractl.weights import check_finite
-
-    opened = open_sources(settings.model, ModelOptions.of(settings))
-    source = only_one(opened, "finetune")
-    sites_of(source, settings.tower)
-    assert settings.data is not None  # settings.check() holds it
-    source = named_by_data(source, settings.data, settings.limit)
-    if settings.dtype not in ("float32", "float64"):
-        raise UsageError(f"finetune trains in float32, not {settings.dtype}")
-    path = file_path(settings.output or f"{source.name}.tuned.st")
-    train_set, val_set, labels = _open_data(source, settings)
-    steps = settings.steps or (settings.epochs or 0) * -(-len(train_set) // settings.batch_size)
-    cost = cost_of(source.description, source.tensors)
-    plan = {"output": str(path), "model": source.name, "samples": len(train_set), "steps": steps, "cost": cost}
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
-    work = 3 * cost["macs"] * steps * settings.batch_size
-    log.info(f"{steps} steps of {settings.batch_size} samples, about {work:.2g} mult-adds")
-    if settings.dry_run:
-        check_outputs([path], force=settings.force)
-        return Outcome({"schema": "hydractl.finetune/1", "dry_run": True, **plan})
-    with Output(path, force=settings.force) as output:
-        model = build_model(source, settings.device, settings.dtype)
-        for dataset in (train_set, val_set):
-            if dataset is not None:
-                report_cut(dataset, model.preprocess, log)
-        history = train(model, _training_data(model, train_set, val_set, settings), settings, log)
-        details = {
-            **{key: getattr(settings, key) for key in _DECISIVE},
-            "max_length": source.description.preprocess.get("max_length"),
-            **asked_classes(source, settings.tower),
-            "data": train_set.fingerprint(),
-            "val": None if val_set is None else val_set.fingerprint(),
-            "history": history.epochs,
-            "kept_epoch": history.kept_epoch,
-            "parent": dict(source.description.provenance),
-        }
-        description = replace(
-            source.description,
-            labels=labels,
-            layout="sliced",
-            family_version=source.family.version,
-            extra={},
-            provenance=provenance("finetune", settings, [source.sha256], details),
-        )
-        tensors = DictTensors(_stored(model, source))
-        check_finite(f"{source.name} after training", tensors)
-        digests: list[str] = []
-        file = write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
-    document = {
-        "schema": "hydractl.finetune/1",
-        **plan,
-        "epochs": history.epochs,
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
-        "sha256": digests[0],
-    }
-    return Outcome(document, files=[file])
-
-
-_DECISIVE = (
+DECISIVE = (
     "epochs",
     "steps",
     "lr",
     "optimizer",
     "weight_decay",
     "momentum",
+    "betas",
+    "eps",
     "warmup",
     "schedule",
+    "lr_floor",
     "label_smoothing",
     "clip",
+    "accumulate",
     "train_last",
+    "freeze",
+    "init",
+    "reset_head",
+    "dropout",
+    "augment",
+    "autocast",
     "patience",
     "min_delta",
     "batch_size",
     "dtype",
 )
+"""The settings that decide the weights that come out, beside model, data and seed."""
 
 
-def _stored(model: HydraModel, source: Source) -> dict[str, Any]:
-    """Trained weights in the dtype each tensor had."""
-    from hydractl.checkpoint import torch_dtype
+def run(settings: FinetuneSettings, log: Log) -> Outcome:
+    """Train one model."""
+    from hydractl.processes import processes
 
-    return {name: t.to(torch_dtype(source.tensors.info(name))) for name, t in model.stock_tensors().items()}
+    with processes(settings.timeout) as team:
+        return _run(settings, team.quieted(log), team)
 
 
-def _open_data(source: Source, settings: FinetuneSettings) -> tuple[Any, Any, list[str] | None]:
-    """Training and validation sets, and the class names the tuned model will carry."""
-    from hydractl.data import open_data
+def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
+    from hydractl.atomic import check_outputs
+    from hydractl.cost import cost_of
     from hydractl.fusion.plan import label_differences
+    from hydractl.models import ModelOptions, open_sources
+    from hydractl.training.opening import open_all
+    from hydractl.training.run_files import RunFiles
 
-    names, reads = source.description.labels, {source.name: source.description.reads}
-    assert settings.data is not None  # settings.check() holds it
-    train_set = open_data(settings.data, limit=settings.limit, labels=names, need_labels=True, reads=reads)
-    check_labels(train_set, source)
-    classes = source.classes
-    # A model from scratch takes its class names from the data it learns.
-    labels = names if names is not None else train_set.label_names
-    if labels is not None and len(labels) != classes:
-        raise InputError(
-            f"{settings.data} has {len(labels)} classes, {source.name} has {classes}",
-            hint=f"start from a model with num_classes={len(labels)}",
-        )
-    val_set = None
-    if settings.val is not None:
-        val_set = open_data(
-            settings.val, option="--val", limit=settings.limit, labels=labels, need_labels=True, reads=reads
-        )
-        check_labels(val_set, source)
-        differences = label_differences(labels, val_set.label_names)
-        if differences:
-            raise InputError(f"--val against the training set: {'; '.join(differences)}")
-        if val_set.sample_fingerprints() == train_set.sample_fingerprints():
-            raise InputError("--data and --val are the same samples", hint="give a validation set of its own")
-    return train_set, val_set, None if labels is None else list(labels)
+    source = only_one(open_sources(settings.model, ModelOptions.of(settings)), "finetune")
+    sites_of(source, settings.tower)
+    if settings.dtype not in ("float32", "float64"):
+        hint = "computing in bfloat16 is --autocast bfloat16"
+        raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
+    files = RunFiles.of(settings.output or f"{source.name}.tuned.st", settings.log)
+    opened = open_all(source, settings)
+    differences = label_differences(
+        opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
+    )
+    if differences:
+        raise InputError(f"--val against the training set: {'; '.join(differences)}")
+    source, samples = opened.source, len(opened.train_set)
+    per_step = settings.batch_size * settings.accumulate
+    steps = settings.steps or (settings.epochs or 0) * -(-samples // per_step)
+    cost = cost_of(source.description, source.tensors)
+    plan = {"output": str(files.path), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
+    log.info(f"{steps} steps of {per_step} samples, about {work:.2g} mult-adds")
+    if settings.dry_run:
+        check_outputs([files.path], force=settings.force or settings.resume, folder=files.folder)
+        return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
+    return _train_and_write(opened, settings, files, plan, log, team)
 
 
-def _training_data(model: HydraModel, train_set: Any, val_set: Any, settings: FinetuneSettings) -> TrainingData:
+def _train_and_write(
+    opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
+) -> Outcome:
+    from hydractl.atomic import Output
+    from hydractl.data.text_cut import report_cut
+    from hydractl.training.grid import train_each
+    from hydractl.training.keeping import Keeper
+    from hydractl.training.loop import Around
+    from hydractl.training.run_files import begin, finished
+    from hydractl.training.run_log import RunLog
+    from hydractl.training.state import StateFile
+
+    details = _decisive(opened, settings)
+    fingerprint = {"model": opened.source.sha256, "seed": settings.seed, **details}
+    state = StateFile(files.state, fingerprint, _environment(settings, team))
+    going_on = settings.resume and state.exists()
+    if settings.resume and not going_on:
+        made = finished(files, fingerprint)
+        if made is not None:
+            log.info(f"the training of {files.path} is finished: nothing to do")
+            return _finished(files, made, plan, silent=bool(team.rank))
+    with ExitStack() as stack:
+        output = None
+        saved = None
+        if team.rank == 0:
+            # A run that is resumed replaces what an earlier end of it wrote.
+            output = stack.enter_context(Output(files.path, force=settings.force or going_on, folder=files.folder))
+            saved = begin(files, state, settings, log)
+        elif going_on:
+            saved = state.load(Log())
+        team.gather(None)  # nobody saves before all have read
+        run_log = RunLog() if team.rank else files.open_log(saved, _about(plan, settings), log)
+        stack.callback(run_log.close)
+        first = _model(opened, settings)
+        for dataset in (opened.train_set, opened.val_set):
+            if dataset is not None:
+                report_cut(dataset, first.preprocess, log)
+        around = Around(log, run_log, Keeper(state, settings.save_every), team)
+        trained = train_each(_maker(first, opened, settings, team), settings, around, saved)
+        run_log.event("end", lr=trained.lr, kept_epoch=trained.history.kept_epoch)
+        if output is None:
+            return Outcome({}, silent=True)
+        document = _write(output, opened, settings, details, trained, plan)
+        state.remove()
+    return Outcome(document, files=[files.path])
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def _model(opened: Opened, settings: FinetuneSettings) -> HydraModel:
+    from hydractl.models import build_model
+    from hydractl.processes import local_device
+    from hydractl.training.speed import hasten
+    from hydractl.training.start import with_dropout
+
+    model = build_model(with_dropout(opened.source, settings.dropout), local_device(settings.device), settings.dtype)
+    hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+    return model
+
+
+def _maker(first: HydraModel, opened: Opened, settings: FinetuneSettings, team: Processes) -> Any:
+    """Gives the model to start from, again and again, and the data of the first one, which suit all."""
+    from hydractl.training.reading import training_data
+
+    data = training_data(first, opened.train_set, opened.val_set, settings, team)
+    waiting = [first]
+
+    def make() -> tuple[HydraModel, TrainingData]:
+        return waiting.pop() if waiting else _model(opened, settings), data
+
+    return make
+
+
+# --- what decided the result ------------------------------------------------------------------------------------------
+
+
+def _decisive(opened: Opened, settings: FinetuneSettings) -> dict[str, Any]:
+    """What the provenance says of settings and data; it also tells one unfinished run from another."""
+    source = opened.source
+    decisive = {key: getattr(settings, key) for key in DECISIVE}
+    if len(settings.lr) == 1:
+        decisive["lr"] = settings.lr[0]
+    return {
+        **decisive,
+        "max_length": source.description.preprocess.get("max_length"),
+        **asked_classes(source, settings.tower),
+        "data": opened.train_set.fingerprint(),
+        "val": None if opened.val_set is None else opened.val_set.fingerprint(),
+    }
+
+
+def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
+    """What may change the rounding, and so the weights by a little."""
     import torch
 
-    from hydractl.data import batches
-    from hydractl.fusion.runtime import move
-    from hydractl.training.loop import TrainingData
+    import hydractl
+    from hydractl.models import resolve_device
+    from hydractl.processes import local_device
 
-    parameter = next(model.parameters())
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "hydractl": hydractl.__version__,
+        "device": resolve_device(local_device(settings.device)).type,
+        "processes": team.size,
+        "compile": settings.compile,
+    }
 
-    def from_set(dataset: Any, indices: list[int] | None) -> Iterator[tuple[Any, Any]]:
-        for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=indices):
-            yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
-    def cached(dataset: Any) -> Any:
-        """All inputs and labels as two tensors, when they are tensors of one size and fit."""
-        one = model.preprocess([dataset[0]])
-        if not isinstance(one, torch.Tensor) or one.nbytes * len(dataset) > CACHE_BYTES:
-            return None
-        order = range(len(dataset))  # rows are looked up by index
-        parts = list(batches(dataset, model.preprocess, 256, workers=settings.workers, indices=order))
-        return torch.cat([b.inputs for b in parts]), torch.cat([known(b.labels) for b in parts])
+def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
+    values = {name: entry["value"] for name, entry in settings.effective().items()}
+    return {key: plan[key] for key in ("model", "samples", "steps")} | {"seed": settings.seed, "settings": values}
 
-    def reader(dataset: Any) -> Any:
-        memory = cached(dataset)
 
-        def read(indices: list[int] | None) -> Iterator[tuple[Any, Any]]:
-            if memory is None:
-                yield from from_set(dataset, indices)
-                return
-            order = torch.arange(len(dataset)) if indices is None else torch.tensor(indices)
-            for chunk in order.split(settings.batch_size):
-                yield move(memory[0][chunk], parameter.device, parameter.dtype), memory[1][chunk].to(parameter.device)
+# --- writing ----------------------------------------------------------------------------------------------------------
 
-        return read
 
-    train_batches = reader(train_set)
-    val_batches = None if val_set is None else reader(val_set)
-    validation = None if val_batches is None else (lambda: val_batches(None))
-    return TrainingData(len(train_set), train_batches, validation)
+def _write(
+    output: Output,
+    opened: Opened,
+    settings: FinetuneSettings,
+    details: dict[str, Any],
+    trained: Trained,
+    plan: dict[str, Any],
+) -> dict[str, Any]:
+    from hydractl.atomic import write_with
+    from hydractl.checkpoint import DictTensors, TensorSource, torch_dtype, write_tensors
+    from hydractl.provenance import provenance
+    from hydractl.slicing import zeroed
+    from hydractl.weights import check_finite
+
+    source, history = opened.source, trained.history
+    results = {
+        "history": history.epochs,
+        "kept_epoch": history.kept_epoch,
+        "stopped_early": history.stopped_early,
+        "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
+    }
+    made = {**details, **results, "lr": trained.lr, "parent": dict(source.description.provenance)}
+    description = replace(
+        source.description,
+        layout="zeroed" if output.is_folder else "sliced",
+        family_version=source.family.version,
+        extra={},
+        provenance=provenance("finetune", settings, [source.sha256], made),
+    )
+    # Trained weights in the dtype each tensor had.
+    stock = trained.model.stock_tensors()
+    tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
+    check_finite(f"{source.name} after training", tensors)
+    if output.is_folder:
+        mask = description.mask
+        tensors = zeroed(tensors, source.family, source.sites, mask, mask)
+        family = source.family
+        weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
+        with open(output.temporary / weights, "wb") as handle:
+            digest = write_tensors(handle, tensors, description.to_json())
+        output.commit()
+    else:
+        digests: list[str] = []
+        write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
+        digest = digests[0]
+    return {
+        "schema": SCHEMA,
+        **plan,
+        "epochs": history.epochs,
+        "kept_epoch": history.kept_epoch,
+        "stopped_early": history.stopped_early,
+        "lr": trained.lr,
+        **({"grid": trained.grid} if trained.grid else {}),
+        "loss_curve": history.loss_curve(),
+        "sha256": digest,
+    }
+
+
+def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any], *, silent: bool) -> Outcome:
+    """The answer for a training that was finished before."""
+    from hydractl.checkpoint import sha256_file
+
+    path, settings = files.weights(), made["settings"]
+    assert path is not None  # finished() has read it
+    document = {
+        "schema": SCHEMA,
+        **plan,
+        "epochs": settings["history"],
+        "kept_epoch": settings["kept_epoch"],
+        "stopped_early": settings["stopped_early"],
+        "lr": settings["lr"],
+        **({"grid": settings["grid"]} if "grid" in settings else {}),
+        "sha256": sha256_file(path),
+    }
+    return Outcome(document, files=[files.path], silent=silent)

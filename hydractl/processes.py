@@ -1,4 +1,4 @@
-"""Several processes on one search: what ``torchrun`` starts, and how they tell each other what they have found."""
+"""Several processes on one run: what ``torchrun`` starts, and how they tell each other what they have found."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hydractl.errors import HydraError, UsageError
 from hydractl.log import Log
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import Work
 
 _LENGTH = 8  # bytes before a value that say how long it is
@@ -46,6 +47,15 @@ class Processes:
             HydraError: another process has ended, or is not heard of within the time-out.
         """
         return [json.loads(_encode(value))]
+
+    def add(self, numbers: Tensor) -> None:
+        """Put the sum over all processes in the place of each one's numbers: the same bits in every process.
+
+        All processes call it equally often, with tensors of one shape and dtype.
+
+        Raises:
+            HydraError: as of :meth:`gather`.
+        """
 
     def quieted(self, log: Log) -> Log:
         """The log as it is in rank 0, one that is silent in the others: warnings too would come once for each."""
@@ -87,7 +97,7 @@ def processes(timeout_s: float) -> Processes:
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise HydraError(
-            f"the other processes of this search cannot be reached: {reason}",
+            f"the other processes of this run cannot be reached: {reason}",
             hint="see that all of them have been started and have not failed",
         ) from error
     return _Group(rank, size)
@@ -146,11 +156,21 @@ class _Group(Processes):
             work = torch.distributed.all_gather(theirs, mine, async_op=True)
             _wait(work)
         except RuntimeError as error:
-            self.close()
-            hint = "run the same command with --resume"
-            raise HydraError("another process of this search has ended", hint=hint) from error
+            raise self._lost() from error
         received = [one.numpy().tobytes() for one in theirs]
         return [(int.from_bytes(one[:_LENGTH], "big"), one[_LENGTH:]) for one in received]
+
+    def add(self, numbers: Tensor) -> None:
+        import torch.distributed
+
+        try:
+            _wait(torch.distributed.all_reduce(numbers, async_op=True))
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> HydraError:
+        self.close()
+        return HydraError("another process of this run has ended", hint="run the same command with --resume")
 
     def close(self) -> None:
         if not self._open:

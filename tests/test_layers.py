@@ -52,7 +52,7 @@ LIBRARIES = {
     "timm": ["families/timm_vit.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
-    "torchvision": ["families/", "data/torchvision_sets.py"],
+    "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/separability.py", "analysis/centroids.py"],

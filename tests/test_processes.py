@@ -159,7 +159,7 @@ def test_all_hear_all(ended: dict[str, Ended]) -> None:
         assert json.loads(out)["answers"] == [first, *lengths, "TypeError", "TypeError", "TypeError", 0, 1, 2]
 
 
-GONE = ["error: another process of this search has ended", "hint: run the same command with --resume"]
+GONE = ["error: another process of this run has ended", "hint: run the same command with --resume"]
 
 
 @pytest.mark.parametrize("case", ["killed", "failed", "silent"])
@@ -206,7 +206,7 @@ def test_alone_where_others_should_be(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", SEARCH, "0.5"], env=environment(**place), capture_output=True, text=True, timeout=60
     )
-    assert process.stdout.startswith("the other processes of this search cannot be reached: ")
+    assert process.stdout.startswith("the other processes of this run cannot be reached: ")
     assert process.stdout.endswith(" 1\n")
     assert process.stderr == "", "torch has kept its complaints to itself"
 

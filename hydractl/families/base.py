@@ -66,6 +66,22 @@ class Stages:
     prefixes: tuple[str, ...] = ("",)
 
 
+@dataclass(frozen=True)
+class ImageFormat:
+    """How a model wants its images, for transforms other than the library's own of evaluation.
+
+    Attributes:
+        size: channels, height, width.
+        mean, std: one number for each channel, of pixels in [0, 1].
+        interpolation: ``nearest``, ``bilinear``, ``bicubic``, ``lanczos``, ``box`` or ``hamming``.
+    """
+
+    size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+
+
 def first_tokens(count: int) -> Callable[[State], Tensor]:
     """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
 
@@ -90,6 +106,9 @@ class ModelFamily(Protocol):
     """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
 
     name: str
+    named_parts: Mapping[str, str] = {}
+    """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
+    ``words`` and ``head``, which is the last layer of the classifier."""
 
     @property
     def version(self) -> str:
@@ -185,6 +204,24 @@ class ModelFamily(Protocol):
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random inputs of the right shape, for measuring cost."""
         ...
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+        """How images are prepared, from the checkpoint's own preprocessing."""
+        raise UsageError("--augment crop: the model reads no images")
+
+    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+        """Weights as the library draws them for a model that is trained from scratch, with all heads."""
+        raise UsageError(f"--init random: {self.name} models cannot be drawn")
+
+    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+        """The configuration of the same model with another number of classes."""
+        raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
+
+    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
+        raise UsageError(f"--dropout: {self.name} models have no dropout")
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:

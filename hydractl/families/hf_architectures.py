@@ -145,6 +145,13 @@ def _build(text: str) -> Any:
     return model.eval()
 
 
+def random_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration with weights as it draws them for training from scratch."""
+    with quiet():
+        made = type(meta_model(config)).config_class.from_dict(without_traces(config))
+        return type(meta_model(config))._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+
+
 def _fill_buffers(model: Any) -> None:
     """Make the buffers real, with the numbers that the library itself gives them."""
     for module in model.modules():

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf_architectures import (
     ARCHITECTURES,
     LAYOUTS,
@@ -22,9 +23,10 @@ from hydractl.families.hf_architectures import (
     core_of,
     layout_of,
     meta_model,
+    random_model,
 )
 from hydractl.families.hf_folder import WEIGHTS, download, open_folder
-from hydractl.families.hf_images import image_collate, random_pixels, write_processor
+from hydractl.families.hf_images import image_collate, image_format, random_pixels, write_processor
 from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
 from hydractl.heads import Site, shown
 from hydractl.projections import HeadWeights
@@ -53,6 +55,13 @@ class HFEncoder(ModelFamily):
     """The classifiers of transformers whose heads can be taken apart."""
 
     name = "hf"
+    named_parts = {  # noqa: RUF012 - as the protocol declares it
+        "patch": r"\w+\.embeddings\.patch_embeddings\.",
+        "position": r"\w+\.embeddings\.position_embeddings",
+        "class_token": r"\w+\.embeddings\.(cls|distillation|mask)_token$",
+        "words": r"\w+\.embeddings\.word_embeddings\.",
+        "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
+    }
 
     @property
     def version(self) -> str:
@@ -227,6 +236,30 @@ class HFEncoder(ModelFamily):
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random tokens without padding, or random pixels."""
         return (random_tokens if _is_text(preprocess) else random_pixels)(preprocess, batch, seed)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+        """From the settings of the library's image processor."""
+        return super().image_format(preprocess) if _is_text(preprocess) else image_format(preprocess)
+
+    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+        """By transformers' own initialisation."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return dict(random_model(config).state_dict())
+
+    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+        """``num_labels``, and no more names of the old ones."""
+        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+        return {**kept, "num_labels": classes}
+
+    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``."""
+        key = next((name for name in ("hidden_dropout_prob", "dropout") if name in config), None)
+        if key is None:
+            raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
+        return {**config, key: rate}
 
 
 def _stem(base: Any, inputs: Any) -> State:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hydractl._torchvision import declare_operators
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError
-from hydractl.families.base import first_line
+from hydractl.families.base import ImageFormat, first_line
 from hydractl.heads import shown
 
 declare_operators()
@@ -25,6 +25,7 @@ from transformers import AutoImageProcessor  # noqa: E402
 PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
 _FILE = "preprocessor_config.json"
 _LARGEST = 1 << 14
+_INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
 def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, Any]:
@@ -76,6 +77,20 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
         raise InputError(f"the image processor makes images of {made}, the checkpoint says {size}")
     mode = _mode(size[0])
     return lambda samples: _pixels(processor, [in_mode(image, mode) for image in samples])
+
+
+def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
+    """How images are prepared, from the settings of the image processor; its rescaling is part of mean and std."""
+    settings, size = preprocess["processor"], preprocess["input_size"]
+    scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
+    normalized = settings.get("do_normalize", True)
+    mean, std = (settings["image_mean"], settings["image_std"]) if normalized else ([0.0] * size[0], [1.0] * size[0])
+    return ImageFormat(
+        tuple(size),
+        tuple(m / scale for m in mean),
+        tuple(s / scale for s in std),
+        _INTERPOLATION[settings.get("resample", 2)],
+    )
 
 
 def random_pixels(preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:

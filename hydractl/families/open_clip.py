@@ -14,8 +14,15 @@ from torch import Tensor, nn
 
 from hydractl._torchvision import declare_operators
 from hydractl.errors import UsageError
-from hydractl.families.base import LoadedModel, ModelFamily, Stages
-from hydractl.families.open_clip_folder import CONFIG, WEIGHTS, download, open_folder, random_model
+from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages
+from hydractl.families.open_clip_folder import (
+    CONFIG,
+    WEIGHTS,
+    download,
+    drawn_weights,
+    open_folder,
+    random_model,
+)
 from hydractl.families.open_clip_inputs import (
     filled_templates,
     image_collate,
@@ -62,6 +69,12 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    named_parts = {  # noqa: RUF012 - as the protocol declares it
+        "patch": r"visual\.conv1\.",
+        "position": r"((visual|text)\.)?positional_embedding$",
+        "class_token": r"visual\.class_embedding$",
+        "words": r"(text\.)?token_embedding\.",
+    }
 
     @property
     def version(self) -> str:
@@ -219,6 +232,22 @@ class OpenClip(ModelFamily):
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
         """Standard normal pixels ``[B, 3, H, W]``."""
         return random_pixels(preprocess, batch, seed)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+        """From open_clip's ``PreprocessCfg``; its ``random`` interpolation is bilinear here."""
+        found, (height, width) = preprocess["interpolation"], preprocess["size"]
+        return ImageFormat(
+            (3, height, width),
+            tuple(preprocess["mean"]),
+            tuple(preprocess["std"]),
+            "bilinear" if found == "random" else found,
+        )
+
+    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+        """By open_clip's own initialisation."""
+        return drawn_weights(config, seed)
 
 
 FAMILY = OpenClip()

@@ -114,18 +114,22 @@ def random_model(name: str, options: Mapping[str, Any], seed: int) -> LoadedMode
         config["quick_gelu"] = True
     config = _changed(config, options, name)
     model = skeleton(config)
+    return LoadedModel(
+        arch=arch_of(config),
+        config=config,
+        tensors=DictTensors(drawn_weights(config, seed)),
+        preprocess=image_preprocess(model.visual.image_size, published),
+        labels=None,
+    )
+
+
+def drawn_weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Weights as open_clip draws them for a model that is trained from scratch."""
     settings = {key: value for key, value in config.items() if key != "custom_text"}
     # The caller's own random numbers go on as if nothing had been drawn.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        drawn = type(model)(**settings)
-    return LoadedModel(
-        arch=arch_of(config),
-        config=config,
-        tensors=DictTensors(drawn.state_dict()),
-        preprocess=image_preprocess(model.visual.image_size, published),
-        labels=None,
-    )
+        return dict(type(skeleton(config))(**settings).state_dict())
 
 
 def known_config(arch: str) -> dict[str, Any]:

@@ -21,7 +21,16 @@ from hydractl._torchvision import declare_operators
 from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
 from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, ModelFamily, Stages, State, first_line, first_tokens, read_config
+from hydractl.families.base import (
+    ImageFormat,
+    LoadedModel,
+    ModelFamily,
+    Stages,
+    State,
+    first_line,
+    first_tokens,
+    read_config,
+)
 from hydractl.heads import Site, shown
 from hydractl.projections import HeadWeights
 
@@ -49,6 +58,12 @@ class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
     name = "timm"
+    named_parts = {  # noqa: RUF012 - as the protocol declares it
+        "patch": r"patch_embed\.",
+        "position": r"pos_embed$",
+        "class_token": r"(cls|reg|dist)_token$",
+        "head": r"head(_dist)?\.",
+    }
 
     @property
     def version(self) -> str:
@@ -293,6 +308,40 @@ class TimmViT(ModelFamily):
         generator = torch.Generator().manual_seed(seed)
         return torch.randn((batch, *preprocess["input_size"]), generator=generator)
 
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+        """From timm's data configuration; its ``random`` interpolation is bilinear here."""
+        found = preprocess["interpolation"]
+        size = tuple(preprocess["input_size"])
+        return ImageFormat(
+            size,
+            tuple(preprocess["mean"]),
+            tuple(preprocess["std"]),
+            "bilinear" if found == "random" else found,
+        )
+
+    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+        """By timm's own initialisation."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return dict(_create(canonical_json(config)).state_dict())
+
+    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+        """``num_classes`` wherever timm looks for it, and no more names of the old ones."""
+        changed = {key: value for key, value in config.items() if key not in ("label_names", "label_descriptions")}
+        changed["num_classes"] = classes
+        for part in ("model_args", "pretrained_cfg"):
+            if isinstance(config.get(part), Mapping) and (part != "model_args" or "num_classes" in config[part]):
+                changed[part] = {k: v for k, v in config[part].items() if not k.startswith("label_")}
+                changed[part]["num_classes"] = classes
+        return changed
+
+    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
+        arguments = {**(config.get("model_args") or {}), "proj_drop_rate": rate, "pos_drop_rate": rate}
+        return {**config, "model_args": arguments}
+
 
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
     """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
@@ -304,18 +353,24 @@ def _reads(model: Any) -> Callable[[State], Tensor] | None:
 @lru_cache(maxsize=8)
 def _build(config: str) -> Any:
     """One meta-device model per configuration; callers copy it."""
+    with torch.device("meta"):
+        model = _create(config)
+    _check(model)
+    return model.eval()
+
+
+def _create(config: str) -> Any:
+    """The model of a configuration, on the default device."""
     document = json.loads(config)
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
-    with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config, encoding="utf-8")
         try:
-            model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+            return timm.create_model(f"local-dir:{folder}", pretrained=False)
         except Exception as error:
             raise InputError(
                 f"timm {timm.__version__} cannot build {shown(document.get('architecture'))}: {first_line(error)}"
             ) from error
-    _check(model)
-    return model.eval()
 
 
 def _check(model: nn.Module) -> None:

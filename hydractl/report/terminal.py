@@ -13,6 +13,7 @@ from rich.text import Text
 from hydractl.report.bench_table import bench_table
 from hydractl.report.eval_table import eval_table
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
+from hydractl.report.finetune_table import finetune_table
 from hydractl.report.head_map import HeatMap, KeptMap
 from hydractl.report.tables import facts as _facts
 from hydractl.report.tables import table as _table
@@ -166,20 +167,6 @@ def _circuits(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _finetune(document: dict[str, Any], width: int) -> RenderableType:
-    columns = ("epoch", "steps", "loss", "val accuracy", "val nll", "")
-    rows = [
-        [
-            str(e["epoch"]),
-            str(e["steps"]),
-            *[number(e.get(key)) for key in ("loss", "val_accuracy", "val_nll")],
-            "kept" if e["epoch"] == document["kept_epoch"] else "",
-        ]
-        for e in document["epochs"]
-    ]
-    return _table("", columns, rows, left=0)
-
-
 def _info(document: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = []
     plain = {k: v for k, v in document.items() if k not in ("schema", "head_map", "head_maps", "overlap", "source")}
@@ -229,8 +216,8 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.scores/1": _scores,
     "hydractl.circuit/1": _circuit,
     "hydractl.circuits/1": _circuits,
-    "hydractl.finetune/1": _finetune,
+    "hydractl.finetune/1": finetune_table,
     "hydractl.info/1": _info,
     "hydractl.overlap/1": _overlap,
 }
-_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1"}
+_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.finetune/1"}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from hydractl.settings.common import Batched, Common
 from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.measuring import BenchSettings
-from hydractl.settings.members import FinetuneSettings, FuseSettings
+from hydractl.settings.members import FuseSettings
 from hydractl.settings.option import Option, Raw, options_of
 from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
 from hydractl.settings.require import OodSet, Requirement

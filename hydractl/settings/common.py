@@ -13,7 +13,7 @@ RUNNING = "Running"
 GENERAL = "General"
 
 # What wins over what, and 0 for a built-in default.
-SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4
+RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

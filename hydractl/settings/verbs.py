@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hydractl.settings.common import Common
 from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.measuring import BenchSettings
-from hydractl.settings.members import FinetuneSettings, FuseSettings
+from hydractl.settings.members import FuseSettings
 from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
 
 SETTINGS: dict[str, type[Common]] = {

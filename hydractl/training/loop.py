@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +12,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hydractl.errors import NonFiniteError, UsageError
+from hydractl.errors import Interrupted, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
-from hydractl.log import Log
+from hydractl.log import Log, Progress
+from hydractl.processes import Processes
+from hydractl.training.interruptions import Interruptions
+from hydractl.training.keeping import Keeper
+from hydractl.training.run_log import RunLog
 from hydractl.training.schedule import factor, warmup_steps
+from hydractl.training.snapshot import snapshot
+from hydractl.training.state import Saved
+from hydractl.training.trained import make_optimizer, trainable
+from hydractl.training.validation import Broken, validate
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
 
-Batches = Callable[[list[int] | None], Iterator[tuple[Any, Tensor]]]
-"""Given indices (None: all in order), batches of (inputs, labels) on the model's device."""
+Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Tensor]]]
+"""Given indices and the epoch (from 0), batches of (inputs, labels) on the model's device, ``--batch-size`` samples
+divided by the number of processes in each, the last one of an epoch smaller."""
+
+_POINTS = 60
 
 
 @dataclass
 class TrainingData:
-    """What the loop reads: a training set and optionally a validation set."""
+    """What the loop reads: a training set and optionally a validation set, of which each process has its part."""
 
     size: int
     batches: Batches
@@ -33,140 +46,275 @@ class TrainingData:
 
 @dataclass
 class History:
-    """What happened: one entry per epoch, and the epoch whose weights were kept."""
+    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept.
 
-    epochs: list[dict[str, float | int]] = field(default_factory=list)
-    kept_epoch: int = 0
-    steps: int = 0
-    stopped_early: bool = False
-
-
-def trainable(model: HydraModel, train_last: int | None, tower: str | None = None) -> list[torch.nn.Parameter]:
-    """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
-
-    Args:
-        model: with one member.
-        train_last: number of blocks of each tower; None: all of it.
-        tower: the one tower to train; the others stay as they are. None or ``both``: all.
-
-    Raises:
-        UsageError: when a tower has fewer blocks.
+    ``curve`` stands for the losses where only it is known.
     """
-    model.requires_grad_(True)
-    network = model.networks[0]
-    frozen: tuple[str, ...] = ()
-    for stages in model.family.stages(network):
-        blocks = len(stages.block_paths)
-        if tower not in (None, "both", stages.tower):
-            frozen += stages.prefixes
-        elif train_last is not None:
-            if not 0 <= train_last <= blocks:
-                raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
-            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
-    for name, parameter in network.named_parameters():
-        if name.startswith(frozen):
-            parameter.requires_grad_(False)
-    return [p for p in model.parameters() if p.requires_grad]
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    kept_epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    stopped_early: bool = False
+    curve: list[float] = field(default_factory=list)
+
+    def loss_curve(self) -> list[float]:
+        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        count, points = len(self.losses), min(len(self.losses), _POINTS)
+        if not count:
+            return self.curve
+        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
+        return [sum(part) / len(part) for part in parts]
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return len(self.losses)
 
 
-def make_optimizer(parameters: list[torch.nn.Parameter], settings: FinetuneSettings) -> torch.optim.Optimizer:
-    """AdamW or SGD; no weight decay on biases, norms and other vectors."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-    return torch.optim.AdamW(groups, lr=settings.lr)
+@dataclass
+class Around:
+    """What a training may have around it beside its model and data.
+
+    Attributes:
+        log: hears what happens.
+        run_log: is written a line for each step.
+        keeper: saves the unfinished run.
+        team: the processes among which each batch is divided.
+        extra: added to what is saved: progress and tensors of whoever runs several trainings.
+    """
+
+    log: Log
+    run_log: RunLog = field(default_factory=RunLog)
+    keeper: Keeper = field(default_factory=lambda: Keeper(None, "1"))
+    team: Processes = field(default_factory=Processes)
+    extra: Saved = field(default_factory=lambda: Saved({}))
 
 
-def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log) -> History:
-    """Train in place; with validation data the weights of the best epoch are kept (first of equals).
+def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log | Around) -> History:
+    """Train in place with the first learning rate; with validation data the weights of the best epoch are kept.
 
     Raises:
         NonFiniteError: at the first step whose loss is not finite.
+        Interrupted: by a signal, after saving.
     """
-    torch.manual_seed(settings.seed)
-    parameters = trainable(model, settings.train_last, settings.tower)
-    if not parameters:
-        raise UsageError("nothing is left to train", hint="raise --train-last")
-    optimizer = make_optimizer(parameters, settings)
-    per_epoch = -(-data.size // settings.batch_size)
-    total = settings.steps if settings.steps is not None else (settings.epochs or 0) * per_epoch
-    warmup = warmup_steps(settings.warmup, total)
-    order = torch.Generator().manual_seed(settings.seed)
-    history = History()
-    best: tuple[float, dict[str, Tensor]] | None = None
-    waited = 0
-    with log.progress("finetune", total, "steps") as progress:
-        while history.steps < total:
-            losses: list[float] = []
-            indices = torch.randperm(data.size, generator=order).tolist()
-            model.train()
-            for inputs, labels in data.batches(indices[: (total - history.steps) * settings.batch_size]):
-                rate = settings.lr * factor(history.steps, total, warmup, settings.schedule)
-                losses.append(_step(model, inputs, labels, optimizer, parameters, rate, settings, history.steps))
-                history.steps += 1
-                progress.advance(1, f"loss {losses[-1]:.4f}")
-            epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
-            if data.validation is not None:
-                epoch.update(validate(model, data.validation))
-            history.epochs.append(epoch)
-            log.info("epoch " + ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in epoch.items()))
-            if data.validation is None:
-                continue
-            if best is None or epoch["val_accuracy"] > best[0] + settings.min_delta:
-                best = (float(epoch["val_accuracy"]), {k: v.detach().clone() for k, v in model.state_dict().items()})
-                history.kept_epoch, waited = len(history.epochs), 0
-            else:
-                waited += 1
-                if settings.patience is not None and waited >= settings.patience:
-                    history.stopped_early = history.steps < total
-                    break
-    if best is not None:
-        model.load_state_dict(best[1])
-    else:
-        history.kept_epoch = len(history.epochs)
-    model.eval()
-    return history
+    around = log if isinstance(log, Around) else Around(log)
+    return Training(model, data, settings, settings.lr[0], around).run()
 
 
-def _step(
-    model: HydraModel,
-    inputs: Any,
-    labels: Tensor,
-    optimizer: torch.optim.Optimizer,
-    parameters: list[torch.nn.Parameter],
-    rate: float,
-    settings: FinetuneSettings,
-    number: int,
-) -> float:
-    """One update; returns the mean loss of the batch before it."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    logits = model.member_logits(inputs)[0].float()
-    loss = F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
-    value = float(loss.detach())
-    if value != value or value in (float("inf"), float("-inf")):
-        raise NonFiniteError(
-            f"the loss is {value} at step {number + 1}", hint="lower --lr, or raise --warmup; nothing was written"
-        )
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    if settings.clip:
-        torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
-    optimizer.step()
-    return value
+class Training:
+    """One run of the loop, which can be saved after any step and taken up again (``training.snapshot``).
 
+    Args:
+        model: trained in place.
+        data: what it is trained on.
+        settings: of the verb.
+        lr: the peak of the learning rate.
+        around: log, keeper and the other processes.
 
-@torch.inference_mode()
-def validate(model: HydraModel, batches: Callable[[], Iterator[tuple[Any, Tensor]]]) -> dict[str, float]:
-    """Accuracy and mean negative log-likelihood on the validation set."""
-    model.eval()
-    right, loss, count = 0, 0.0, 0
-    for inputs, labels in batches():
-        log_p = model(inputs)
-        right += int((log_p.argmax(-1) == labels).sum())
-        loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
-        count += len(labels)
-    return {"val_accuracy": right / count, "val_nll": loss / count}
+    Attributes:
+        parameters: what is trained, by name.
+        history: what happened so far.
+        position: how many samples of the current epoch are done.
+        order, epoch_start: the generator of the order of the samples, and its state before the current epoch.
+        best: the best validation accuracy and its weights.
+        waited: epochs since then.
+        total, warmup: in steps.
+        device: where it computes.
+    """
+
+    def __init__(
+        self, model: HydraModel, data: TrainingData, settings: FinetuneSettings, lr: float, around: Around
+    ) -> None:
+        # Dropout differs between processes, as it would between the parts of one batch.
+        torch.manual_seed(settings.seed + around.team.rank)
+        self.model, self.data, self.settings, self.lr, self.around = model, data, settings, lr, around
+        self.parameters = trainable(model, settings.train_last, settings.tower, settings.freeze)
+        self.optimizer = make_optimizer(list(self.parameters.values()), settings)
+        self.per_step = settings.batch_size * settings.accumulate
+        per_epoch = -(-data.size // self.per_step)
+        self.total = settings.steps if settings.steps is not None else (settings.epochs or 0) * per_epoch
+        self.warmup = warmup_steps(settings.warmup, self.total)
+        self.history = History()
+        self.position = 0
+        self.order = torch.Generator().manual_seed(settings.seed)
+        self.epoch_start = self.order.get_state()
+        self.best: tuple[float, dict[str, Tensor]] | None = None
+        self.waited = 0
+        self._signals = Interruptions()
+        self.device = next(iter(self.parameters.values())).device
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> History:
+        """Train to the end, from the beginning or from where a snapshot has set it."""
+        history = self.history
+        with self._signals, self.around.log.progress("finetune", self.total, "steps") as progress:
+            progress.advance(history.steps)
+            # A run may have been saved between the last step of an epoch and its validation.
+            while (history.steps < self.total or self.position) and not history.stopped_early:
+                self.epoch_start = self.order.get_state()
+                done = history.epochs[-1]["steps"] if history.epochs else 0
+                indices = torch.randperm(self.data.size, generator=self.order).tolist()
+                self._steps(indices[: (self.total - done) * self.per_step], progress)
+                self._end_epoch(done)
+        if self.best is not None:
+            self.put(self.best[1])
+        else:
+            history.kept_epoch = len(history.epochs)
+        self.model.eval()
+        return history
+
+    def _steps(self, indices: Sequence[int], progress: Progress) -> None:
+        """The rest of one epoch."""
+        size, team = self.settings.batch_size, self.around.team
+        rest = indices[self.position :]
+        batches = [rest[i : i + size] for i in range(0, len(rest), size)]
+        mine = [index for batch in batches for index in batch[team.rank :: team.size]]
+        self.model.train()
+        stream = self.data.batches(mine, len(self.history.epochs))
+        for start in range(0, len(batches), self.settings.accumulate):
+            parts = batches[start : start + self.settings.accumulate]
+            count = sum(map(len, parts))
+            with_samples = [part for part in parts if len(part) > team.rank]
+            loss = self._step([next(stream) for _ in with_samples], count)
+            self.history.losses.append(loss)
+            self.position += count
+            self.around.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
+            progress.advance(1, f"loss {loss:.4f}")
+            self._save_or_stop()
+
+    def _rate(self, offset: int = 0) -> float:
+        """The learning rate of the step that comes, or of one before it."""
+        settings, step = self.settings, self.history.steps + offset
+        return self.lr * factor(step, self.total, self.warmup, settings.schedule, settings.lr_floor)
+
+    def _step(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
+        """One update from the batches of this process, of ``count`` samples in all. Returns the mean loss before it."""
+        settings, team = self.settings, self.around.team
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        self.optimizer.zero_grad(set_to_none=True)
+        value = 0.0
+        for inputs, labels in batches:
+            with self._autocast():
+                logits = self.model.member_logits(inputs)[0]
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            loss = F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
+            if len(labels) < count:
+                loss = loss * (len(labels) / count)
+            value += float(loss.detach())
+            loss.backward()
+        if team.size > 1:
+            value = self._shared(value)
+        self._check(value)
+        if settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), settings.clip)
+        self.optimizer.step()
+        return value
+
+    def _autocast(self) -> Any:
+        if self.settings.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.settings.autocast))
+
+    def _check(self, value: float) -> None:
+        if math.isfinite(value):
+            return
+        file, hint = self.around.keeper.file, "lower --lr, or raise --warmup; nothing was written"
+        if file is not None and file.exists():
+            hint = f"lower --lr, or raise --warmup; {file.path} has the last good state"
+        raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=hint)
+
+    def _end_epoch(self, done: int) -> None:
+        """Validate, and keep the weights if they are the best so far (the first of equals)."""
+        history, settings, data = self.history, self.settings, self.data
+        losses = history.losses[done:]
+        epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
+        if data.validation is not None:
+            # Processes can only stop together, which they agree on at the next step.
+            alone = self.around.team.size == 1
+            try:
+                epoch.update(validate(self.model, data.validation, self.around.team, lambda: alone and self._requested))
+            except Broken:
+                self._interrupt()
+        history.epochs.append(epoch)
+        self.position = 0
+        said = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in epoch.items())
+        self.around.log.info(f"epoch {said}")
+        self.around.run_log.event("epoch", **epoch)
+        if data.validation is None:
+            return
+        if self.best is None or epoch["val_accuracy"] > self.best[0] + settings.min_delta:
+            self.best = (float(epoch["val_accuracy"]), {k: p.detach().clone() for k, p in self.parameters.items()})
+            history.kept_epoch, self.waited = len(history.epochs), 0
+        else:
+            self.waited += 1
+            if settings.patience is not None and self.waited >= settings.patience:
+                history.stopped_early = history.steps < self.total
+
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        """Set what is trained, in place."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+
+    # --- several processes --------------------------------------------------------------------------------------------
+
+    def _shared(self, value: float) -> float:
+        """Add up the gradients of all processes, their losses, and whether one of them wants to stop or to save."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:  # of a process without samples in the last batch of an epoch
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self.parameters.values()]
+        due = self.around.team.rank == 0 and self.around.keeper.due(self.history.steps + 1)
+        said = gradients[0].new_tensor([value, float(self._signals.requested), float(due)])  # type: ignore[union-attr]
+        flat = torch.cat([said, *[g.reshape(-1) for g in gradients]])  # type: ignore[union-attr]
+        self.around.team.add(flat)
+        position = 3
+        for gradient in gradients:
+            assert gradient is not None
+            gradient.copy_(flat[position : position + gradient.numel()].view_as(gradient))
+            position += gradient.numel()
+        self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
+        return float(flat[0])
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _requested(self) -> bool:
+        return self._signals.requested
+
+    def _save_or_stop(self) -> None:
+        several = self.around.team.size > 1
+        if self._all_stop if several else self._requested:
+            self._interrupt()
+        if self._all_save if several else self.around.keeper.due(self.history.steps):
+            self.save()
+
+    def _interrupt(self) -> None:
+        """Save and go.
+
+        Raises:
+            Interrupted: always.
+        """
+        self.save()
+        file = self.around.keeper.file
+        if file is None:
+            raise KeyboardInterrupt
+        where = f"{file.path} has step {self.history.steps} of {self.total}"
+        raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
+
+    def save(self) -> None:
+        """Save what :func:`hydractl.training.snapshot.restore` needs. All processes call it at the same step.
+
+        Raises:
+            NonFiniteError: the weights are not finite; what was saved before is kept.
+        """
+        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
+            raise NonFiniteError(
+                f"the weights are not finite after step {self.history.steps}", hint="lower --lr, or raise --warmup"
+            )
+        saved = snapshot(self)
+        if saved is not None:
+            extra = self.around.extra
+            self.around.keeper.save(Saved({**saved.progress, **extra.progress}, {**saved.tensors, **extra.tensors}))

@@ -13,10 +13,15 @@ def warmup_steps(warmup: float, total: int) -> int:
     return min(total, math.ceil(warmup * total) if warmup < 1 else int(warmup))
 
 
-def factor(step: int, total: int, warmup: int, schedule: str) -> float:
+def factor(step: int, total: int, warmup: int, schedule: str, floor: float = COSINE_FLOOR) -> float:
     """The learning rate of step ``step`` (0-based) of ``total``, as a share of the peak.
 
     The first step of a warm-up of w steps runs at 1/w of the peak, the last at the peak.
+
+    Args:
+        step, total, warmup: in steps.
+        schedule: ``cosine``, ``linear`` (to zero) or ``constant``, after the warm-up.
+        floor: where the cosine ends, as a share of the peak.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -25,4 +30,4 @@ def factor(step: int, total: int, warmup: int, schedule: str) -> float:
     progress = (step - warmup) / max(1, total - warmup)
     if schedule == "linear":
         return 1.0 - progress
-    return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -267,7 +267,7 @@ def test_a_killed_process_ends_the_other() -> None:
         time.sleep(0.02)
     ranks[1].kill()
     out, err = ranks[0].communicate(timeout=60)
-    assert ranks[0].returncode == 1 and "another process of this search has ended" in err and not out
+    assert ranks[0].returncode == 1 and "another process of this run has ended" in err and not out
     assert "Traceback" not in err and not list(Path().glob("dead.*.json"))
     ranks[1].communicate()
 

@@ -38,7 +38,7 @@ def test_every_combination_of_sources(present: tuple[str, ...], merged: Callable
     ("verb", "name", "text", "expected"),
     [
         ("prune", "samples", "7", 7),
-        ("finetune", "lr", "1e-4", 1e-4),
+        ("finetune", "lr", "1e-4", [1e-4]),
         ("finetune", "warmup", "500", 500.0),
         ("prune", "force", "yes", True),
         ("prune", "force", "off", False),

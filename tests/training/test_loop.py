@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
 from hydractl.settings import FinetuneSettings
-from hydractl.training.loop import TrainingData, train, trainable
+from hydractl.training.loop import TrainingData, train
 from hydractl.training.schedule import factor, warmup_steps
+from hydractl.training.trained import trainable
 from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
 
 SIZE, BATCH = 20, 8
@@ -32,15 +33,14 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
     return images(SIZE, seed=8), torch.randint(0, 5, (SIZE,), generator=torch.Generator().manual_seed(9))
 
 
-def training_data(validation: bool = False) -> TrainingData:
+def training_data(validation: bool = False, size: int = BATCH) -> TrainingData:
     x, y = sample()
 
-    def read(indices: list[int] | None) -> Iterator[tuple[Any, torch.Tensor]]:
-        order = torch.arange(SIZE) if indices is None else torch.tensor(indices)
-        for chunk in order.split(BATCH):
+    def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, torch.Tensor]]:
+        for chunk in torch.tensor(indices).split(size):
             yield x[chunk], y[chunk]
 
-    return TrainingData(SIZE, read, (lambda: read(None)) if validation else None)
+    return TrainingData(SIZE, read, (lambda: read(range(SIZE), 0)) if validation else None)
 
 
 def plain_loop(model: Any, s: FinetuneSettings, steps: int, rates: list[float]) -> None:
@@ -49,9 +49,9 @@ def plain_loop(model: Any, s: FinetuneSettings, steps: int, rates: list[float]) 
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
     if s.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=s.lr[0], momentum=s.momentum)
     else:
-        optimizer = torch.optim.AdamW(groups, lr=s.lr)
+        optimizer = torch.optim.AdamW(groups, lr=s.lr[0])
     x, y = sample()
     generator = torch.Generator().manual_seed(s.seed)
     done = 0

@@ -1,0 +1,72 @@
+"""What a person sees of a training: its epochs, its loss as a line, the grid of learning rates, or its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hydractl.report.figures import number
+from hydractl.report.tables import table
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
+    """A finished training, or the plan of one."""
+    if document.get("dry_run"):
+        return _plan(document)
+    columns = ("epoch", "steps", "loss", "val accuracy", "val nll", "")
+    rows = [
+        [
+            str(e["epoch"]),
+            str(e["steps"]),
+            *[number(e.get(key)) for key in ("loss", "val_accuracy", "val_nll")],
+            "kept" if e["epoch"] == document["kept_epoch"] else "",
+        ]
+        for e in document["epochs"]
+    ]
+    parts: list[RenderableType] = []
+    if document.get("grid"):
+        parts += [_grid(document["grid"], document["lr"]), Text("")]
+    parts.append(table("", columns, rows, left=0))
+    curve = document.get("loss_curve")
+    if curve:
+        parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Numbers as a row of bars, the lowest of them an eighth of the highest."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
+
+
+def _grid(grid: Sequence[dict[str, Any]], kept: float) -> RenderableType:
+    rows = [
+        [f"{e['lr']:g}", *[number(e[key]) for key in ("val_accuracy", "val_nll")], "kept" if e["lr"] == kept else ""]
+        for e in grid
+    ]
+    return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
+
+
+def _plan(document: dict[str, Any]) -> RenderableType:
+    rows = [
+        [f"--{name.replace('_', '-')}", _text(entry["value"]), entry["source"]]
+        for name, entry in document["recipe"].items()
+    ]
+    said = f"{document['steps']} steps on {document['samples']} samples; would write {document['output']}"
+    return Group(table("the recipe in effect", ("option", "value", "from"), rows, left=3), Text(""), Text(said))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or value == []:
+        return "-"
+    return ",".join(_text(item) for item in value) if isinstance(value, list) else str(value)

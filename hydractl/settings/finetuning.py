@@ -1,0 +1,260 @@
+"""The options of ``finetune``, and how a recipe fills in those that nobody gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hydractl.settings.common import FILES, RECIPE, RUNNING, Batched
+from hydractl.settings.option import Option, option, options_of
+from hydractl.settings.recipes import read_recipe
+
+LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
+
+FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head")
+"""Parts of a model that can be left as they are; ``stem`` is everything before the first block."""
+
+_RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "save_every", "resume", "timeout")
+
+
+@dataclass(kw_only=True)
+class FinetuneSettings(Batched):
+    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``.
+
+    Attributes:
+        from_recipe: what the recipe decided, by option name.
+    """
+
+    verb: ClassVar[str] = "finetune"
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"),)
+    needs_output_file: ClassVar[bool] = True
+
+    recipe: str | None = option(
+        None,
+        help="Options from a recipe, for those that are given nowhere else: default, imagenet1k, cifar100, sst2, "
+        "clip-locked-image, or a YAML file",
+        metavar="NAME|FILE",
+        group=LENGTH,
+        default_text="the built-in values, which are those of the recipe named default",
+    )
+    val: str | None = option(
+        None,
+        help="Validation data, as a SPEC: the best epoch on it is kept",
+        metavar="SPEC",
+        default_text="none, the last epoch is kept",
+        group=LENGTH,
+    )
+    epochs: int | None = option(
+        None,
+        help="Passes over the data",
+        unit="epochs",
+        at_least=1,
+        default_text="3, unless there are --steps",
+        group=LENGTH,
+    )
+    steps: int | None = option(
+        None, help="Optimizer steps, instead of --epochs", unit="steps", at_least=1, group=LENGTH
+    )
+    patience: int | None = option(
+        None,
+        help="Stop after this many epochs without a better validation accuracy",
+        unit="epochs",
+        at_least=1,
+        default_text="never",
+        group=LENGTH,
+    )
+    min_delta: float = option(
+        0.0, help="What counts as better, a fraction of all samples", at_least=0, below=1, group=LENGTH
+    )
+    optimizer: str = option("adamw", help="The optimizer", choices=("adamw", "sgd"), group=OPTIMIZATION)
+    lr: list[float] = option(
+        [1e-4],
+        help="Learning rate at its peak; of several, each is trained and the best on --val is kept",
+        metavar="X[,X...]",
+        above=0,
+        split=True,
+        group=OPTIMIZATION,
+    )
+    weight_decay: float = option(0.01, help="Weight decay; none on biases and norms", at_least=0, group=OPTIMIZATION)
+    momentum: float = option(0.9, help="Momentum of sgd", at_least=0, below=1, group=OPTIMIZATION)
+    betas: list[float] = option(
+        [0.9, 0.999], help="How slowly adamw forgets: mean, square", at_least=0, below=1, split=True, group=OPTIMIZATION
+    )
+    eps: float = option(1e-8, help="What adamw adds to its divisor", above=0, group=OPTIMIZATION)
+    warmup: float = option(
+        0.05,
+        help="Linear warm-up: steps, or a fraction of all steps if less than 1",
+        unit="steps or fraction",
+        at_least=0,
+        group=OPTIMIZATION,
+    )
+    schedule: str = option(
+        "cosine",
+        help="The learning rate after the warm-up",
+        choices=("cosine", "linear", "constant"),
+        group=OPTIMIZATION,
+    )
+    lr_floor: float = option(
+        1e-5, help="Where the cosine ends, a fraction of the peak", at_least=0, at_most=1, group=OPTIMIZATION
+    )
+    label_smoothing: float = option(0.0, help="Label smoothing", at_least=0, below=1, group=OPTIMIZATION)
+    clip: float = option(1.0, help="Largest gradient norm; 0 means no limit", at_least=0, group=OPTIMIZATION)
+    accumulate: int = option(
+        1, help="Batches that make one step, as if they were one batch", unit="batches", at_least=1, group=OPTIMIZATION
+    )
+    train_last: int | None = option(
+        None,
+        help="Train only the last N blocks and the classifier",
+        unit="blocks",
+        at_least=0,
+        default_text="all blocks",
+        group=TRAINED,
+    )
+    freeze: list[str] = option(
+        [],
+        help=f"Parts that are left as they are: {', '.join(FREEZABLE)}; stem is all before the first block",
+        choices=FREEZABLE,
+        metavar="PART[,PART...]",
+        split=True,
+        default_text="none",
+        group=TRAINED,
+    )
+    init: str = option(
+        "given",
+        help="The weights to start from; random draws them by --seed",
+        choices=("given", "random"),
+        group=TRAINED,
+    )
+    reset_head: bool = option(
+        False, help="Start from a classifier of zeros, with as many classes as the data have", group=TRAINED
+    )
+    dropout: float | None = option(
+        None,
+        help="Dropout in each layer, behind attention and in the MLP",
+        at_least=0,
+        below=1,
+        default_text="what the model says",
+        group=TRAINED,
+    )
+    augment: list[str] = option(
+        [],
+        help="Random changes of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M]",
+        metavar="crop[:0.08],flip,randaugment[:2:12]",
+        pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:[0-9]{1,2})?",
+        split=True,
+        default_text="none",
+        group=AUGMENTATION,
+    )
+    log: str | None = option(
+        None,
+        help="A line of JSON for each step that is logged and each epoch; none for no log",
+        metavar="FILE|none",
+        default_text="beside the output: a.log.jsonl for a.st",
+        group=FILES,
+    )
+    save_every: str = option(
+        "10m",
+        help="How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
+        metavar="N|Ns|Nm|Nh",
+        pattern=r"[1-9][0-9]{0,8}[smh]?",
+        group=RUNNING,
+    )
+    resume: bool = option(False, help="Go on with the unfinished run that is saved beside the output", group=RUNNING)
+    autocast: str | None = option(
+        None,
+        help="Compute activations of training in this format; weights stay as they are",
+        choices=("bfloat16",),
+        default_text="off",
+        group=RUNNING,
+    )
+    checkpoint_blocks: bool = option(
+        False, help="Compute each block again for its gradients instead of keeping what it computed", group=RUNNING
+    )
+    compile: bool = option(False, help="Compile the model with torch.compile", group=RUNNING)
+    timeout: float = option(
+        1800.0,
+        help="How long the processes of a training by several wait for each other",
+        unit="seconds",
+        above=0,
+        at_most=10**6,
+        group=RUNNING,
+    )
+
+    from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def problems(self) -> list[str]:
+        """As of all settings, after taking in the recipe."""
+        given: Any = self.lr
+        if isinstance(given, (int, float)):  # one number, from Python
+            self.lr = [float(given)]
+        return self._take_recipe() + super().problems()
+
+    def settle(self) -> None:
+        """Three epochs unless said otherwise."""
+        if not self.given("epochs") and not self.given("steps"):
+            self.epochs = 3
+
+    def inapplicable(self) -> dict[str, str]:
+        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine."""
+        found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
+        return found if self.schedule == "cosine" else {**found, "lr_floor": "schedule"}
+
+    def conflicts(self) -> list[str]:
+        """Data, a length, and a warm-up in whole steps."""
+        found = self.needs("data") + self.at_most_one("epochs", "steps")
+        if self.given("patience") and not self.given("val"):
+            found.append(f"--patience{self.where('patience')} needs --val")
+        if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
+            found.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
+        if "betas" not in self.unread and len(self.betas) != 2:
+            found.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            found.append(f"--warmup must be whole steps or a fraction below 1, not {self.warmup}{self.where('warmup')}")
+        kinds = [one.partition(":")[0] for one in self.augment]
+        twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+        if twice and "augment" not in self.unread:
+            found.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
+        return found
+
+    def effective(self) -> dict[str, dict[str, Any]]:
+        """Every value that a recipe may decide, and where it came from."""
+        return {
+            one.name: {"value": getattr(self, one.name), "source": self.sources.get(one.name, "default")}
+            for one in recipe_options()
+        }
+
+    def _rank(self, name: str) -> int:
+        return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
+
+    def _take_recipe(self) -> list[str]:
+        """Fill in what the recipe says and nobody gave. Returns what is wrong with it."""
+        if self.recipe is None or "recipe" in self.unread:
+            return []
+        options = {one.key: one for one in recipe_options()}
+        found, problems = read_recipe(self.recipe, options)
+        for key, raw in found.items():
+            one = options[key]
+            rivals = [name for group in self.alternatives if one.name in group for name in group]
+            if self._rank(one.name) > 0 or one.name in self.unread or any(self._rank(name) > RECIPE for name in rivals):
+                continue
+            source = f"recipe {self.recipe}"
+            try:
+                value = one.parse(raw)
+            except ValueError as error:
+                problems.append(f"{one.label} {error} ({source})")
+                continue
+            setattr(self, one.name, value)
+            self.from_recipe[one.name], self.sources[one.name] = value, source
+            if self.ranks is not None:
+                self.ranks[one.name] = RECIPE
+        return problems
+
+
+def recipe_options() -> Iterator[Option]:
+    """The options that a recipe may decide, in the order of the help."""
+    for one in options_of(FinetuneSettings):
+        own = one.name in FinetuneSettings.__annotations__
+        if one.name in _RECIPE_ALSO or (own and one.name not in _NOT_IN_RECIPES):
+            yield one

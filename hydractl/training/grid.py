@@ -1,0 +1,120 @@
+"""One training for each learning rate; the best on the validation set is kept, the first of equals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hydractl.errors import NonFiniteError
+from hydractl.fusion.runtime import HydraModel
+from hydractl.training.loop import Around, History, Training, TrainingData
+from hydractl.training.snapshot import restore
+from hydractl.training.state import Saved
+
+if TYPE_CHECKING:
+    from hydractl.settings import FinetuneSettings
+
+
+@dataclass
+class Trained:
+    """What came out.
+
+    Attributes:
+        model: with the weights that are kept.
+        history: of the training that made them.
+        lr: its learning rate.
+        grid: of each learning rate, what it reached; empty where there was only one.
+    """
+
+    model: HydraModel
+    history: History
+    lr: float
+    grid: list[dict[str, Any]]
+
+
+def train_each(
+    make: Callable[[], tuple[HydraModel, TrainingData]],
+    settings: FinetuneSettings,
+    around: Around,
+    saved: Saved | None,
+) -> Trained:
+    """Train with each learning rate, each from the same start and with the same draws.
+
+    Args:
+        make: the model to start from, made anew for each, and its data.
+        settings: of the verb.
+        around: log, keeper and the other processes.
+        saved: where an earlier run was left; what it finished is not trained again.
+
+    Raises:
+        NonFiniteError: a loss that is not finite, with every learning rate. Of several, one that does so is out.
+        Interrupted: by a signal, after saving.
+    """
+    results: list[dict[str, Any]] = saved.progress["results"] if saved else []
+    chosen: dict[str, Tensor] = saved.part("chosen.") if saved else {}
+    for index in range(saved.progress["candidate"] if saved else 0, len(settings.lr)):
+        around.extra = Saved({"candidate": index, "results": results}, _named(chosen))
+        lr = settings.lr[index]
+        if len(settings.lr) > 1:
+            around.log.info(f"learning rate {lr:g}, {index + 1} of {len(settings.lr)}")
+            around.run_log.event("candidate", lr=lr)
+        model, data = make()
+        run = Training(model, data, settings, lr, around)
+        if saved is not None and "steps" in saved.progress:
+            restore(run, saved)
+        saved = None
+        try:
+            history = run.run()
+        except NonFiniteError as error:
+            last = index == len(settings.lr) - 1
+            if len(settings.lr) == 1 or (last and not chosen):
+                raise
+            around.log.warn(f"learning rate {lr:g} is out: {error.message}")
+            results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
+        else:
+            results.append(_result(lr, history))
+            if best_of(results) == len(results) - 1:
+                chosen = {name: p.detach().cpu().clone() for name, p in run.parameters.items()}
+        if index < len(settings.lr) - 1 and not around.team.rank:
+            position = around.run_log.position()
+            progress = {"candidate": index + 1, "results": results, "log": position}
+            around.keeper.save(Saved(progress, _named(chosen)))
+    if len(settings.lr) == 1:
+        return Trained(run.model, run.history, settings.lr[0], [])
+    run.put(chosen)
+    run.model.eval()
+    best = results[best_of(results)]
+    around.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
+    return Trained(run.model, _history(best), best["lr"], results)
+
+
+def best_of(results: list[dict[str, Any]]) -> int:
+    """Where the highest validation accuracy is, the first of equals; one that failed is never it."""
+    order = [(-1.0 if r["val_accuracy"] is None else r["val_accuracy"], -index) for index, r in enumerate(results)]
+    return -max(order)[1]
+
+
+def _result(lr: float, history: History) -> dict[str, Any]:
+    kept = history.epochs[history.kept_epoch - 1]
+    return {
+        "lr": lr,
+        "val_accuracy": kept["val_accuracy"],
+        "val_nll": kept["val_nll"],
+        "kept_epoch": history.kept_epoch,
+        "stopped_early": history.stopped_early,
+        "epochs": history.epochs,
+        "loss_curve": history.loss_curve(),
+    }
+
+
+def _history(result: dict[str, Any]) -> History:
+    made = History(result["epochs"], result["kept_epoch"], [], result["stopped_early"])
+    made.curve = result["loss_curve"]
+    return made
+
+
+def _named(chosen: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"chosen.{name}": tensor for name, tensor in chosen.items()}

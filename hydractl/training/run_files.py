@@ -1,0 +1,104 @@
+"""The files of one training: the output, the unfinished run and the log beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.atomic import file_path
+from hydractl.checkpoint import read_header
+from hydractl.errors import HydraError, InputError
+from hydractl.log import Log
+from hydractl.training.run_log import FileLog, RunLog
+from hydractl.training.state import START_OVER, Saved, StateFile, differences
+
+if TYPE_CHECKING:
+    from hydractl.settings import FinetuneSettings
+
+# What the provenance of an output says beside what decided it.
+_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a training writes.
+
+    Attributes:
+        path: the checkpoint, or the published folder.
+        folder: whether it is a folder.
+        state: the unfinished run.
+        log: the log, or None.
+    """
+
+    path: Path
+    folder: bool
+    state: Path
+    log: Path | None
+
+    @classmethod
+    def of(cls, output: str, log: str | None) -> RunFiles:
+        """The files of an output as a person named it."""
+        folder = output.endswith("/")
+        path = Path(output.rstrip("/") or "/") if folder else file_path(output)
+        bare = path.name if folder else path.name.removesuffix(".safetensors").removesuffix(".st")
+        logged = None if log == "none" else path.with_name(f"{bare}.log.jsonl") if log is None else file_path(log)
+        return cls(path, folder, path.with_name(f"{path.name}.state"), logged)
+
+    def weights(self) -> Path | None:
+        """The file of the output that describes itself, where there is one."""
+        if not self.folder:
+            return self.path if self.path.is_file() else None
+        return next(iter(sorted(self.path.glob("*.safetensors"))), None) if self.path.is_dir() else None
+
+    def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
+        """The log, going on where the saved run was."""
+        if self.log is None:
+            return RunLog()
+        return FileLog(self.log, None if saved is None else saved.progress["log"], about, log)
+
+
+def finished(files: RunFiles, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The provenance of an output that this very training has written; None where there is no output of a training.
+
+    Raises:
+        InputError: it is of another training; all differences are listed.
+    """
+    path = files.weights()
+    if path is None:
+        return None
+    try:
+        made = (read_header(path).description or {}).get("provenance", {})
+    except HydraError:
+        return None  # a stranger's file, which --force may replace
+    if made.get("verb") != "finetune":
+        return None
+    there = {"model": made["inputs"][0], "seed": made["seed"]}
+    there |= {key: value for key, value in made["settings"].items() if key not in _RESULTS}
+    if "grid" in made["settings"]:
+        there["lr"] = [entry["lr"] for entry in made["settings"]["grid"]]
+    now = {key: value for key, value in fingerprint.items() if value is not None}
+    problems = differences(there, now, "in the file")
+    if problems:
+        hint = f"give the settings it was made with, or {START_OVER}"
+        raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
+    return dict(made)
+
+
+def begin(files: RunFiles, state: StateFile, settings: FinetuneSettings, log: Log) -> Saved | None:
+    """The saved run to go on with, or None for a new one. To be called while the output is claimed.
+
+    Raises:
+        OutputError: a run is saved, and neither ``--resume`` nor ``--force`` is given.
+        InputError: the saved run is of other settings, or damaged.
+    """
+    state.sweep()
+    if settings.resume and state.exists():
+        saved = state.load(log)
+        log.info(f"going on with the run in {files.state}, at step {saved.progress.get('steps', 0)}")
+        return saved
+    if settings.resume:
+        log.info(f"no unfinished run is saved in {files.state}: starting afresh")
+    state.make_way(force=settings.force)
+    return None

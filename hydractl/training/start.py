@@ -1,0 +1,84 @@
+"""What a training starts from: the weights given, or drawn anew, a classifier of zeros, dropout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hydractl.checkpoint import DictTensors, TensorInfo, TensorSource, tensor_info
+from hydractl.errors import UsageError
+from hydractl.heads import HeadMask
+from hydractl.slicing import sliced
+
+if TYPE_CHECKING:
+    from hydractl.models import Source
+
+
+class Replaced:
+    """A tensor source with some of its tensors replaced."""
+
+    def __init__(self, source: TensorSource, tensors: Mapping[str, Tensor]) -> None:
+        self._source, self._tensors = source, dict(tensors)
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return tensor_info(self._tensors[name]) if name in self._tensors else self._source.info(name)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on the CPU."""
+        return self._tensors[name] if name in self._tensors else self._source.read(name)
+
+
+def drawn(source: Source, seed: int) -> Source:
+    """The same architecture with weights as its library draws them; heads that are gone stay gone."""
+    description, family = source.description, source.family
+    tensors = DictTensors(family.initial(description.config, seed))
+    full = HeadMask.full(source.sites)
+    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask))
+
+
+def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Source:
+    """The model with a classifier of zeros for these classes.
+
+    Args:
+        source: with a classifier.
+        labels: names of the classes, or None where they have none.
+        classes: how many.
+
+    Raises:
+        UsageError: for a model without a classifier.
+    """
+    family, description = source.family, source.description
+    config = family.with_classes(description.config, classes)
+    pattern = family.named_parts["head"]
+    shapes = {n: t.shape for n, t in family.build(config).state_dict().items() if re.match(pattern, n)}
+    if not shapes:
+        raise UsageError(f"--reset-head: {description.arch} has no classifier that can be made anew")
+    like = _dtype(source, shapes)
+    tensors = Replaced(source.tensors, {name: torch.zeros(shape, dtype=like) for name, shape in shapes.items()})
+    labels = None if labels is None else list(labels)
+    return replace(source, description=replace(description, config=config, labels=labels), tensors=tensors)
+
+
+def _dtype(source: Source, names: Mapping[str, object]) -> torch.dtype:
+    from hydractl.checkpoint import torch_dtype
+
+    return torch_dtype(source.tensors.info(next(iter(names))))
+
+
+def with_dropout(source: Source, rate: float | None) -> Source:
+    """The model with dropout in each layer, for training; None: as it is."""
+    if rate is None:
+        return source
+    description = source.description
+    config = source.family.with_dropout(description.config, rate)
+    return replace(source, description=replace(description, config=config))

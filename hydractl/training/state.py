@@ -1,0 +1,152 @@
+"""The unfinished run on the disk: everything that decides how a training goes on, in one safetensors file.
+
+The file lies beside the output and is replaced as a whole each time, so a kill leaves the one or the other. Its header
+is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.atomic import Output, storage_error
+from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, write_tensors
+from hydractl.errors import InputError, OutputError
+from hydractl.heads import shown
+from hydractl.log import Log
+
+SCHEMA = "hydractl.training/1"
+START_OVER = "start over with --force and without --resume"
+
+
+@dataclass
+class Saved:
+    """What was saved.
+
+    Attributes:
+        progress: counters and results so far, as JSON.
+        tensors: weights, the optimizer's memory and the states of random generators, by name.
+    """
+
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names start so, by the rest of their names."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+class StateFile:
+    """The file of one run.
+
+    Args:
+        path: beside the output.
+        fingerprint: what must be equal for a saved run to be of use; a flat object of JSON values.
+        environment: what may differ, with a warning.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        self.path = path
+        self.fingerprint, self.environment = dict(fingerprint), dict(environment)
+
+    def exists(self) -> bool:
+        """Whether an unfinished run is saved."""
+        return self.path.exists()
+
+    def make_way(self, *, force: bool) -> None:
+        """See that no unfinished run is there, or with ``force`` none is left.
+
+        Raises:
+            OutputError: there is one.
+        """
+        if self.exists():
+            if not force:
+                hint = "add --resume to go on with it, or --force to start over"
+                raise OutputError(f"an unfinished run is saved in {self.path}", hint=hint)
+            self.remove()
+
+    def save(self, saved: Saved) -> None:
+        """Replace the file in one step.
+
+        Raises:
+            OutputError, StorageError: it cannot be written; what was there stays.
+        """
+        header = {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint,
+            "environment": self.environment,
+            "progress": saved.progress,
+            "data_sha256": _digest(saved.tensors),
+        }
+        with Output(self.path, force=True) as output:
+            with output.opened() as handle:
+                write_tensors(handle, DictTensors(saved.tensors), header)
+            output.commit()
+
+    def load(self, log: Log) -> Saved:
+        """What was saved.
+
+        Raises:
+            InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
+        """
+        file = FileTensors(self.path)
+        header = file.header.description or {}
+        if header.get("schema") != SCHEMA:
+            raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+        problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")
+        if problems:
+            hint = f"give the settings it was begun with, or {START_OVER}"
+            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+        tensors = {name: file.read(name) for name in file.names()}
+        if header["data_sha256"] != _digest(tensors):
+            raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
+        changed = differences(header["environment"], self.environment, "then")
+        if changed:
+            log.warn("the run was begun in another environment: " + "; ".join(changed))
+        return Saved(dict(header["progress"]), tensors)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left of a file it was writing."""
+        with Output(self.path, force=True):
+            pass
+
+    def remove(self) -> None:
+        """The run is finished."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
+    """One line for each key that two runs do not agree on."""
+    lines = []
+    for key in (*now, *(key for key in there if key not in now)):
+        if key in there and key in now and _same(there[key], now[key]):
+            continue
+        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
+        name = key if key in now else shown(key)
+        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
+    return lines
+
+
+def _same(one: Any, other: Any) -> bool:
+    return canonical_json({"of": one}) == canonical_json({"of": other})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""Which parameters are trained, and by which optimizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.errors import UsageError
+from hydractl.fusion.runtime import HydraModel
+
+if TYPE_CHECKING:
+    from hydractl.settings import FinetuneSettings
+
+
+def trainable(
+    model: HydraModel, train_last: int | None, tower: str | None = None, freeze: Sequence[str] = ()
+) -> dict[str, torch.nn.Parameter]:
+    """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
+
+    Args:
+        model: with one member.
+        train_last: number of blocks of each tower; None: all of it.
+        tower: the one tower to train; the others stay as they are. None or ``both``: all.
+        freeze: parts that are left as they are besides, of ``settings.finetuning.FREEZABLE``.
+
+    Returns:
+        What is trained, by name within the model.
+
+    Raises:
+        UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
+    """
+    model.requires_grad_(True)
+    network = model.networks[0]
+    frozen: tuple[str, ...] = ()
+    for stages in model.family.stages(network):
+        blocks = len(stages.block_paths)
+        if tower not in (None, "both", stages.tower):
+            frozen += stages.prefixes
+        elif train_last is not None:
+            if not 0 <= train_last <= blocks:
+                raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
+            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
+    names = [name for name, _ in network.named_parameters()]
+    left = {name for part in freeze for name in part_names(model, part, names)}
+    for name, parameter in network.named_parameters():
+        if name.startswith(frozen) or name in left:
+            parameter.requires_grad_(False)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
+    return trained
+
+
+def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
+    """The parameters of one part of a model.
+
+    Raises:
+        UsageError: for a part that this model does not have.
+    """
+    family = model.family
+    if part == "stem":
+        prefixes = tuple(p for stages in family.stages(model.networks[0]) for p in stages.stem_prefixes)
+        found = [name for name in names if name.startswith(prefixes)]
+    elif part in ("attention", "mlp", "norm"):
+        # The projections of the heads have names of hydractl's own here, inside the path of their site.
+        inside = tuple(f"{site.path}." for site in model.sites)
+        found = [n for n in names if (part == "attention" and _of_heads(n, inside)) or _part(model, n, inside) == part]
+    else:
+        pattern = family.named_parts.get(part)
+        found = [name for name in names if pattern is not None and re.match(pattern, name)]
+    if not found:
+        raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
+    return found
+
+
+def _of_heads(name: str, inside: tuple[str, ...]) -> bool:
+    return name.startswith(inside) and ".members." in name
+
+
+def _part(model: HydraModel, name: str, inside: tuple[str, ...]) -> str:
+    return "attention" if _of_heads(name, inside) else model.family.part(name, model.sites)
+
+
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: FinetuneSettings) -> torch.optim.Optimizer:
+    """AdamW or SGD; no weight decay on biases, norms and other vectors. On CUDA the fused kernels, which are faster."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    fused = True if parameters[0].device.type == "cuda" else None
+    lr = settings.lr[0]  # set anew before each step
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=fused)
+    betas = (settings.betas[0], settings.betas[1])
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=fused)

@@ -1,0 +1,310 @@
+"""Trainings that are killed, stopped, and taken up again: the same bytes as without a break."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydractl.checkpoint import FileTensors, read_header
+from hydractl.cli.app import main
+from hydractl.training import loop
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
+# Dropout draws from torch's generator, 44 samples leave a smaller batch at the end of each epoch.
+TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
+         "--epochs", "5", "--lr", "0.003", "--dropout", "0.2", "--augment", "flip"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("resume")
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 44), ("val", 20)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    with contextlib.chdir(path):
+        run(*TRAIN, "-o", "whole.st")
+        yield path
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main(list(arguments)) == code
+
+
+def with_lr(command: list[str], lr: str) -> list[str]:
+    return [lr if argument == "0.003" else argument for argument in command]
+
+
+def same(path: str, other: str = "whole.st") -> None:
+    assert Path(path).read_bytes() == Path(other).read_bytes()
+
+
+def clean(name: str) -> None:
+    for file in Path().glob(f"*{name}*"):
+        file.unlink()
+
+
+def forked(arguments: list[str], then: Callable[[int], None]) -> int:
+    """Run a command in a copy of this process while ``then`` is given its id; returns its exit code, -9 if killed."""
+    child = os.fork()
+    if child == 0:
+        os._exit(main(arguments))
+    then(child)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
+    draw = random.Random(0)
+    begun = time.monotonic()
+    run(*TRAIN, "-o", "timed.st")
+    length = time.monotonic() - begun
+    kills, resumed = 0, 0
+    while kills < 20:
+        clean("killed")
+        command = [*TRAIN, "-o", "killed.st", "--save-every", "2", "--resume"]
+        while True:
+
+            def kill_later(child: int) -> None:
+                time.sleep(draw.uniform(0, 0.8 * length))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+
+            resumed += Path("killed.st.state").exists()
+            code = forked(command, kill_later)
+            assert code in (0, -signal.SIGKILL)
+            if code == 0:
+                break
+            kills += 1
+            assert not Path("killed.st").exists() or Path("killed.st").read_bytes() == Path("whole.st").read_bytes()
+        same("killed.st")
+        assert not [f for f in os.listdir() if f.startswith((".killed", "killed.st."))]
+    assert resumed > 5
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 7, 11, 12, 29, 30])
+def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """6 steps make an epoch: after a step in the middle, at a boundary, after the first and the last."""
+    clean("stopped")
+    command = [*TRAIN, "-o", "stopped.st"]
+    stop_after(step, command, capsys)
+    assert read_header("stopped.st.state").description["progress"]["steps"] == step  # type: ignore[index]
+    run(*command, code=5)  # an unfinished run is neither overwritten nor taken up without being asked
+    assert "an unfinished run is saved in stopped.st.state" in capsys.readouterr().err
+    run(*command, "--resume")
+    same("stopped.st")
+    assert not Path("stopped.st.state").exists()
+
+
+def stop_after(step: int, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        before = loop.Training._save_or_stop
+
+        def signalled(self: Any) -> None:
+            if self.history.steps == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            before(self)
+
+        patch.setattr(loop.Training, "_save_or_stop", signalled)
+        run(*command, code=130)
+    said = capsys.readouterr().err
+    assert "add --resume to the same command to go on" in said
+    assert f"has step {step} of 30" in said
+
+
+def test_interrupted_in_validation_it_validates_again(capsys: pytest.CaptureFixture[str]) -> None:
+    clean("valid")
+    command = [*TRAIN, "-o", "valid.st"]
+    with pytest.MonkeyPatch.context() as patch:
+        before = loop.validate
+
+        def signalled(*arguments: Any, **more: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return before(*arguments, **more)
+
+        patch.setattr(loop, "validate", signalled)
+        run(*command, code=130)
+        run(*command, "--resume", code=130)
+    assert read_header("valid.st.state").description["progress"]["steps"] == 6  # type: ignore[index]
+    run(*command, "--resume")
+    same("valid.st")
+
+
+def test_every_save_is_a_place_to_go_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean("each")
+    saved: list[bytes] = []
+    before = loop.Training.save
+
+    def kept(self: Any) -> None:
+        before(self)
+        saved.append(Path("each.st.state").read_bytes())
+
+    monkeypatch.setattr(loop.Training, "save", kept)
+    command = [*TRAIN, "-o", "each.st", "--save-every", "4"]
+    run(*command)
+    same("each.st")
+    assert len(saved) == 30 // 4
+    states = list(saved)
+    for state in states:
+        clean("each")
+        Path("each.st.state").write_bytes(state)
+        run(*command, "--resume")
+        same("each.st")
+
+
+def test_patience_and_the_best_weights_survive() -> None:
+    command = [*with_lr(TRAIN, "1e-9"), "--patience", "2"]  # no epoch is better than the first
+    run(*command, "-o", "patient.st")
+    with pytest.MonkeyPatch.context() as patch:
+        before = loop.Training._save_or_stop
+
+        def signalled(self: Any) -> None:
+            if self.history.steps == 14:
+                os.kill(os.getpid(), signal.SIGTERM)
+            before(self)
+
+        patch.setattr(loop.Training, "_save_or_stop", signalled)
+        run(*command, "-o", "again.st", code=130)
+    run(*command, "-o", "again.st", "--resume")
+    same("again.st", "patient.st")
+    assert len(read_header("again.st").description["provenance"]["settings"]["history"]) == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_every_optimizer_is_taken_up_again(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    clean("opt")
+    command = [*TRAIN, "--optimizer", optimizer, "--accumulate", "2", "--epochs", "4", "--freeze", "stem"]
+    run(*command, "-o", "opt-whole.st")
+    with pytest.MonkeyPatch.context() as patch:
+        before = loop.Training._save_or_stop
+
+        def signalled(self: Any) -> None:
+            if self.history.steps == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            before(self)
+
+        patch.setattr(loop.Training, "_save_or_stop", signalled)
+        run(*command, "-o", "opt.st", code=130)
+    run(*command, "-o", "opt.st", "--resume")
+    same("opt.st", "opt-whole.st")
+
+
+# --- what is taken up, and what is refused ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfinished(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    clean("other")
+    command = [*TRAIN, "-o", "other.st"]
+    stop_after(8, command, capsys)
+    return command
+
+
+def test_another_run_is_refused_with_all_differences(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("other.st.state").read_bytes()
+    changes = ["--data", "val.npz", "--val", "train.npz", "--seed", "4", "--clip", "2"]
+    run(*with_lr(unfinished, "0.1"), *changes, "--resume", code=3)
+    said = capsys.readouterr().err
+    for line in (
+        "lr: 0.003 in the unfinished run, 0.1 now",
+        "seed: 0 in",
+        "clip: 1.0 in",
+        "data: '",
+        "val: '",
+        "model: ",
+    ):
+        assert line in said
+    assert Path("other.st.state").read_bytes() == before
+    run(*with_lr(unfinished, "0.1"), "--force")  # starts over
+    assert not Path("other.st.state").exists()
+
+
+def test_a_damaged_or_foreign_file_is_refused(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    state = Path("other.st.state")
+    whole = state.read_bytes()
+    for damaged, code in (
+        (b"\0" * len(whole), 3),
+        (whole[:-8] + b"\1" * 8, 3),
+        (whole[: len(whole) // 2], 3),
+        (b"", 3),
+    ):
+        state.write_bytes(damaged)
+        run(*unfinished, "--resume", code=code)
+        assert state.read_bytes() == damaged
+    state.write_bytes(Path("whole.st").read_bytes())
+    capsys.readouterr()
+    run(*unfinished, "--resume", code=3)
+    assert "is no hydractl.training/1 file" in capsys.readouterr().err
+
+
+def test_what_is_finished_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("done.st").write_bytes(Path("whole.st").read_bytes())
+    command = [argument for argument in TRAIN if argument != "-q"]
+    run(*command, "-o", "done.st", "--resume", "--json")
+    found = capsys.readouterr()
+    assert "the training of done.st is finished: nothing to do" in found.err
+    assert len(json.loads(found.out)["epochs"]) == 5
+    run(*with_lr(command, "0.1"), "-o", "done.st", "--resume", code=3)
+    assert "lr: 0.003 in the file, 0.1 now" in capsys.readouterr().err
+    same("done.st")
+
+
+def test_without_an_unfinished_run_it_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
+    clean("fresh")
+    run(*[argument for argument in TRAIN if argument != "-q"], "-o", "fresh.st", "--resume")
+    assert "no unfinished run is saved in fresh.st.state: starting afresh" in capsys.readouterr().err
+    same("fresh.st")
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_state(capsys: pytest.CaptureFixture[str]) -> None:
+    clean("wild")
+    command = [*with_lr(TRAIN, "1e15"), "--optimizer", "sgd", "--clip", "0", "--warmup", "0.9", "-o", "wild.st"]
+    run(*command, "--save-every", "1", code=6)
+    said = capsys.readouterr().err
+    assert "at step" in said or "after step" in said
+    assert not Path("wild.st").exists()
+    assert "wild.st.state has the last good state" in said or "after step" in said
+    file = FileTensors("wild.st.state")
+    assert all(bool(torch.isfinite(file.read(n)).all()) for n in file.names() if n.startswith("model."))
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def lines(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_the_log_has_each_step_once(unfinished: list[str]) -> None:
+    run(*unfinished, "--resume")
+    found = lines("other.log.jsonl")
+    assert found[0]["schema"] == "hydractl.training-log/1"
+    assert [line["step"] for line in found if line.get("event") == "step"] == list(range(1, 31))
+    epochs = [line for line in found if line.get("event") == "epoch"]
+    assert [line["epoch"] for line in epochs] == [1, 2, 3, 4, 5]
+    assert {"loss", "lr", "samples_per_s"} <= set(found[1])
+    assert found[-1]["event"] == "end"
+    history = read_header("other.st").description["provenance"]["settings"]["history"]  # type: ignore[index]
+    assert [line["val_accuracy"] for line in epochs] == [epoch["val_accuracy"] for epoch in history]
+
+
+def test_the_log_can_be_elsewhere_or_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    clean("log")
+    run(*TRAIN, "-o", "log.st", "--log", "none")
+    assert sorted(Path().glob("log*")) == [Path("log.st")]
+    run(*TRAIN, "-o", "log.st", "--force", "--log", "there.log")
+    assert lines("there.log")[-1]["event"] == "end"
+    Path("mine.txt").write_text("my notes\n")
+    run(*TRAIN, "-o", "log.st", "--force", "--log", "mine.txt", code=5)
+    assert Path("mine.txt").read_text() == "my notes\n"
+    assert "mine.txt is no log of a training" in capsys.readouterr().err

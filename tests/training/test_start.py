@@ -1,0 +1,140 @@
+"""What is trained and what training starts from, against the libraries' own models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hydractl.errors import UsageError
+from hydractl.models import build_model
+from hydractl.training.start import drawn, with_dropout, with_new_head
+from hydractl.training.trained import trainable
+from hydractl.weights import check_tensors
+from tests.pico import CLIP, VARIANTS, inputs, mask_of, prune_source, source_of, stock
+
+CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
+
+
+@pytest.mark.parametrize("variant", CLASSIFIERS)
+@pytest.mark.parametrize("classes", [5, 7])
+def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: int) -> None:
+    source = source_of(stock(variant), variant)
+    made = with_new_head(source, [f"c{i}" for i in range(classes)], classes)
+    check_tensors("made", made.tensors, made.family, made.description)
+    assert made.classes == classes
+    changed = {n for n in made.tensors.names() if not _equal(made.tensors.read(n), source.tensors.read(n))}
+    assert changed and all("classifier" in n or n.startswith("head") for n in changed)
+    assert all(not made.tensors.read(n).any() for n in changed)
+    logits = build_model(made).member_logits(inputs(variant))[0]
+    assert logits.shape == (3, classes)
+    assert torch.equal(logits, torch.zeros_like(logits))
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def test_a_zero_shot_model_has_no_head() -> None:
+    with pytest.raises(UsageError, match="--reset-head: open_clip models have no classifier"):
+        with_new_head(source_of(stock("clip"), "clip"), ["a"], 1)
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
+def test_drawn_weights_are_the_librarys(variant: str) -> None:
+    source = source_of(stock(variant), variant)
+    one, same, other = drawn(source, 3), drawn(source, 3), drawn(source, 4)
+    check_tensors("drawn", one.tensors, one.family, one.description)
+    names = [
+        n for n in one.tensors.names() if n.endswith(("qkv.weight", "query.weight", "q_proj.weight", "in_proj_weight"))
+    ]
+    assert names
+    for name in names:
+        weight = one.tensors.read(name)
+        assert torch.equal(weight, same.tensors.read(name))
+        assert not torch.equal(weight, other.tensors.read(name))
+        assert 0.005 < float(weight.std()) < 0.3  # the libraries draw small numbers, stock() here large ones
+
+
+def test_drawn_weights_of_a_pruned_model_stay_pruned() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    whole, cut = drawn(source, 1), drawn(pruned, 1)
+    check_tensors("cut", cut.tensors, cut.family, cut.description)
+    full = whole.tensors.read("blocks.0.attn.qkv.weight").reshape(3, 3, 8, 24)
+    assert torch.equal(cut.tensors.read("blocks.0.attn.qkv.weight").reshape(3, 2, 8, 24), full[:, [0, 2]])
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "distilbert", "hf-vit"])
+def test_dropout_in_each_layer(variant: str) -> None:
+    source = source_of(stock(variant), variant)
+    batch = inputs(variant)
+    plain, dropped = build_model(source), build_model(with_dropout(source, 0.3))
+    assert torch.equal(plain.member_logits(batch), dropped.member_logits(batch))  # not in evaluation
+    blocks = tuple(f"{path}." for path in dropped.block_paths)
+    rates = [m.p for n, m in dropped.networks[0].named_modules() if n.startswith(blocks) and isinstance(m, nn.Dropout)]
+    if variant == "class-token":  # the library's own module behind the attention has been replaced
+        assert [a.output_dropout for a in dropped.attentions] == [0.3] * 3
+        rates = [rate for rate in rates if rate]
+    assert len(rates) >= 3
+    assert set(rates) == {0.3}
+    dropped.train()
+    torch.manual_seed(0)
+    assert not torch.equal(dropped.member_logits(batch), dropped.member_logits(batch))
+
+
+def test_a_model_without_dropout_says_so() -> None:
+    with pytest.raises(UsageError, match="--dropout: open_clip models have no dropout"):
+        with_dropout(source_of(stock("clip"), "clip"), 0.1)
+
+
+FROZEN = {
+    ("class-token", "patch"): ["patch_embed.proj.weight", "patch_embed.proj.bias"],
+    ("class-token", "position"): ["pos_embed"],
+    ("class-token", "class_token"): ["cls_token"],
+    ("class-token", "stem"): ["cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"],
+    ("class-token", "head"): ["head.weight", "head.bias"],
+    ("hf-vit", "position"): ["vit.embeddings.position_embeddings"],
+    ("hf-vit", "class_token"): ["vit.embeddings.cls_token"],
+    ("bert", "words"): ["bert.embeddings.word_embeddings.weight"],
+    ("bert", "position"): ["bert.embeddings.position_embeddings.weight"],
+    ("roberta", "head"): ["classifier.out_proj.weight", "classifier.out_proj.bias"],
+    ("clip", "patch"): ["visual.conv1.weight"],
+    ("clip", "words"): ["token_embedding.weight"],
+    ("clip", "position"): ["visual.positional_embedding", "positional_embedding"],
+}
+
+
+@pytest.mark.parametrize(("variant", "part"), FROZEN)
+def test_a_part_is_frozen(variant: str, part: str) -> None:
+    model = build_model(source_of(stock(variant), variant))
+    trainable(model, None, freeze=[part])
+    left = [n for n, p in model.networks[0].named_parameters() if not p.requires_grad]
+    assert sorted(left) == sorted(FROZEN[variant, part])
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@pytest.mark.parametrize("part", ["attention", "mlp", "norm"])
+def test_the_parts_of_blocks(variant: str, part: str) -> None:
+    """By shape: what has the width of the MLP, what is 1-D and of the stream, and the banks of heads."""
+    model = build_model(source_of(stock(variant), variant))
+    trainable(model, None, freeze=[part])
+    left = {n for n, p in model.networks[0].named_parameters() if not p.requires_grad}
+    by_module = {n for n, m in model.networks[0].named_modules() if isinstance(m, nn.LayerNorm)}
+    norms = {n for n, _ in model.networks[0].named_parameters() if n.rpartition(".")[0] in by_module}
+    if part == "norm":
+        assert left == {n for n in norms if not n.startswith("bert.embeddings.")}  # those belong to the stem
+    elif part == "attention":
+        banks = {id(p) for a in model.attentions for p in a.parameters()}
+        assert left == {n for n, p in model.networks[0].named_parameters() if id(p) in banks}
+    else:
+        assert len(left) == 4 * len(model.sites)
+        assert not left & norms
+
+
+def test_a_part_that_is_not_there() -> None:
+    model = build_model(source_of(stock("class-token"), "class-token"))
+    with pytest.raises(UsageError, match="--freeze words: vit_tiny_patch16_224 has no such part"):
+        trainable(model, None, freeze=["words"])
+    with pytest.raises(UsageError, match="nothing is left to train"):
+        trainable(model, 0, freeze=["norm", "head"])

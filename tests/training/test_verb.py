@@ -1,0 +1,232 @@
+"""``finetune`` as a command: a new classifier, folders, several learning rates, several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.checkpoint import FileTensors, read_header
+from hydractl.cli.app import main
+from hydractl.data import open_data
+from hydractl.errors import UsageError
+from hydractl.processes import Processes
+from hydractl.settings import FinetuneSettings
+from hydractl.training import loop
+from hydractl.training.reading import training_data
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
+DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8", "--log", "none"]
+TRAIN = ["finetune", MODEL, *DATA, "--epochs", "2"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 44), ("val", 21)):
+        y = np.arange(count) % 5
+        pixels = (
+            draw.integers(0, 200, (count, 16, 16, 3), dtype=np.uint8) + (y * 12).astype(np.uint8)[:, None, None, None]
+        )
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=y)
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main(list(arguments)) == code
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    run(*arguments, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def tensors(path: str) -> dict[str, torch.Tensor]:
+    file = FileTensors(path)
+    return {name: file.read(name) for name in file.names()}
+
+
+def settings_of(path: str) -> dict[str, Any]:
+    return read_header(path).description["provenance"]["settings"]  # type: ignore[index]
+
+
+# --- several learning rates -------------------------------------------------------------------------------------------
+
+
+def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ["0.00001", "0.003", "0.01"]
+    found = answer(capsys, *TRAIN, "--lr", ",".join(rates), "-o", "grid.st")
+    alone = {rate: answer(capsys, *TRAIN, "--lr", rate, "-o", f"{rate}.st") for rate in rates}
+    assert [entry["lr"] for entry in found["grid"]] == [float(rate) for rate in rates]
+    for entry, rate in zip(found["grid"], rates, strict=True):
+        assert entry["epochs"] == alone[rate]["epochs"]
+    best = [entry["val_accuracy"] for entry in found["grid"]]
+    kept = rates[best.index(max(best))]  # the first of equals
+    assert found["lr"] == float(kept)
+    assert found["epochs"] == alone[kept]["epochs"]
+    assert all(torch.equal(t, tensors(f"{kept}.st")[name]) for name, t in tensors("grid.st").items())
+    assert [entry["lr"] for entry in settings_of("grid.st")["grid"]] == [float(rate) for rate in rates]
+
+
+def test_the_first_of_equals_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *TRAIN, "--lr", "1e-12,1e-13,1e-11", "-o", "tie.st")
+    assert len({entry["val_accuracy"] for entry in found["grid"]}) == 1
+    assert found["lr"] == 1e-12
+
+
+def test_a_learning_rate_that_diverges_is_out(capsys: pytest.CaptureFixture[str]) -> None:
+    wild = ["--optimizer", "sgd", "--clip", "0", "--warmup", "0"]
+    found = answer(capsys, *TRAIN, *wild, "--lr", "1e30,0.001", "-o", "out.st")
+    assert found["grid"][0]["val_accuracy"] is None
+    assert "the loss is" in found["grid"][0]["error"]
+    assert found["lr"] == 0.001
+    run(*TRAIN, *wild, "--lr", "1e30,1e29", "-o", "none.st", code=6)
+    assert not Path("none.st").exists()
+
+
+def test_a_grid_goes_on_where_it_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = [*TRAIN, "--lr", "0.001,0.003,0.01"]
+    run(*grid, "-o", "whole.st")
+    begun: list[float] = []
+    before, start = loop.Training._save_or_stop, loop.Training.run
+
+    def counted(self: Any) -> Any:
+        begun.append(self.lr)
+        return start(self)
+
+    def signalled(self: Any) -> None:
+        if self.lr == 0.003 and self.history.steps == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    monkeypatch.setattr(loop.Training, "run", counted)
+    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
+    run(*grid, "-o", "part.st", code=130)
+    monkeypatch.setattr(loop.Training, "_save_or_stop", before)
+    run(*grid, "-o", "part.st", "--resume")
+    assert begun == [0.001, 0.003, 0.003, 0.01]
+    assert Path("part.st").read_bytes() == Path("whole.st").read_bytes()
+    capsys.readouterr()
+    run(*[a for a in grid if a != "-q"], "-o", "part.st", "--resume")
+    assert "is finished: nothing to do" in capsys.readouterr().err
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_classifier_has_the_classes_of_the_data() -> None:
+    for name in ("train", "val"):
+        found = dict(np.load(f"{name}.npz"))
+        np.savez(f"{name}3.npz", x=found["x"], y=found["y"] % 3, classes=np.array(["tin", "oak", "salt"]))
+    data = ["--data", "train3.npz", "--val", "val3.npz", "--device", "cpu", "-q"]
+    run("finetune", MODEL, *data, "--steps", "2", "--reset-head", "-o", "three.st")
+    model = hydractl.load("three.st", device="cpu")
+    assert model.labels == ["tin", "oak", "salt"]
+    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
+    run("finetune", MODEL, *data, "--steps", "2", "-o", "five.st", code=3)
+
+
+def test_a_folder_loads_in_the_stock_library() -> None:
+    import timm
+
+    run(*TRAIN, "-o", "tuned.st")
+    run(*TRAIN, "-o", "tuned/")
+    stock = timm.create_model("local-dir:tuned", pretrained=True).eval()
+    ours = tensors("tuned.st")
+    assert all(torch.equal(t, ours[name]) for name, t in stock.state_dict().items())
+    run("prune", "tuned.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st")
+    run("finetune", "cut.st", *DATA, "--steps", "2", "-o", "cut-tuned.st")
+    run("finetune", "cut.st", *DATA, "--steps", "2", "-o", "cut-tuned/")
+    stock = timm.create_model("local-dir:cut-tuned", pretrained=True).eval()
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours_says = hydractl.load("cut-tuned.st", device="cpu").member_logits(x)[0]
+        assert torch.allclose(stock(x), ours_says, atol=1e-5)
+    run("finetune", "cut.st", *DATA, "--steps", "2", "-o", "cut-tuned/", code=5)
+    run("finetune", "cut.st", *DATA, "--steps", "2", "-o", "cut-tuned/", "--resume")  # finished
+    assert not list(Path().glob("*.state"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_augmented_training_does_not_depend_on_the_workers(workers: str) -> None:
+    more = ["--augment", "crop,flip,randaugment", "--dropout", "0.1", "--steps", "4"]
+    one = [argument for argument in TRAIN if argument not in ("--epochs", "2")]
+    run(*one, *more, "-o", "none.st")
+    run(*one, *more, "-o", "some.st", "--workers", workers)
+    assert Path("none.st").read_bytes() == Path("some.st").read_bytes()
+
+
+def test_checkpointed_blocks_give_the_same_bytes() -> None:
+    run(*TRAIN, "--dropout", "0.3", "-o", "plain.st")
+    run(*TRAIN, "--dropout", "0.3", "--checkpoint-blocks", "-o", "again.st")
+    assert Path("plain.st").read_bytes() == Path("again.st").read_bytes()
+
+
+def test_autocast_trains_float32_weights() -> None:
+    run(*TRAIN, "-o", "full.st")
+    run(*TRAIN, "--autocast", "bfloat16", "-o", "half.st")
+    full, half, start = tensors("full.st"), tensors("half.st"), tensors_of_start()
+    assert all(t.dtype == torch.float32 for t in half.values())
+    moved = sum(float((full[n] - start[n]).norm() ** 2) for n in full) ** 0.5
+    apart = sum(float((full[n] - half[n]).norm() ** 2) for n in full) ** 0.5
+    assert 0 < apart < 0.5 * moved
+
+
+def tensors_of_start() -> dict[str, torch.Tensor]:
+    return hydractl.load(MODEL, device="cpu").stock_tensors()
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def together(count: int, arguments: list[str]) -> list[tuple[int, str, str]]:
+    """A command in several processes, as torchrun starts them; code, stdout and stderr of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
+    started = [
+        subprocess.Popen([sys.executable, "-m", "hydractl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                         env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True)
+        for rank in range(count)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120) for process in started]
+    return [(process.returncode, *one) for process, one in zip(started, said, strict=True)]
+
+
+def test_two_processes_give_the_weights_of_one() -> None:
+    """To 1e-6 of the largest change: only the order in which gradients are added up differs."""
+    train = [*TRAIN, "--accumulate", "2", "--optimizer", "sgd", "--lr", "0.05", "--augment", "crop,flip"]
+    run(*train, "-o", "one.st")
+    ends = together(2, [*train, "-o", "two.st"])
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert [out for _, out, _ in ends] == ["two.st\n", ""]
+    one, two, start = tensors("one.st"), tensors("two.st"), tensors_of_start()
+    assert max(float((one[n] - start[n]).abs().max()) for n in one) > 1e-3
+    assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
+    first, second = settings_of("one.st")["history"], settings_of("two.st")["history"]
+    assert [e["val_accuracy"] for e in first] == [e["val_accuracy"] for e in second]  # 21 samples, each counted once
+    assert [e["val_nll"] for e in first] == pytest.approx([e["val_nll"] for e in second], abs=1e-5)
+
+
+def test_a_batch_must_be_divided_evenly() -> None:
+    team = Processes()
+    team.size = 2
+    given = FinetuneSettings(model=["m"], data="train.npz", batch_size=7)
+    with pytest.raises(UsageError, match="--batch-size 7 cannot be divided among 2 processes"):
+        training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, given, team)
