@@ -66,24 +66,20 @@ def train_each(
         if saved is not None and "steps" in saved.progress:
             restore(run, saved)
         saved = None
+        if len(settings.lr) == 1:
+            return Trained(model, run.run(), lr, [])
         try:
-            history = run.run()
+            results.append(_result(lr, run.run()))
+            if best_of(results) == len(results) - 1:
+                chosen = {name: p.detach().cpu().clone() for name, p in run.parameters.items()}
         except NonFiniteError as error:
-            last = index == len(settings.lr) - 1
-            if len(settings.lr) == 1 or (last and not chosen):
+            if index == len(settings.lr) - 1 and not chosen:
                 raise
             around.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
-        else:
-            results.append(_result(lr, history))
-            if best_of(results) == len(results) - 1:
-                chosen = {name: p.detach().cpu().clone() for name, p in run.parameters.items()}
         if index < len(settings.lr) - 1 and not around.team.rank:
-            position = around.run_log.position()
-            progress = {"candidate": index + 1, "results": results, "log": position}
+            progress = {"candidate": index + 1, "results": results, "log": around.run_log.position()}
             around.keeper.save(Saved(progress, _named(chosen)))
-    if len(settings.lr) == 1:
-        return Trained(run.model, run.history, settings.lr[0], [])
     run.put(chosen)
     run.model.eval()
     best = results[best_of(results)]

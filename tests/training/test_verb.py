@@ -125,6 +125,13 @@ def test_a_grid_goes_on_where_it_was_stopped(
     assert "is finished: nothing to do" in capsys.readouterr().err
 
 
+def test_without_validation_the_last_epoch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", "train.npz", "--device", "cpu", "-q", "--batch-size", "8"]
+    found = answer(capsys, "finetune", MODEL, *data, "--epochs", "2", "-o", "plain.st")
+    assert (found["kept_epoch"], len(found["epochs"]), len(found["loss_curve"])) == (2, 2, 12)
+    assert "val_accuracy" not in found["epochs"][0]
+
+
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
