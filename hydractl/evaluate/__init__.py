@@ -14,6 +14,7 @@ from hydractl.outcome import Outcome
 
 if TYPE_CHECKING:
     from hydractl.atomic import Output
+    from hydractl.data.suites import FoundSuite
     from hydractl.evaluate.contenders import Contender
     from hydractl.evaluate.leaks import Seen
     from hydractl.evaluate.sets import EvalSet
@@ -23,37 +24,69 @@ SCHEMA = "hydractl.eval/1"
 
 
 def run(settings: EvalSettings, log: Log) -> Outcome:
-    """Evaluate every MODEL on the same data."""
-    from hydractl.atomic import check_outputs, file_path
+    """Evaluate every MODEL on the same data, or show again what was measured (``--from``)."""
+    from hydractl.atomic import check_outputs
+    from hydractl.report.eval_files import Reports
+
+    if settings.from_file is not None:
+        return _again(settings)
+    plan = _plan(settings, log)
+    names = [one.name for one in plan.contenders]
+    if settings.dry_run:
+        check_outputs(plan.files(settings), force=settings.force)
+        with Reports(settings, names) as reports:
+            files = [*plan.files(settings), *reports.planned()]
+        sizes = {one.name: len(one) for one in plan.sets}
+        document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
+        return Outcome({**document, "files": [str(file) for file in files]})
+    try:
+        return _measure(plan, settings, log)
+    except KeyboardInterrupt:
+        if settings.predictions is None or not settings.predictions.endswith(".st"):
+            raise
+        raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+def _again(settings: EvalSettings) -> Outcome:
+    """The document of an earlier eval: its table, its reports, and what is required of it."""
+    from hydractl.report.eval_document import read_eval
+    from hydractl.report.eval_files import Reports, write_reports
+    from hydractl.requirements import check
+
+    assert settings.from_file is not None
+    document = read_eval(settings.from_file)
+    rows = [(row["name"], row) for row in document["models"]]
+    unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
+    with Reports(settings, [name for name, _ in rows]) as reports:
+        files = [] if settings.dry_run else write_reports(document, reports)
+    return Outcome(document, files=files, unmet=unmet)
+
+
+def _plan(settings: EvalSettings, log: Log) -> Plan:
+    """Everything that can be found and checked before any work."""
+    from hydractl.atomic import file_path
     from hydractl.evaluate.contenders import find_contenders
     from hydractl.evaluate.keys import known_keys
     from hydractl.evaluate.leaks import seen_samples
-    from hydractl.evaluate.sets import open_sets
+    from hydractl.evaluate.sets import find_ood_suite, open_sets
     from hydractl.models import resolve_device
     from hydractl.requirements import check_known
 
     resolve_device(settings.device)
+    suite = find_ood_suite(settings)
+    for note in suite.notes if suite else ():
+        log.info(f"--ood-suite {suite.name}: {note}" if suite else note)
     contenders = find_contenders(settings, log)
     names = [one.name for one in contenders]
     predictions = _prediction_paths(settings, names)
-    sets = open_sets(settings, contenders)
+    sets = open_sets(settings, contenders, suite)
     for one in contenders:
         one.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(settings, sets), skip_first=False)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
-    plan = Plan(contenders, sets, path, predictions, seen_samples(contenders, sets, allow=settings.allow_seen))
-    if settings.dry_run:
-        check_outputs(plan.files(settings), force=settings.force)
-        sizes = {one.name: len(one) for one in sets}
-        document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
-        return Outcome({**document, "files": [str(file) for file in plan.files(settings)]})
-    try:
-        return _measure(plan, settings, log, to_stdout)
-    except KeyboardInterrupt:
-        if settings.predictions is None or not settings.predictions.endswith(".st"):
-            raise
-        raise Interrupted(hint="add --resume to the same command to go on") from None
+    seen = seen_samples(contenders, sets, allow=settings.allow_seen)
+    return Plan(contenders, sets, path, predictions, seen, suite)
 
 
 @dataclass(frozen=True)
@@ -66,6 +99,7 @@ class Plan:
         path: of the answer, None where it goes to standard output.
         predictions: where the predictions of each row go, by name.
         seen: which test samples have been seen, where that is allowed.
+        suite: the suite of OOD sets, if one was asked for.
     """
 
     contenders: Sequence[Contender]
@@ -73,6 +107,7 @@ class Plan:
     path: Path | None
     predictions: Mapping[str, Path]
     seen: Seen
+    suite: FoundSuite | None
 
     def files(self, settings: EvalSettings) -> list[Path]:
         """Every file that is written, the answer first."""
@@ -80,21 +115,21 @@ class Plan:
         return [*([self.path] if self.path else []), *self.predictions.values(), *own]
 
 
-def _measure(plan: Plan, settings: EvalSettings, log: Log, to_stdout: bool) -> Outcome:
+def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, write_json
     from hydractl.evaluate.measuring import Measuring
-    from hydractl.evaluate.sets import tested
     from hydractl.machine import slow_format
-    from hydractl.metrics.summary import CONVENTIONS
     from hydractl.models import resolve_device, resolve_dtype
+    from hydractl.report.eval_files import Reports, write_reports
     from hydractl.requirements import check
 
     with ExitStack() as stack:
         # Every output is claimed before anything is computed. What --resume finds finished is read instead.
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
-            force = settings.force or (settings.resume and file != plan.path)
+            force = settings.force or (settings.resume and file in plan.predictions.values())
             outputs[file] = stack.enter_context(Output(file, force=force))
+        reports = stack.enter_context(Reports(settings, [one.name for one in plan.contenders]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
@@ -108,19 +143,41 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log, to_stdout: bool) -> O
             files += [target] if target is not None else []
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.contenders[0], outputs[Path(settings.calibrated)]))
-        document: dict[str, Any] = {
-            "schema": SCHEMA,
-            "models": rows,
-            "data": {one.name: one.to_json() for one in tested(plan.sets)},
-            "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(plan.contenders)},
-        }
-        if settings.bootstrap:
-            document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
+        document = _document(plan, rows, settings)
+        _report_skipped(plan, log)
         named = [(row["name"], row) for row in rows]
         unmet = [line for one in settings.requirements() for line in check(one, named, skip_first=False)]
         if plan.path is not None:
             files.insert(0, write_json(outputs[plan.path], document))
-    return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
+        files += write_reports(document, reports)
+    return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
+
+
+def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings) -> dict[str, Any]:
+    from hydractl.evaluate.sets import tested
+    from hydractl.metrics.summary import CONVENTIONS
+
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "models": list(rows),
+        "data": {one.name: one.to_json() for one in tested(plan.sets)},
+        "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(plan.contenders)},
+    }
+    if plan.suite is not None:
+        own = {"left_out": plan.suite.left_out, "notes": plan.suite.notes}
+        document["suite"] = {"name": plan.suite.name, **own}
+    if settings.bootstrap:
+        document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
+    return document
+
+
+def _report_skipped(plan: Plan, log: Log) -> None:
+    """Say what could not be read (``--on-bad skip``)."""
+    from hydractl.data.skipping import report_skipped
+
+    for one in plan.sets:
+        if one.dataset is not None:
+            report_skipped(one.dataset, log)
 
 
 def _conventions(contenders: Sequence[Contender]) -> dict[str, Any]:

@@ -50,13 +50,16 @@ def choose(contender: Contender, sets: Sequence[EvalSet], settings: EvalSettings
     """Choose everything that the settings ask for, in the order calibration, threshold."""
     found = Chosen(calibration=contender.calibration)
     (val,) = chosen_on(sets, VAL) or (None,)
-    logits = None
+    logits = labels = None
     if val is not None:
         keep = Kept()
         gather(read(val), val, contender.name, score="msp", calibration=None, sinks=[keep])
         logits = keep.logits()
+        assert val.labels is not None  # opened with need_labels
+        labels = val.labels[keep.rows]
     if settings.temperature is not None:
-        found.calibration, found.fitted_on = _calibration(settings.temperature, logits, val)
+        found.calibration = _calibration(settings.temperature, logits, labels)
+        found.fitted_on = val if settings.temperature in ("fit", "vector") else None
     rule = settings.threshold
     if rule is None:
         stored = contender.threshold
@@ -66,22 +69,19 @@ def choose(contender: Contender, sets: Sequence[EvalSet], settings: EvalSettings
     else:
         found.threshold = _threshold(rule, contender, sets, settings, read, found, logits)
     if settings.conformal is not None:
-        assert logits is not None and val is not None and val.labels is not None  # settings.check() holds it
+        assert logits is not None and labels is not None  # settings.check() holds it
         own: dict[str, Any] = {"method": settings.conformal_score, "alpha": settings.conformal}
-        found.conformal = conformal.fit(logits, val.labels, calibration=found.calibration, **own)
+        found.conformal = conformal.fit(logits, labels, calibration=found.calibration, **own)
     return found
 
 
-def _calibration(
-    asked: str, logits: np.ndarray | None, val: EvalSet | None
-) -> tuple[Calibration | None, EvalSet | None]:
+def _calibration(asked: str, logits: np.ndarray | None, labels: np.ndarray | None) -> Calibration | None:
     if asked == "none":
-        return None, None
-    if asked in ("fit", "vector"):
-        assert logits is not None and val is not None and val.labels is not None  # settings.check() holds it
-        kind = "temperature" if asked == "fit" else "vector"
-        return fit(kind, pooled_log_probs(logits), val.labels), val
-    return Calibration.of_temperature(float(asked)), None
+        return None
+    if asked not in ("fit", "vector"):
+        return Calibration.of_temperature(float(asked))
+    assert logits is not None and labels is not None  # settings.check() holds it
+    return fit("temperature" if asked == "fit" else "vector", pooled_log_probs(logits), labels)
 
 
 def _threshold(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluate.sets import ID, OOD, EvalSet
+from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.seen import Entry, merged
@@ -215,7 +215,7 @@ class Stored(Contender):
         return [
             EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
             for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
-            if one.role in (ID, OOD)
+            if one.role in (ID, OOD, CORRUPTION)
         ]
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:

@@ -25,10 +25,12 @@ class Gathered:
 
     Attributes:
         samples: of the averaged prediction, in the order of the data set.
+        rows: which samples of the data set, ascending: all but those that could not be read.
         members: of each member alone; empty for one.
     """
 
     samples: Samples
+    rows: npt.NDArray[np.int64]
     members: list[Samples] = field(default_factory=list)
 
 
@@ -45,7 +47,7 @@ def gather(
     """Reduce the logits of a data set.
 
     Args:
-        batches: every sample once, in any order.
+        batches: every sample that can be read once, in any order.
         one: the data set.
         name: of the contender, for errors.
         score: the OOD score.
@@ -68,9 +70,10 @@ def gather(
             members.append([samples_of(logits[m : m + 1], labels, score=score) for m in range(len(logits))])
         for sink in sinks:
             sink(part, logits)
-    order = np.argsort(np.concatenate([np.asarray(part) for part in rows]), kind="stable")
+    found = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
+    order = np.argsort(found, kind="stable")
     by_member = list(map(list, zip(*members, strict=True)))
-    return Gathered(joined(pooled, order), [joined(parts, order) for parts in by_member])
+    return Gathered(joined(pooled, order), found[order], [joined(parts, order) for parts in by_member])
 
 
 def joined(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
@@ -116,7 +119,16 @@ class Kept:
         self._rows.append(rows)
         self._logits.append(logits)
 
+    @property
+    def _found(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.asarray(part, dtype=np.int64) for part in self._rows])
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Which samples, ascending."""
+        return np.sort(self._found)
+
     def logits(self) -> npt.NDArray[Any]:
         """``[M, N, C]``, in the order of the data set."""
-        order = np.argsort(np.concatenate([np.asarray(part) for part in self._rows]), kind="stable")
+        order = np.argsort(self._found, kind="stable")
         return np.concatenate(self._logits, axis=1)[:, order]

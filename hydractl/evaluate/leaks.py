@@ -29,7 +29,7 @@ def seen_samples(contenders: Sequence[Contender], sets: Sequence[EvalSet], *, al
     problems = []
     for contender in contenders:
         entries = [*contender.seen, *here]
-        for one in tested(sets):
+        for one in tested(sets):  # corrupted images are counted where they are clean
             count, by = _count(contender, entries, one)
             if not count:
                 continue

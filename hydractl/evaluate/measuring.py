@@ -15,7 +15,7 @@ from hydractl.evaluate.gathering import Gathered, gather
 from hydractl.evaluate.leaks import chosen_entries
 from hydractl.evaluate.rows import row_of
 from hydractl.evaluate.running import Reading, predictions_writer
-from hydractl.evaluate.sets import EvalSet, tested
+from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.predictions.lines import write_lines
@@ -62,7 +62,8 @@ class Measuring:
         elif output is not None and output.path.suffix != ".st":
             threshold = self._chosen[name].threshold
             value = None if threshold is None else float(threshold["value"])
-            write_lines(output, inside.samples, self._sets[0].ids, contender.labels, value)
+            ids = [self._sets[0].ids[i] for i in inside.rows]
+            write_lines(output, inside.samples, ids, contender.labels, value)
         return row
 
     def _writer(
@@ -108,7 +109,11 @@ class Measuring:
                 alone=one is tests[0] and one.labels is not None, sinks=sinks,
             )  # fmt: skip
         extras: dict[str, Any] = {"conformal": None if tally is None else tally.to_json(), "seen": dict(seen) or None}
-        row = row_of(contender, tests, found, chosen, {**extras, **self._intervals(contender, tests, found)})
+        for one in chosen_on(self._sets, CORRUPTION):
+            found[one.name] = gather(
+                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration
+            )
+        row = row_of(contender, self._sets, found, chosen, {**extras, **self._intervals(contender, tests, found)})
         return row, found[tests[0].name]
 
     def _intervals(

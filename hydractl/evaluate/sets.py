@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from hydractl.data.base import Dataset
+    from hydractl.data.suites import FoundSuite
     from hydractl.evaluate.contenders import Contender
-    from hydractl.settings import EvalSettings
+    from hydractl.settings import EvalSettings, OodSet
 
-ID, OOD, VAL, VAL_OOD = "id", "ood", "val", "val_ood"
+ID, OOD, VAL, VAL_OOD, CORRUPTION = "id", "ood", "val", "val_ood", "corruption"
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class EvalSet:
     """One data set.
 
     Attributes:
-        name: ``id``, ``val``, or the name of an OOD set.
-        role: ``id``, ``ood``, ``val`` or ``val_ood``.
+        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
+        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
         group: of an OOD set: ``near``, ``far`` or None.
         spec: where it was opened from.
         ids: one for each sample.
@@ -48,34 +49,51 @@ class EvalSet:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands under ``data`` in the answer."""
-        return {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        from hydractl.data.skipping import skipped_document
+        from hydractl.data.suites import id_list_of
+
+        found: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        if self.role == ID and id_list_of(self.spec) is not None:
+            found["list"] = id_list_of(self.spec)
+        if self.dataset is not None and skipped_document(self.dataset) is not None:
+            found["skipped"] = skipped_document(self.dataset)
+        return found
 
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
-    labels = dataset.labels if role in (ID, VAL) else None
+    labels = dataset.labels if role in (ID, VAL, CORRUPTION) else None
     return EvalSet(name, role, group, dataset.spec, dataset.ids, labels, dataset.fingerprint(), dataset)
 
 
-def open_sets(settings: EvalSettings, contenders: Sequence[Contender]) -> list[EvalSet]:
-    """Every data set of the command: the test sets first (ID, then OOD), then those to choose on.
+def open_sets(settings: EvalSettings, contenders: Sequence[Contender], suite: FoundSuite | None) -> list[EvalSet]:
+    """Every data set of the command: the test sets first (ID, then OOD), corrupted ones, then those to choose on.
 
     Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
+
+    Args:
+        settings: of the command.
+        contenders: the rows.
+        suite: the OOD sets of ``--ood-suite``, which come behind those of ``--ood``.
 
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
     from hydractl.data import open_data
+    from hydractl.data.corrupted import corruption_sets
 
     labels = _class_names(contenders)
     reads = {one.name: one.reads for one in contenders if one.reads is not None}
-    given: dict[str, Any] = {"limit": settings.limit, "reads": reads}
+    given: dict[str, Any] = {"limit": settings.limit, "reads": reads, "on_bad": settings.on_bad}
     known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(settings.label_map), **given}
     if settings.data is None:
         found = contenders[0].stored_sets()
     else:
-        found = [_of("id", ID, open_data(settings.data, **known))]
-        for name, group, spec in settings.ood_sets():
+        inside = open_data(settings.data, **known)
+        found = [_of("id", ID, inside)]
+        for name, group, spec in _ood_sets(settings, suite):
             found.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **given), group))
+        for kind, severity, dataset in corruption_sets(inside, settings.corruption_names(), settings.severities):
+            found.append(_of(f"{kind}/{severity}", CORRUPTION, dataset))
     if settings.val is not None:
         found.append(_of("val", VAL, open_data(settings.val, option="--val", need_labels=True, **known)))
     for name, _, spec in settings.val_ood_sets():
@@ -85,6 +103,27 @@ def open_sets(settings: EvalSettings, contenders: Sequence[Contender]) -> list[E
     for one in found:
         _check_classes(one, contenders[0])
     return found
+
+
+def find_ood_suite(settings: EvalSettings) -> FoundSuite | None:
+    """The sets of ``--ood-suite``, found below ``--ood-root``.
+
+    Raises:
+        InputError: listing those that are missing.
+    """
+    from hydractl.data.suites import find_suite
+
+    choice = settings.suite()
+    return None if choice is None else find_suite(choice, str(settings.ood_root))
+
+
+def _ood_sets(settings: EvalSettings, suite: FoundSuite | None) -> list[OodSet]:
+    given = settings.ood_sets()
+    more = [] if suite is None else suite.sets
+    twice = sorted({one.name for one in given} & {one.name for one in more})
+    if twice:
+        raise UsageError(f"--ood {twice[0]} has the name of a set of --ood-suite", hint="choose another name")
+    return [*given, *more]
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:

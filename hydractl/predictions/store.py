@@ -33,7 +33,7 @@ class SetEntry:
 
     Attributes:
         name: ``id``, ``val``, or the name of an OOD set.
-        role: ``id``, ``ood``, ``val`` or ``val_ood``.
+        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
         group: ``near``, ``far`` or None.
         ids: one for each sample.
         labels: int64 ``[N]``, None where unlabelled.
@@ -248,8 +248,11 @@ class Predictions:
         members, samples, classes = self._tensors.info(_names(index)["logits"]).shape
         return members, samples, classes
 
-    def batches(self, index: int) -> Iterator[tuple[range, npt.NDArray[Any]]]:
-        """The logits of a set in pieces: the rows, and ``[members, rows, classes]``."""
+    def batches(self, index: int) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+        """The logits of a set in pieces: the rows, and ``[members, rows, classes]``.
+
+        Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
+        """
         members, samples, classes = self.shape(index)
         name = _names(index)["logits"]
         item = DTYPES[self._tensors.info(name).dtype][1]
@@ -258,7 +261,18 @@ class Predictions:
             rows = range(start, min(samples, start + step))
             ends = [((m * samples + rows.start) * classes, (m * samples + rows.stop) * classes) for m in range(members)]
             pieces = [self._tensors.read_piece(name, first, last) for first, last in ends]
-            yield rows, np.stack([piece.numpy().reshape(len(rows), classes) for piece in pieces])
+            logits = np.stack([piece.numpy().reshape(len(rows), classes) for piece in pieces])
+            there = ~_is_empty(logits)
+            if there.all():
+                yield rows, logits
+            elif there.any():
+                yield [row for row, found in zip(rows, there, strict=True) if found], logits[:, there]
+
+
+def _is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
+    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
+    return (raw == _EMPTY).all(axis=3).any(axis=(0, 2))
 
 
 def is_predictions(path: str | Path) -> bool:

@@ -74,7 +74,7 @@ _ID = record({"n": count, "accuracy_at": mapping(number), **dict.fromkeys(
 _OOD_NUMBERS: dict[str, Check] = dict.fromkeys(("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"), number)
 _SPREAD: dict[str, Check] = {"mi": number, "disagreement": number}
 _PAIRS = listing(record({"a": count, "b": count, **_SPREAD}, ("a", "b")))
-_DATA = record({"spec": text, "n": count, "fingerprint": text})
+_DATA = record({"spec": text, "n": count, "fingerprint": text, "list": text, "skipped": anything})
 _SEVERITY = mapping(record({"n": count, "accuracy": number, "brier": number, "ece": number}))
 _CURVES = record(
     {
@@ -143,6 +143,7 @@ _DOCUMENT = record(
         "models": listing(_ROW, 1),
         "data": mapping(_DATA),
         "conventions": mapping(anything),
+        "suite": record({"name": text, "left_out": listing(text), "notes": listing(text)}),
         "bootstrap": record({"rounds": count, "level": number, "seed": count}),
     },
     ("models",),

@@ -9,7 +9,9 @@ from typing import ClassVar
 from hydractl.settings.common import Batched
 from hydractl.settings.measuring import LastBlock, require_problems
 from hydractl.settings.option import option
+from hydractl.settings.reporting import Reporting
 from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
+from hydractl.settings.suites import Corruptions, OnBad, OodSuite
 
 _VALIDATION = "Validation data"
 _MATTERS = "Evaluation"
@@ -115,7 +117,7 @@ class Validated(Batched):
 
 
 @dataclass(kw_only=True)
-class EvalSettings(LastBlock, Validated):
+class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Validated):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
@@ -177,6 +179,7 @@ class EvalSettings(LastBlock, Validated):
     def conflicts(self) -> list[str]:
         """Readable sets with names of their own, and a known format of predictions."""
         found = super().conflicts() + require_problems(self, self.require) + _set_problems(self, "ood", ["id"])
+        found += self.suite_problems() + self.corruption_problems()
         if self.predictions is not None and not self.predictions.endswith((".jsonl", ".csv", ".st")):
             where = self.where("predictions")
             found.append(f"--predictions must end in .jsonl, .csv or .st, not {self.predictions!r}{where}")
