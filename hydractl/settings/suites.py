@@ -12,8 +12,8 @@ OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-p
 """What ``--ood-suite`` knows; ``hydractl.data.suite_tables`` says what is in each."""
 
 CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "motion_blur", "zoom_blur", "snow", "fog"),
-    *("brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 """What ``--corruptions`` knows, in the order of Hendrycks & Dietterich 2019; ``hydractl.data.corruptions`` does it."""
 

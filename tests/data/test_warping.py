@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from hydractl.data.warping import blurred, filtered, plasma, shifted_along, warped, zoomed
+from hydractl.data.warping import blurred, filtered, plasma, shifted_along, smoothed, warped, zoomed
 
 RANDOM = np.random.RandomState(0)
 IMAGE = RANDOM.uniform(size=(23, 31, 3))
@@ -51,6 +51,12 @@ def test_blurred(sigma: float) -> None:
     field = IMAGE[..., 0]
     expected = ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)
     assert np.allclose(blurred(field, sigma), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.7, 1.5])
+def test_smoothed(sigma: float) -> None:
+    expected = np.stack([ndimage.gaussian_filter(IMAGE[..., c], sigma, mode="nearest") for c in range(3)], axis=-1)
+    assert np.allclose(smoothed(IMAGE, sigma), expected, rtol=0, atol=1e-12)
 
 
 def test_not_blurred() -> None:
