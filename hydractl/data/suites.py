@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydractl.data.spec import TEXT_SUFFIXES
 from hydractl.data.suite_tables import SUITES, Listed, Member, Named, Suite
@@ -38,16 +39,21 @@ class FoundSuite:
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def document(self) -> dict[str, Any]:
+        """What an artefact says of the suite, beside its data sets."""
+        return {"name": self.name, "left_out": self.left_out, "notes": self.notes}
 
-def find_suite(choice: SuiteChoice, root: str) -> FoundSuite:
+
+def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> FoundSuite:
     """Find the OOD sets of a suite below a folder.
 
     Args:
         choice: the suite, the sets asked for, and whether some may be missing.
         root: the folder of the data.
+        taken: names of other OOD sets beside these.
 
     Raises:
-        UsageError: for a set that the suite does not have, or has for validation only.
+        UsageError: for a set that the suite does not have, or has for validation only, or a name that is taken.
         InputError: for a folder that is not there, and listing every set that is missing or cannot be told from others.
     """
     suite = SUITES[choice.name]
@@ -77,6 +83,11 @@ def find_suite(choice: SuiteChoice, root: str) -> FoundSuite:
         notes.append(f"without {', '.join(member.name for member in gone)}, which {_is(gone)} not there")
     order = [member.name for member in suite.members]
     sets.sort(key=lambda one: order.index(one.name))
+    twice = [one.name for one in sets if one.name in set(taken)]
+    if twice:
+        raise UsageError(
+            f"--ood-suite {choice.name} and --ood both have {', '.join(twice)}", hint="give the --ood set another name"
+        )
     return FoundSuite(choice.name, sets, [member.name for member in gone], notes)
 
 

@@ -114,6 +114,14 @@ def test_sets_by_name(tmp_path: Path) -> None:
     assert error.value.problems[1] == "no set 'lsun': there are cifar10, mnist, svhn, texture, places365"
 
 
+def test_names_that_are_taken_and_the_document(tmp_path: Path) -> None:
+    build(tmp_path, "openood-cifar10")
+    with pytest.raises(UsageError, match="--ood-suite openood-cifar10 and --ood both have svhn"):
+        find_suite(parse_ood_suite("openood-cifar10"), str(tmp_path), taken=["svhn", "mine"])
+    found = find_suite(parse_ood_suite("openood-cifar10:mnist"), str(tmp_path), taken=["svhn"])
+    assert found.document() == {"name": "openood-cifar10", "left_out": [], "notes": found.notes}
+
+
 def test_id_lists(tmp_path: Path) -> None:
     put(tmp_path, SUITES["openood-cifar100"].id_lists["test"], images=3, label=7)
     spec, sentence = id_list("openood-cifar100", "test", str(tmp_path))
