@@ -74,8 +74,9 @@ def _plan(settings: EvalSettings, log: Log) -> Plan:
 
     resolve_device(settings.device)
     suite = find_ood_suite(settings)
-    for note in suite.notes if suite else ():
-        log.info(f"--ood-suite {suite.name}: {note}" if suite else note)
+    if suite is not None:
+        for note in suite.notes:
+            log.warn(f"--ood-suite {suite.name}: {note}")
     contenders = find_contenders(settings, log)
     names = [one.name for one in contenders]
     predictions = _prediction_paths(settings, names)
@@ -164,8 +165,7 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
         "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(plan.contenders)},
     }
     if plan.suite is not None:
-        own = {"left_out": plan.suite.left_out, "notes": plan.suite.notes}
-        document["suite"] = {"name": plan.suite.name, **own}
+        document["suite"] = plan.suite.document()
     if settings.bootstrap:
         document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
     return document

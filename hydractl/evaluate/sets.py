@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 
 if TYPE_CHECKING:
     from hydractl.data.base import Dataset
@@ -114,16 +114,13 @@ def find_ood_suite(settings: EvalSettings) -> FoundSuite | None:
     from hydractl.data.suites import find_suite
 
     choice = settings.suite()
-    return None if choice is None else find_suite(choice, str(settings.ood_root))
+    if choice is None:
+        return None
+    return find_suite(choice, str(settings.ood_root), taken=[one.name for one in settings.ood_sets()])
 
 
 def _ood_sets(settings: EvalSettings, suite: FoundSuite | None) -> list[OodSet]:
-    given = settings.ood_sets()
-    more = [] if suite is None else suite.sets
-    twice = sorted({one.name for one in given} & {one.name for one in more})
-    if twice:
-        raise UsageError(f"--ood {twice[0]} has the name of a set of --ood-suite", hint="choose another name")
-    return [*given, *more]
+    return [*settings.ood_sets(), *([] if suite is None else suite.sets)]
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:

@@ -57,8 +57,11 @@ def test_a_threshold_holds_on_what_it_was_chosen_on(answer: Callable[..., Any], 
     sets = ["--ood", "l=builtin:letters", "--val-ood", "s=builtin:symbols", *VAL]
     row = answer("base.st", *TEST, *sets, "--threshold", rule)["models"][0]["threshold"]
     scores = -np.exp(log_p("base.st", side)[0]).max(1)
-    share = (scores >= row["value"] - 1e-6).mean()
-    assert share >= 0.9 if rule.startswith("ood") else share <= 0.05
+    # Rounding may differ between batches: what is chosen lies on a score, or next to one.
+    if rule == "ood:0.9":
+        assert (scores >= row["value"] - 1e-6).mean() >= 0.9
+    else:
+        assert (scores >= row["value"] + 1e-6).mean() <= 0.05
     tested = -np.exp(log_p("base.st", "builtin:digits/test")[0]).max(1)
     assert row["id_flagged"] == pytest.approx((tested >= row["value"]).mean(), abs=0.01)
     assert set(row["ood_flagged"]) == {"l"} and row["rule"] == rule
