@@ -28,6 +28,7 @@ from hydractl._torchvision import declare_operators
 declare_operators()
 
 import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from hydractl.bench.figures import timed  # noqa: E402
 from hydractl.bench.stock import build_stock  # noqa: E402
@@ -115,6 +116,34 @@ def member(base: Source, number: int, shared: int) -> Source:
     return replace(base, name=named, sha256=f"{named}-{shared}", description=description, tensors=cut)
 
 
+class Operators(TorchDispatchMode):
+    """Counts what torch is told to compute: a GPU that runs eagerly has to be given each of them.
+
+    Attributes:
+        count: of operators, without views and without dropout, which does nothing here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one."""
+        name = function.overloadpacket.__name__
+        self.count += not function.is_view and name not in ("_unsafe_view", "empty", "detach", "dropout")
+        return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def operators(model: Any) -> int:
+    """How many operators one call takes."""
+    inputs = model.example_inputs(1)
+    model(inputs)  # what is made once is none of a call
+    with Operators() as counted:
+        model(inputs)
+    return counted.count
+
+
 class Rows:
     """The models of one architecture in one format.
 
@@ -147,6 +176,7 @@ class Rows:
                 work = sum(macs(one.description, one.tensors) for one in members)
         self.models |= apart
         self.models["deep ensemble"] = SequentialEnsemble([self._build(base) for _ in range(options.members)])
+        self.operators = {name: operators(model) for name, model in self.models.items()}
         self.macs |= {"members one after another": work, "deep ensemble": options.members * self.macs["single"]}
 
     def _build(self, source: Source) -> HydraModel:
@@ -163,7 +193,7 @@ class Rows:
         for name in names:
             figures = timed(runs[name], runs["single"], batch, 0)
             work = {"macs": self.macs[name], "mac_ratio": self.macs[name] / self.macs["single"]}
-            memory = {"peak_memory_bytes": contest.peak_memory_bytes[name]}
+            memory = {"peak_memory_bytes": contest.peak_memory_bytes[name], "operators": self.operators[name]}
             found.append(
                 {"model": name, "batch_size": batch, "dtype": self.dtype, "mode": mode, **work, **figures, **memory}
             )
@@ -244,8 +274,8 @@ def machine(device: torch.device, dtypes: list[str]) -> dict[str, Any]:
 def table(document: dict[str, Any]) -> str:
     """In Markdown, as for docs/numbers.md."""
     lines = [
-        "| model | format | batch | mode | row | ms | time (95 %) | mult-adds | of peak |",
-        "|---|---|---:|---|---|---:|---:|---:|---:|",
+        "| model | format | batch | mode | row | ms | time (95 %) | mult-adds | operators | of peak |",
+        "|---|---|---:|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in document["rows"]:
         low, high = row["ratio_ci"]
@@ -253,7 +283,10 @@ def table(document: dict[str, Any]) -> str:
         share = "" if peak is None else f"{row['macs'] * row['throughput_per_s'] / peak:.0%}"
         place = f"| {row['arch']} | {row['dtype']} | {row['batch_size']} | {row['mode']} | {row['model']} "
         ratio = f"{row['ratio']:.2f} ({low:.2f}..{high:.2f}){' ~' if row['noisy'] else ''}"
-        lines.append(f"{place}| {row['latency_ms']['median']:.3g} | {ratio} | {row['mac_ratio']:.2f} | {share} |")
+        lines.append(
+            f"{place}| {row['latency_ms']['median']:.3g} | {ratio} | {row['mac_ratio']:.2f} "
+            f"| {row['operators']} | {share} |"
+        )
     return "\n".join(lines)
 
 

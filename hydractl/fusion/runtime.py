@@ -144,17 +144,27 @@ class HydraModel(nn.Module):
     def train(self, mode: bool = True) -> HydraModel:
         """As torch's."""
         self._weights_change()
-        return super().train(mode)
+        for attention in self.attentions:
+            attention.forget()
+        super().train(mode)
+        self._stack_weights()
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> HydraModel:
         self._weights_change()
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        self._stack_weights()
+        return self
 
     def _weights_change(self) -> None:
         for prompted in list(self._asked):
             prompted.forget()
-        for attention in self.attentions:
-            attention.forget()
+
+    def _stack_weights(self) -> None:
+        """A compiled model is given its weights stacked: a graph would else do it in every call."""
+        for module in self.modules() if "member_logits" in vars(self) else ():
+            if isinstance(module, HeadAttention | PerMember):
+                module.stack()
 
     @property
     def whole_last_block(self) -> bool:
@@ -200,7 +210,7 @@ class HydraModel(nn.Module):
     @batched.setter
     def batched(self, together: bool | None) -> None:
         self.chains[0].batched = together  # all towers share it
-        self._weights_change()
+        self._stack_weights()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -249,10 +259,8 @@ class HydraModel(nn.Module):
         """
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)
-        for module in self.modules():
-            if isinstance(module, HeadAttention | PerMember):
-                module.stack()
         self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
+        self._stack_weights()
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Random inputs of the right shape on the model's device and dtype."""
