@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import HydraError
 from hydractl.families.base import first_line
-from hydractl.fusion.runtime import HydraModel
+from hydractl.fusion.runtime import HydraModel, calibrated, pooled_log_probs
 
 OUTPUTS = ("probabilities", "member_logits")
 EXAMPLE_BATCH = 2
@@ -79,11 +79,14 @@ def answers(model: HydraModel, inputs: Named) -> dict[str, Tensor]:
     """What the graph of a model has to give.
 
     Returns:
-        ``probabilities`` ``[B, classes]``, the mean over members of their softmax, and ``member_logits``
-        ``[M, B, classes]``.
+        ``probabilities`` ``[B, classes]``, the mean over members of their softmax, calibrated where the checkpoint
+        holds a calibration, and ``member_logits`` ``[M, B, classes]``, which are never calibrated.
     """
     logits = model.member_logits(inputs["pixel_values"] if set(inputs) == {"pixel_values"} else inputs)
-    return {"probabilities": logits.softmax(-1).mean(0), "member_logits": logits}
+    probabilities = logits.softmax(-1).mean(0)
+    if model.calibration is not None:
+        probabilities = calibrated(pooled_log_probs(logits), model.calibration).exp()
+    return {"probabilities": probabilities, "member_logits": logits}
 
 
 @torch.no_grad()

@@ -64,6 +64,7 @@ class HydraModel(nn.Module):
         self.attentions, self.chains = made.attentions, made.chains
         self._is_attention = made.is_attention
         self.prompted: PromptedClasses | None = None
+        self.calibration = _calibration(description)
         # Of this model and of every zero-shot view of it: they share weights.
         self._asked: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         # A call tells its blocks which tokens and members it is about, so another thread has to wait.
@@ -97,6 +98,7 @@ class HydraModel(nn.Module):
             view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._ask(labels, asked or known or [DEFAULT_PROMPT])
+        view.calibration = None  # it was fitted for the classes of the checkpoint
         return view
 
     def with_classes(self) -> HydraModel:
@@ -248,8 +250,12 @@ class HydraModel(nn.Module):
         raise TypeError("a HydraModel cannot be copied; build it again from its checkpoint")
 
     def forward(self, inputs: Any) -> Tensor:
-        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
-        return pooled_log_probs(self.member_logits(inputs))
+        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
+
+        Calibrated, where the checkpoint holds a calibration.
+        """
+        pooled = pooled_log_probs(self.member_logits(inputs))
+        return pooled if self.calibration is None else calibrated(pooled, self.calibration)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
@@ -284,10 +290,37 @@ class HydraModel(nn.Module):
         return tensors
 
 
+def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
+    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them.
+
+    Raises:
+        InputError: for what no version of hydractl writes.
+    """
+    stored = description.extra.get("calibration")
+    if stored is None:
+        return None
+    try:
+        if stored["kind"] == "temperature":
+            found = [1.0 / float(stored["temperature"])], [0.0]
+        else:
+            found = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise InputError("the checkpoint holds a broken calibration") from None
+    if not all(map(math.isfinite, [*found[0], *found[1]])):
+        raise InputError("the checkpoint holds a calibration that is not finite")
+    return found
+
+
 def pooled_log_probs(member_logits: Tensor) -> Tensor:
     """log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
     return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(member_logits.shape[0])
+
+
+def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
+    """log p ``[B, C]`` of a pooled prediction with scales and biases: ``log_softmax(log p * scale + bias)``."""
+    scale, bias = (torch.tensor(list(one), dtype=log_probs.dtype, device=log_probs.device) for one in calibration)
+    return (log_probs * scale + bias).log_softmax(-1)
 
 
 def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -159,3 +159,15 @@ def test_any_number_can_be_required(run: Any, capsys: pytest.CaptureFixture[str]
     run("eval", "base.st", *options, "--force", "--require", "ci.id.accuracy.1<0.1", code=4)
     run("eval", "base.st", *options, "--force", "--require", "ci.id.accurcy.1<0.1", code=2)
     assert "did you mean ci.id.accuracy.1" in capsys.readouterr().err
+
+
+def test_an_exported_file_is_calibrated_too(run: Any) -> None:
+    run("eval", "hydra.st", *TEST, "--temperature", "2.5", "--calibrated", "k.st", "-o", "e.json", "--allow-seen")
+    run("fuse", "k.st", "--export", "pt2", "-o", "k", "-q")
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = torch.export.load("k.pt2").module()(pixel_values=x)
+    p = found["member_logits"].double().softmax(-1).mean(0)
+    assert torch.allclose(found["probabilities"].double(), (p.log() / 2.5).softmax(-1), atol=1e-5)
+    plain = hydractl.load("hydra.st", device="cpu")
+    with torch.no_grad():
+        assert torch.allclose(found["member_logits"], plain.member_logits(x), atol=1e-5)
