@@ -87,9 +87,9 @@ def resample(
             **group_averages(sets),
             "diversity": {name: spread[name].metrics(counts[name]) for name in counts},
         }
-        for key, value in _numbers(row):
-            if key in found:
-                found[key][i] = value
+        drawn_values = dict(_numbers(row))
+        for key, of_rounds in found.items():
+            of_rounds[i] = drawn_values[key]
         advance(1)
     return Resampled(values, found)
 
