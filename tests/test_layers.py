@@ -57,6 +57,9 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/separability.py", "analysis/centroids.py"],
     "kmedoids": ["criteria/cahp.py"],
+    "scipy": [],  # comes with scikit-learn, which is an extra
+    "torchmetrics": [],  # these two are oracles of the tests
+    "pytorch_ood": [],
 }
 NEEDS_OPERATORS = ("timm", "open_clip", "torchvision")  # see hydractl/_torchvision.py
 PRINTS = "cli/console.py"

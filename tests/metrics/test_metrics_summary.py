@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.metrics import calibration, classification, ood, probabilities, selective, summary
+from hydractl.metrics import calibration, classification, curves, ood, probabilities, selective, summary
 from hydractl.metrics.samples import samples_of
 
 ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"]
@@ -175,3 +175,11 @@ def test_the_keys_of_a_row_are_those_of_its_numbers() -> None:
 
 def test_data_without_labels_have_their_number_alone() -> None:
     assert summary.id_block(samples_of(random_case(6)[0])) == {"n": 101}
+
+
+def test_every_block_of_a_row_has_a_convention() -> None:
+    inside, outside = samples_of(*random_case(7)), samples_of(random_case(8)[0])
+    row = summary.row_blocks(inside, {"a": outside}, {"a": "far"})
+    named = {*row, *row["id"], *row["ood"]["a"], *row["diversity"]["a"], *curves.curves(inside, {"a": outside})}
+    named |= {"ci", "difference", "calibration", "conformal", "threshold"}
+    assert named - set(summary.CONVENTIONS) == {"id", "ood", "diversity", "group"}

@@ -172,12 +172,16 @@ def test_extreme_logits_stay_finite_with_an_extreme_temperature() -> None:
         assert got.confidence.tolist() == [0.5, 0.5]
 
 
-def test_a_temperature_changes_no_prediction_of_a_tie() -> None:
-    logits = np.log(np.array([[[0.3, 0.3, 0.4], [0.2, 0.4, 0.4]], [[0.3, 0.4, 0.3], [0.2, 0.4, 0.4]]]))
+def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied() -> None:
+    rng = np.random.default_rng(0)
+    logits = np.repeat(rng.normal(size=(1, 400, 1)), 3, axis=2) + rng.integers(0, 4, (1, 400, 3)) * 2e-16
     plain = samples_of(logits)
+    assert len(set(plain.predicted.tolist())) == 3
     for temperature in (0.01, 0.3, 3.0, 100.0):
         got = samples_of(logits, calibration=Calibration.of_temperature(temperature))
         assert np.array_equal(got.predicted, plain.predicted)
+    anew = probabilities.softmax(probabilities.pooled_log_probs(logits) / 100).argmax(axis=1)
+    assert not np.array_equal(anew, plain.predicted)  # what rounding would make of it
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
