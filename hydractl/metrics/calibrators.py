@@ -21,7 +21,7 @@ from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.classification import check_labels
 from hydractl.metrics.lbfgs import minimize
-from hydractl.metrics.probabilities import Floats, log_softmax
+from hydractl.metrics.probabilities import Floats, log_softmax, shifted_powers, softmax
 
 KINDS = ("temperature", "vector")
 
@@ -152,6 +152,9 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     one minimum, by L-BFGS. The ridge settles what the data leave open: a constant added to all biases, a class
     that no sample has, and scales that would grow for ever where a class is always told apart.
 
+    It ends after 500 steps at the latest, which it needs where classes are many and their samples few (1,000 classes of
+    five samples: 40 s on one core); what it then has is no worse than any step before.
+
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
         labels: [N] integers in 0..C-1.
@@ -205,10 +208,10 @@ def _slope(log_probs: np.ndarray, labels: NDArray[np.int64], scale: float) -> tu
     slope = curvature = 0.0
     for rows in _rows(log_probs):
         block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
-        powers = np.exp(log_softmax(block * scale))
-        mean = _expected(powers, block)
+        probs = softmax(block * scale)
+        mean = _expected(probs, block)
         slope += float((mean - block[np.arange(len(of)), of]).sum())
-        curvature += float(_expected(powers, (block - mean[:, None]) ** 2).sum())
+        curvature += float(_expected(probs, (block - mean[:, None]) ** 2).sum())
     return slope / len(labels), curvature / len(labels)
 
 
@@ -222,10 +225,10 @@ def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats,
     value, by_scale, by_bias = 0.0, np.zeros_like(scale), np.zeros_like(bias)
     for rows in _rows(log_probs):
         block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
-        new = log_softmax(block * scale + bias)
+        _, shifted, powers, total = shifted_powers(block * scale + bias)
         index = np.arange(len(of))
-        value -= float(new[index, of].sum())
-        error = np.exp(new)
+        value -= float((shifted[index, of] - np.log(total[:, 0])).sum())
+        error = np.divide(powers, total, out=powers)
         error[index, of] -= 1.0
         by_scale += np.einsum("nc,nc->c", error, block)
         by_bias += error.sum(axis=0)

@@ -112,7 +112,7 @@ class Block:
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        return _shifted_powers(self.logits)
+        return shifted_powers(self.logits)
 
     @cached_property
     def logsumexp(self) -> Floats:
@@ -185,7 +185,7 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
     return on_all_samples
 
 
-def _shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def shifted_powers(logits: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum."""
     highest = logits.max(axis=-1, keepdims=True)
     shifted = logits - highest
@@ -199,13 +199,13 @@ def softmax(logits: Floats) -> Floats:
     Not the exponential of :func:`log_softmax`: the quotient gives 1/C exactly for equal logits, so that a
     confidence that lies on a bin edge stays on it.
     """
-    _, _, powers, total = _shifted_powers(logits)
+    _, _, powers, total = shifted_powers(logits)
     return np.asarray(powers / total, dtype=np.float64)
 
 
 def log_softmax(logits: Floats) -> Floats:
     """Logarithm (nats) of the softmax over the last axis; at most 0, and finite where the softmax underflows to 0."""
-    _, shifted, _, total = _shifted_powers(logits)
+    _, shifted, _, total = shifted_powers(logits)
     return np.asarray(shifted - np.log(total), dtype=np.float64)
 
 
