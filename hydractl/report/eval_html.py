@@ -103,7 +103,8 @@ def _pictures(kind: str, figures: Sequence[Figure], rows: Sequence[Mapping[str, 
             assert one.model is not None  # every picture of these kinds is about a row
             body += f"<h3>{name(rows[one.model]['name'])}</h3>{figure(_untitled(one))}"
         return note(_HOW[kind]) + body
-    return note(_HOW[kind]) + f'<div class="grid">{"".join(map(figure, figures))}</div>'
+    body = "".join(map(figure, figures))
+    return note(_HOW[kind]) + (f'<div class="grid">{body}</div>' if len(figures) > 1 else body)
 
 
 def _untitled(one: Figure) -> Figure:

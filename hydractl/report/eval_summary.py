@@ -79,16 +79,17 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         first = [row for row, mark in zip(rows, marked, strict=True) if mark == BEST]
         if first:
             second = [row for row, mark in zip(rows, marked, strict=True) if mark == SECOND]
-            text = f"{_names(first)} with {_value(column, first[0])}"
-            text += f", then {_names(second)} with {_value(column, second[0])}" if second else ""
+            text = f"{_names(first)} with {_value(column, first)}"
+            text += f", then {_names(second)} with {_value(column, second)}" if second else ""
             text += _overlap(column, first, rows)
             found.append((f"{column.words} ({column.better} is better)", text + "."))
     return found
 
 
-def _value(column: Column, row: Mapping[str, Any]) -> str:
-    ends = column.interval(row)
-    text = number(column.value(row))
+def _value(column: Column, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The number that these rows have in common, with its interval where it is that of a single row."""
+    ends = column.interval(rows[0]) if len(rows) == 1 else None
+    text = number(column.value(rows[0]))
     return text if ends is None else f"{text} ({number(ends[0])} to {number(ends[1])})"
 
 
@@ -100,7 +101,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _overlap(column: Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
     """How many others' intervals meet that of the best: they are not clearly worse."""
-    ends = column.interval(first[0])
+    ends = column.interval(first[0]) if len(first) == 1 else None
     others = [column.interval(row) for row in rows if not any(row is one for one in first)]
     if ends is None or not others or None in others:
         return ""

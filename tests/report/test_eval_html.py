@@ -165,6 +165,14 @@ def test_the_summary_names_what_was_measured_and_who_is_best(page: Node, documen
     assert f"Negative log likelihood (lower is better): {best['name']} with {best['id']['nll']:.4f}" in text
 
 
+def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]) -> None:
+    same = copy.deepcopy(document)
+    for row in same["models"][:2]:
+        row["id"]["accuracy"] = 0.999
+    text = parse(render(same)).by_id("summary").text()
+    assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
+
+
 def test_ties_are_marked_alike(document: dict[str, Any]) -> None:
     same = copy.deepcopy(document)
     for row in same["models"][:2]:
