@@ -59,7 +59,9 @@ def _scores(value: Any, where: str) -> Iterator[str]:
 
 def _site(value: Any, where: str) -> Iterator[str]:
     """One site: how many heads, and for every member which of them are kept."""
-    form = record({"site": text, "heads": count, "kept": listing(listing(count))}, ("site", "heads", "kept"))
+    form = record(
+        {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "heads", "kept")
+    )
     problems = list(form(value, where))
     yield from problems
     if not problems:

@@ -10,7 +10,7 @@ from hydractl.report.eval_names import drawn_names, visible
 from hydractl.report.figures import number
 from hydractl.report.head_map import short_names
 
-SITE_LETTERS = 14
+_SITE_LETTERS = 14
 
 
 def model_figures(document: Mapping[str, Any], model: int) -> Iterator[Figure]:
@@ -127,7 +127,7 @@ def _roc(curves: Mapping[str, Any], row: Mapping[str, Any], model: int) -> Figur
 
 def _heads(sites: Sequence[Mapping[str, Any]], model: int) -> Figure:
     """Which heads every member keeps, site by site."""
-    names = short_names([visible(site["site"]) for site in sites], SITE_LETTERS)
+    names = _site_names(sites)
     members = max(len(site["kept"]) for site in sites)
     panels = []
     for member in range(members):
@@ -139,3 +139,18 @@ def _heads(sites: Sequence[Mapping[str, Any]], model: int) -> Figure:
         title = f"{f'member {member}: ' if members > 1 else ''}{kept} of {there} heads kept"
         panels.append(HeadGrid(title, rows))
     return Figure("heads", "", tuple(panels), model)
+
+
+def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Short names of sites, different from each other; with the tower in front where there are several."""
+    towers = [visible(site.get("tower") or "main") for site in sites]
+    paths = [visible(site["site"]) for site in sites]
+    if len(set(towers)) == 1:
+        return short_names(paths, _SITE_LETTERS)
+    found = [""] * len(sites)
+    for tower in dict.fromkeys(towers):
+        places = [index for index, other in enumerate(towers) if other == tower]
+        own = short_names([paths[index] for index in places], max(_SITE_LETTERS - len(tower) - 1, 4))
+        for index, name in zip(places, own, strict=True):
+            found[index] = f"{tower[:_SITE_LETTERS]} {name}"
+    return found

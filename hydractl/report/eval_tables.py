@@ -41,7 +41,8 @@ def cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[Cell]]:
 
 
 def interval_text(ends: tuple[float, float]) -> str:
-    return f"{number(ends[0])} to {number(ends[1])}"
+    """Both ends; with a dash, which is short, as no measured number is negative."""
+    return f"{number(ends[0])}–{number(ends[1])}"
 
 
 def main_table(rows: Sequence[Row]) -> str:
@@ -76,24 +77,24 @@ def ood_tables(rows: Sequence[Row]) -> str:
 
 
 def difference_table(rows: Sequence[Row]) -> str:
-    """Every row minus the first, on the same samples."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.get("difference") or {}))
-    body = []
-    for row in rows:
-        if row.get("difference"):
-            line = []
-            for key in keys:
-                found = Column((key,), "", "").difference(row)
-                if found is None:
-                    line.append(Cell("-"))
-                    continue
-                ends = found[1]
-                clear = ends is not None and not ends[0] <= 0 <= ends[1]
-                small = "" if ends is None else f"{_signed(ends[0])} to {_signed(ends[1])}"
-                line.append(Cell(_signed(found[0]), "best" if clear else "", small))
-            body.append((name(row["name"]), line))
-    caption = "Bold: the interval of the difference leaves out zero."
-    return table(caption, ["model", *keys], body) if body else ""
+    """Every row minus the first, on the same samples: the numbers of the main table."""
+    known = {key for row in rows for key in row.get("difference") or {}}
+    columns = [column for column in main_columns(rows) if ".".join(column.path) in known]
+    compared = [row for row in rows if row.get("difference")]
+    body = [(name(row["name"]), [_difference_cell(column, row) for column in columns]) for row in compared]
+    caption = "Bold: the interval of the difference leaves out zero. ↑ and ↓: which way is better."
+    return table(caption, ["model", *map(head, columns)], body) if body and columns else ""
+
+
+def _difference_cell(column: Column, row: Row) -> Cell:
+    found = column.difference(row)
+    if found is None:
+        return Cell("-")
+    value, ends = found
+    clear = ends is not None and not ends[0] <= 0 <= ends[1]
+    return Cell(
+        _signed(value), "best" if clear else "", "" if ends is None else f"{_signed(ends[0])} to {_signed(ends[1])}"
+    )
 
 
 def _signed(value: float) -> str:

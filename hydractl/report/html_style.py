@@ -16,7 +16,7 @@ STYLE = f"""
 }}
 * {{ box-sizing: border-box }}
 html {{ -webkit-text-size-adjust: 100%; text-size-adjust: 100% }}
-body {{ margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--bg); color: var(--fg);
+body {{ margin: 0 auto; max-width: 82rem; padding: 1rem; background: var(--bg); color: var(--fg);
   font: 16px/1.5 system-ui, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif; overflow-wrap: anywhere }}
 h1 {{ font-size: 1.6rem; line-height: 1.25; margin: .5rem 0 }}
 h2 {{ font-size: 1.25rem; margin: 2.2rem 0 .4rem; padding-top: .4rem; border-top: 2px solid var(--line) }}
@@ -28,7 +28,7 @@ nav ul {{ list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; pad
 a {{ color: inherit }}
 .scroll {{ overflow-x: auto; margin: .5rem 0 }}
 table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .3rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
+th, td {{ padding: .3rem .45rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
   overflow-wrap: normal; white-space: nowrap }}
 th {{ font-weight: 600 }}
 thead th {{ background: var(--band); vertical-align: bottom }}

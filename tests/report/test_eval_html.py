@@ -141,7 +141,7 @@ def test_the_main_table_holds_and_marks_the_numbers(page: Node, document: dict[s
         low, high = row["ci"]["id.accuracy"]
         assert line[:3] == [
             row["name"],
-            f"{row['id']['accuracy']:.4f}{low:.4f} to {high:.4f}",
+            f"{row['id']['accuracy']:.4f}{low:.4f}–{high:.4f}",
             f"{row['id']['nll']:.4f}",
         ]
     for column, (key, best) in enumerate((("accuracy", max), ("nll", min), ("brier", min), ("ece", min)), start=0):
@@ -230,6 +230,18 @@ def test_heads_are_drawn_one_by_one(page: Node, document: dict[str, Any]) -> Non
     assert paths(picture, "gone")[0].count("z") == 8 * len(SITES) - kept
     assert f"member 1: {kept} of 48 heads kept" in picture.text()
     assert [text.text() for text in picture.all("text", "tally")] == [f"{len(site['kept'][1])}/8" for site in sites]
+
+
+def test_sites_of_two_towers_are_named_apart(document: dict[str, Any]) -> None:
+    found = copy.deepcopy(document)
+    clip = [("visual.transformer.resblocks", "visual"), ("transformer.resblocks", "text")]
+    found["models"][0]["heads"] = [
+        {"site": f"{path}.{n}.attn", "tower": tower, "heads": 4, "kept": [[0, n]]}
+        for path, tower in clip
+        for n in (1, 2)
+    ]
+    picture = svgs(parse(render(found)).by_id("heads"))[0]
+    assert [text.text() for text in picture.all("text", "left")] == ["visual 1", "visual 2", "text 1", "text 2"]
 
 
 def test_series_differ_without_colour(page: Node) -> None:
