@@ -125,9 +125,17 @@ def _corruptions(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Fig
                 drawn.append(Series("line", tuple(xs), tuple(ys), index, names[index]))
         if not drawn:
             continue
-        counts = [entry.get("n") for _, _, average in found for entry in average.values() if entry.get("n")]
-        n = f"n = {counts[0]} a severity" if counts else f"{all_samples(rows)} without corruption"
-        x = Axis(f"severity, 0: uncorrupted ({n})", 0, float(severities[-1]), counts=True)
+        x = Axis(f"severity, 0: uncorrupted ({corrupted_samples(rows)})", 0, float(severities[-1]), counts=True)
         low, high = span([value for series in drawn for value in series.y])
         panels.append(Panel("", x, Axis(f"{column.words}\n({better} is better)", max(low, 0), high), tuple(drawn)))
     return Figure("corruptions", "Mean over the corruptions", tuple(panels)) if panels else None
+
+
+def corrupted_samples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``n = 497 each``: how many samples every corruption is measured on at every severity."""
+    kinds = [kind for row in rows for kind in (row.get("corruptions") or {}).values()]
+    kinds += [row.get("corruption_avg") or {} for row in rows]
+    sizes = {entry["n"] for kind in kinds for entry in kind.values() if entry.get("n") is not None}
+    if not sizes:
+        return "n unknown"
+    return f"n = {min(sizes)} each" if len(sizes) == 1 else f"n = {min(sizes)} to {max(sizes)}"

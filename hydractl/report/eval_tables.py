@@ -15,7 +15,7 @@ from hydractl.report.eval_columns import (
     ood_group,
     ood_names,
 )
-from hydractl.report.eval_comparisons import cost_ratio
+from hydractl.report.eval_comparisons import corrupted_samples, cost_ratio
 from hydractl.report.eval_figures import all_samples
 from hydractl.report.figures import count_text, number
 from hydractl.report.html_parts import Cell, name, table, words
@@ -172,11 +172,12 @@ def corruption_tables(rows: Sequence[Row]) -> str:
             )
             for level in levels
         ]
-        sizes = {entry.get("n") for row in rows for entry in _inside(row, place).values()} - {None}
-        n = f"n = {sizes.pop()} a severity" if len(sizes) == 1 else "numbers of samples differ or are not given"
         lines = [(name(row["name"]), line) for row, line in zip(rows, cells(rows, columns), strict=True)]
         title = name(place[1]) if len(place) == 2 else "Mean over the corruptions"
-        found.append(f"<h3>{title}</h3>" + table(f"by severity; {n}", ["model", *map(head, columns)], lines))
+        found.append(
+            f"<h3>{title}</h3>"
+            + table(f"by severity; {corrupted_samples(rows)}", ["model", *map(head, columns)], lines)
+        )
     return "".join(found)
 
 
