@@ -84,10 +84,10 @@ def rows_of(evaluation: Path) -> dict[str, Any]:
     return {row["name"]: row for row in json.loads(evaluation.read_text(encoding="utf-8"))["models"]}
 
 
-def mean_diversity(row: Mapping[str, Any], key: str) -> float:
-    """``mi`` or ``disagreement`` on OOD data: the mean over the sets of one row of an evaluation; 0 for one member."""
+def mean_diversity(row: Mapping[str, Any], key: str) -> float | None:
+    """``mi`` or ``disagreement`` on OOD data: the mean over the sets of one row of an evaluation, None without one."""
     values = [value[key] for name, value in row["diversity"].items() if name != "id"]
-    return sum(value or 0.0 for value in values) / len(values)
+    return None if None in values else sum(values) / len(values)
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
