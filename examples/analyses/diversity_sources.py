@@ -75,7 +75,7 @@ def main() -> None:
             files.append(f"{made[key]}.st")
             masks.append(removed(Path(f"{made[key]}.pruned.mask.json")))
         pairs = [jaccard(a, b) or 0.0 for a, b in combinations(masks, 2)]
-        overlaps[name] = sum(pairs) / len(pairs)
+        overlaps[name] = sum(pairs) / len(pairs) if pairs else None
         models.append(f"{name}={'+'.join(files)}")
     data = ["--data", asked.data, *(word for spec in asked.ood for word in ("--ood", spec))]
     limit = ["--limit", str(asked.limit)] if asked.limit else []

@@ -12,6 +12,9 @@ removes. Heads that the ranking never removes count as its last.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 from common import arguments, named, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
@@ -44,9 +47,11 @@ def compare_models(refs: list[str], data: str, ood: dict[str, str], limit: int |
     cells: dict[str, list[float]] = {name: [] for name in ood}
     columns = ["OOD set"]
     for ref in refs:
-        model = open_model(ref)
+        model, short = open_model(ref), Path(ref).name
         inside = last_site(model, samples(model, data, limit, labelled=False))
-        columns += [f"{ref}: Euclidean, {inside.shape[1]} heads", f"{ref}: Mahalanobis"]
+        if not inside.shape[1]:
+            sys.exit(f"{short} has no heads left in its last site")
+        columns += [f"{short}: Euclidean, {inside.shape[1]} heads", f"{short}: Mahalanobis"]
         for name, spec in ood.items():
             found = centroid_distances(inside, last_site(model, samples(model, spec, limit, labelled=False)))
             cells[name] += [float(found.euclidean.mean()), float(found.mahalanobis.mean())]
