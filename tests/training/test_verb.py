@@ -1,13 +1,10 @@
-"""``finetune`` as a command: a new classifier, folders, several learning rates, several processes."""
+"""``finetune`` as a command: a new classifier, folders, several learning rates."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ from hydractl.settings import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.reading import training_data
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8", "--log", "none"]
 TRAIN = ["finetune", MODEL, *DATA, "--epochs", "2"]
@@ -195,40 +191,6 @@ def test_autocast_trains_float32_weights() -> None:
 
 def tensors_of_start() -> dict[str, torch.Tensor]:
     return hydractl.load(MODEL, device="cpu").stock_tensors()
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-
-def together(count: int, arguments: list[str]) -> list[tuple[int, str, str]]:
-    """A command in several processes, as torchrun starts them; code, stdout and stderr of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
-    started = [
-        subprocess.Popen([sys.executable, "-m", "hydractl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True)
-        for rank in range(count)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=120) for process in started]
-    return [(process.returncode, *one) for process, one in zip(started, said, strict=True)]
-
-
-def test_two_processes_give_the_weights_of_one() -> None:
-    """To 1e-6 of the largest change: only the order in which gradients are added up differs."""
-    train = [*TRAIN, "--accumulate", "2", "--optimizer", "sgd", "--lr", "0.05", "--augment", "crop,flip"]
-    run(*train, "-o", "one.st")
-    ends = together(2, [*train, "-o", "two.st"])
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert [out for _, out, _ in ends] == ["two.st\n", ""]
-    one, two, start = tensors("one.st"), tensors("two.st"), tensors_of_start()
-    assert max(float((one[n] - start[n]).abs().max()) for n in one) > 1e-3
-    assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
-    first, second = settings_of("one.st")["history"], settings_of("two.st")["history"]
-    assert [e["val_accuracy"] for e in first] == [e["val_accuracy"] for e in second]  # 21 samples, each counted once
-    assert [e["val_nll"] for e in first] == pytest.approx([e["val_nll"] for e in second], abs=1e-5)
 
 
 def test_a_batch_must_be_divided_evenly() -> None:

@@ -1,0 +1,118 @@
+"""Training by several processes: the weights of one, whoever is stopped or killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.checkpoint import FileTensors, read_header
+from hydractl.cli.app import main
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
+# 44 samples: the last step of an epoch has 12, its second batch 4.
+TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
+         "--accumulate", "2", "--optimizer", "sgd", "--lr", "0.05", "--augment", "crop,flip"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 44), ("val", 21)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+
+
+def start(count: int, arguments: list[str]) -> list[subprocess.Popen[str]]:
+    """A command in several processes, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
+    command = [sys.executable, "-m", "hydractl", *arguments]
+    return [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Code, stdout and stderr of each."""
+    said = [process.communicate(timeout=200) for process in processes]
+    return [(process.returncode, *one) for process, one in zip(processes, said, strict=True)]
+
+
+def tensors(path: str) -> dict[str, torch.Tensor]:
+    file = FileTensors(path)
+    return {name: file.read(name) for name in file.names()}
+
+
+def history(path: str) -> Any:
+    return read_header(path).description["provenance"]["settings"]["history"]  # type: ignore[index]
+
+
+def agree(path: str, other: str) -> None:
+    """To 1e-6: only the order in which gradients are added up differs."""
+    one, two, began = tensors(path), tensors(other), hydractl.load(MODEL, device="cpu").stock_tensors()
+    assert max(float((one[n] - began[n]).abs().max()) for n in one) > 1e-3
+    assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
+
+
+def wait_for(path: str, processes: list[subprocess.Popen[str]]) -> None:
+    while not Path(path).exists():
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+
+
+def test_two_processes_give_the_weights_of_one() -> None:
+    assert main([*TRAIN, "--epochs", "2", "-o", "one.st"]) == 0
+    done = ends(start(2, [*TRAIN, "--epochs", "2", "-o", "two.st"]))
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert [out for _, out, _ in done] == ["two.st\n", ""]
+    agree("one.st", "two.st")
+    # 21 samples of two processes, each counted once.
+    assert [e["val_accuracy"] for e in history("one.st")] == [e["val_accuracy"] for e in history("two.st")]
+    assert [e["val_nll"] for e in history("one.st")] == pytest.approx(
+        [e["val_nll"] for e in history("two.st")], abs=1e-5
+    )
+
+
+def test_one_is_stopped_and_another_number_goes_on() -> None:
+    """A signal to one of two processes stops both at the same step; one process alone finishes the work."""
+    long = [*TRAIN, "--epochs", "40"]
+    two = start(2, [*long, "-o", "part.st", "--save-every", "1"])
+    wait_for("part.st.state", two)
+    two[1].send_signal(signal.SIGTERM)
+    done = ends(two)
+    assert [code for code, _, _ in done] == [130, 130], done
+    assert "add --resume to the same command to go on; part.st.state has step" in done[0][2]
+    assert main([*long, "-o", "part.st", "--resume"]) == 0
+    assert main([*long, "-o", "whole.st"]) == 0
+    one, other = tensors("whole.st"), tensors("part.st")
+    assert max(float((one[n] - other[n]).abs().max()) for n in one) < 1e-3  # rounding, grown over 120 steps
+    assert len(history("part.st")) == 40
+
+
+def test_a_killed_process_ends_the_other() -> None:
+    two = start(2, [*TRAIN, "--epochs", "2000", "-o", "killed.st", "--save-every", "1"])
+    wait_for("killed.st.state", two)
+    two[1].kill()
+    (code, out, err), _ = ends(two)
+    assert (code, out) == (1, "")
+    assert "another process of this run has ended" in err
+    assert "run the same command with --resume" in err
+    assert Path("killed.st.state").exists() and not Path("killed.st").exists()
