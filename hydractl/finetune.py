@@ -43,6 +43,7 @@ DECISIVE = (
     "init",
     "reset_head",
     "dropout",
+    "lora",
     "augment",
     "autocast",
     "patience",
@@ -148,10 +149,14 @@ def _train_and_write(
 def _model(opened: Opened, settings: FinetuneSettings) -> HydraModel:
     from hydractl.models import build_model
     from hydractl.processes import local_device
+    from hydractl.training.lora import add_lora
     from hydractl.training.speed import hasten
     from hydractl.training.start import with_dropout
 
     model = build_model(with_dropout(opened.source, settings.dropout), local_device(settings.device), settings.dtype)
+    if settings.lora is not None:
+        rank, alpha = settings.lora.split(",")
+        add_lora(model, int(rank), float(alpha), settings.seed)
     hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     return model
 

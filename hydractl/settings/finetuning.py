@@ -138,6 +138,14 @@ class FinetuneSettings(Batched):
         default_text="what the model says",
         group=TRAINED,
     )
+    lora: str | None = option(
+        None,
+        help="Train matrices of rank R on queries, keys, values and outputs, scaled by ALPHA / R, and the classifier",
+        metavar="R,ALPHA",
+        pattern=r"[1-9][0-9]{0,3},[0-9]{1,5}(\.[0-9]{1,5})?",
+        default_text="off, the weights themselves",
+        group=TRAINED,
+    )
     augment: list[str] = option(
         [],
         help="Random changes of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M]",

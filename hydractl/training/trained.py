@@ -10,6 +10,7 @@ import torch
 
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
+from hydractl.training.lora import low_rank_names
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
@@ -19,6 +20,8 @@ def trainable(
     model: HydraModel, train_last: int | None, tower: str | None = None, freeze: Sequence[str] = ()
 ) -> dict[str, torch.nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
+
+    Where heads have low-rank matrices, of all that only these and the classifier.
 
     Args:
         model: with one member.
@@ -34,6 +37,7 @@ def trainable(
     """
     model.requires_grad_(True)
     network = model.networks[0]
+    names = [name for name, _ in network.named_parameters()]
     frozen: tuple[str, ...] = ()
     for stages in model.family.stages(network):
         blocks = len(stages.block_paths)
@@ -43,8 +47,12 @@ def trainable(
             if not 0 <= train_last <= blocks:
                 raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
             frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
-    names = [name for name, _ in network.named_parameters()]
     left = {name for part in freeze for name in part_names(model, part, names)}
+    low_rank = low_rank_names(names)
+    if low_rank:
+        # Beside them only the classifier is trained.
+        head = model.family.named_parts.get("head", "$.")
+        left |= {name for name in names if name not in low_rank and not re.match(head, name)}
     for name, parameter in network.named_parameters():
         if name.startswith(frozen) or name in left:
             parameter.requires_grad_(False)

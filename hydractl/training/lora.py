@@ -1,0 +1,97 @@
+"""Low-rank adaptation of the heads: W + (alpha / r) B A instead of W, where only A and B are trained.
+
+Each of queries, keys, values and the output projection of a site has an A and a B of its own, over the heads that the
+model has. B starts at zero, so the model starts as it was, and A as in the authors' code. Whoever asks for the weights
+gets the sum, so what is written is an ordinary checkpoint.
+
+Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.fusion.runtime import HydraModel
+
+_INSIDE = ".parametrizations."
+
+
+class LowRank(nn.Module):
+    """Adds ``scale * B A`` to matrices that lie side by side.
+
+    Attributes:
+        a: ``[n, r, columns]``.
+        b: ``[n, rows, r]``, of zeros at first.
+    """
+
+    def __init__(self, count: int, rows: int, columns: int, rank: int, alpha: float, like: Tensor) -> None:
+        super().__init__()
+        self.scale = alpha / rank
+        self.a = nn.Parameter(like.new_empty((count, rank, columns)))
+        self.b = nn.Parameter(like.new_zeros((count, rows, rank)))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
+        bound = 1 / math.sqrt(self.a.shape[-1])
+        drawn = torch.empty(self.a.shape).uniform_(-bound, bound, generator=generator)
+        with torch.no_grad():
+            self.a.copy_(drawn)
+
+    def delta(self) -> Tensor:
+        """``[n, rows, columns]``."""
+        return self.scale * (self.b @ self.a)
+
+
+class OnProjections(LowRank):
+    """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``."""
+
+    def __init__(self, heads: int, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__(3, weight.shape[0] // 3, weight.shape[1], rank, alpha, weight)
+        self.heads = heads
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # [3, h * dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
+        delta = self.delta().unflatten(1, (self.heads, -1)).transpose(0, 1)
+        return weight + delta.flatten(0, 2)
+
+
+class OnOutput(LowRank):
+    """For a bank's output projection, ``[d_model, heads * head_dim]``."""
+
+    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__(1, weight.shape[0], weight.shape[1], rank, alpha, weight)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta()[0]
+
+
+def add_lora(model: HydraModel, rank: int, alpha: float, seed: int) -> None:
+    """Put low-rank matrices on the heads of every site, in place; sites without heads have none.
+
+    Args:
+        model: with one member.
+        rank: of the matrices.
+        alpha: the sum is scaled by alpha / rank.
+        seed: draws A.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for attention in model.attentions:
+        bank = attention.only.bank
+        if not bank.heads:
+            continue
+        for name, added in (
+            ("qkv", OnProjections(bank.heads, bank.qkv.detach(), rank, alpha)),
+            ("out", OnOutput(bank.out.detach(), rank, alpha)),
+        ):
+            added.draw(generator)
+            parametrize.register_parametrization(bank, name, added)
+
+
+def low_rank_names(names: Sequence[str]) -> set[str]:
+    """Of the names of all parameters, those of low-rank matrices."""
+    return {name for name in names if _INSIDE in name and not name.endswith(".original")}
