@@ -91,6 +91,8 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
     log.info(f"{steps} steps of {per_step} samples, about {work:.2g} mult-adds")
     if settings.dry_run:
+        if team.rank:
+            return Outcome({}, silent=True)
         check_outputs([files.path], force=settings.force or settings.resume, folder=files.folder)
         return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
     return _train_and_write(opened, settings, files, plan, log, team)
@@ -113,7 +115,7 @@ def _train_and_write(
     state = StateFile(files.state, fingerprint, _environment(settings, team))
     going_on = settings.resume and state.exists()
     if settings.resume and not going_on:
-        made = finished(files, fingerprint)
+        made = finished(files, fingerprint, force=settings.force)
         if made is not None:
             log.info(f"the training of {files.path} is finished: nothing to do")
             return _finished(files, made, plan, silent=bool(team.rank))

@@ -88,6 +88,11 @@ VERBS: dict[str, Verb] = {
                 "the last five blocks by SGD",
                 "hydractl finetune a.st --data train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000",
             ),
+            (
+                "a recipe of the paper; the best of four learning rates is kept",
+                "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k",
+            ),
+            ("go on after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
         ),
     ),
     "fuse": Verb(

@@ -216,6 +216,8 @@ class FinetuneSettings(Batched):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
             found.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
+        if self.log == "-":
+            found.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
         if "betas" not in self.unread and len(self.betas) != 2:
             found.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         if self.warmup >= 1 and self.warmup != int(self.warmup):

@@ -81,6 +81,7 @@ class Around:
         keeper: saves the unfinished run.
         team: the processes among which each batch is divided.
         extra: added to what is saved: progress and tensors of whoever runs several trainings.
+        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
     """
 
     log: Log
@@ -88,6 +89,7 @@ class Around:
     keeper: Keeper = field(default_factory=lambda: Keeper(None, "1"))
     team: Processes = field(default_factory=Processes)
     extra: Saved = field(default_factory=lambda: Saved({}))
+    signals: Interruptions = field(default_factory=Interruptions)
 
 
 def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log | Around) -> History:
@@ -140,7 +142,7 @@ class Training:
         self.epoch_start = self.order.get_state()
         self.best: tuple[float, dict[str, Tensor]] | None = None
         self.waited = 0
-        self._signals = Interruptions()
+        self._signals = around.signals
         self.device = next(iter(self.parameters.values())).device
 
     # --- running ------------------------------------------------------------------------------------------------------

@@ -59,11 +59,16 @@ class RunFiles:
         return FileLog(self.log, None if saved is None else saved.progress["log"], about, log)
 
 
-def finished(files: RunFiles, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
+def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
     """The provenance of an output that this very training has written; None where there is no output of a training.
 
+    Args:
+        files: of this training.
+        fingerprint: what decides its result.
+        force: an output of another training is in the way and may be replaced: None.
+
     Raises:
-        InputError: it is of another training; all differences are listed.
+        InputError: the output is of another training; all differences are listed.
     """
     path = files.weights()
     if path is None:
@@ -80,6 +85,8 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any]) -> dict[str, Any] 
         there["lr"] = [entry["lr"] for entry in made["settings"]["grid"]]
     now = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(there, now, "in the file")
+    if problems and force:
+        return None
     if problems:
         hint = f"give the settings it was made with, or {START_OVER}"
         raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)

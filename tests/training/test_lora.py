@@ -91,7 +91,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
             optimizer.step()
             done += 1
     trained, expected = model.stock_tensors(), {**reference.state_dict(), **weights()}
-    moved = float((trained["blocks.1.attn.qkv.weight"] - reference.blocks[1].attn.qkv.weight).abs().max())
+    moved = float((trained["blocks.1.attn.qkv.weight"] - reference.blocks[1].attn.qkv.weight.detach()).abs().max())
     assert moved > 1e-3
     for name, tensor in expected.items():
         assert torch.allclose(trained[name], tensor, rtol=1e-4, atol=1e-5), name

@@ -257,6 +257,8 @@ def test_what_is_finished_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     run(*with_lr(command, "0.1"), "-o", "done.st", "--resume", code=3)
     assert "lr: 0.003 in the file, 0.1 now" in capsys.readouterr().err
     same("done.st")
+    run(*with_lr(command, "0.1"), "-o", "done.st", "--resume", "--force")
+    assert Path("done.st").read_bytes() != Path("whole.st").read_bytes()
 
 
 def test_without_an_unfinished_run_it_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
