@@ -113,6 +113,18 @@ def stock_work(description: Description) -> Work:
     return Work(1, [BlockWork([len(mask.kept[site.path])]) for site in sites], 1)
 
 
+def single_work(description: Description, *, whole_last_block: bool = False) -> Work:
+    """What hydractl runs of the one model with all its heads that a description descends from."""
+    from hydractl.families import get_family
+
+    family = get_family(description.family)
+    tower = _of_samples(family.stages(family.build(description.config))).tower
+    sites = [site for site in family.sites(description.config) if site.tower == tower]
+    last = len(sites) - 1
+    blocks = [BlockWork([site.heads], not whole_last_block and place == last) for place, site in enumerate(sites)]
+    return Work(1, blocks, 1)
+
+
 def macs_formula(description: Description, work: Work) -> int | None:
     """Multiply-adds of one call on one sample.
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hydractl.cost import macs
-from hydractl.cost_formula import Block, BlockWork, Work, macs_formula, stock_work, work_of
+from hydractl.cost import dense_macs, macs
+from hydractl.cost_formula import Block, BlockWork, Work, macs_formula, single_work, stock_work, work_of
 from hydractl.fusion.plan import plan_fusion
 from hydractl.models import ModelOptions, Source, open_source
 from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
@@ -74,3 +74,12 @@ def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str], see
     whole = macs_formula(sources[0].description, stock_work(sources[0].description))
     if variant != "map-pooling":
         assert whole == macs(sources[0].description, sources[0].tensors, whole_last_block=True)
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_the_single_model_behind_a_pruned_one(variant: str) -> None:
+    """By torch's counter on the model with all its heads."""
+    source = source_of(stock(variant), variant)
+    pruned = prune_source(source, mask_of(source, [[0]] * len(source.sites)))
+    found = macs_formula(pruned.description, single_work(pruned.description))
+    assert found in (None, dense_macs(pruned.description))

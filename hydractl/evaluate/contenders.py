@@ -134,10 +134,10 @@ class Running(Contender):
         return None if None in found else sum(one for one in found if one is not None)
 
     def _single(self) -> int | None:
-        from hydractl.cost_formula import macs_formula, stock_work
+        from hydractl.cost_formula import macs_formula, single_work
 
         description = self._argument.sources[0].description
-        return macs_formula(description, stock_work(description))
+        return macs_formula(description, single_work(description, whole_last_block=self._settings.whole_last_block))
 
     def decisive(self) -> dict[str, Any]:
         """What decides the logits: predictions of other values are of no use."""

@@ -201,6 +201,8 @@ def _set_problems(settings: Batched, name: str, taken: list[str]) -> list[str]:
             continue
         if one == "id" and name == "ood":
             found.append(f"--ood cannot be named 'id', which is --data{settings.where('ood')}")
+        elif one == "edges" and name == "ood":
+            found.append(f"--ood cannot be named 'edges', which the answer has a use for{settings.where('ood')}")
         elif one in names:
             found.append(f"{label} has the name {one!r} twice{settings.where(name)}")
         names.append(one)

@@ -67,7 +67,11 @@ M = {"model": ["a.st"]}
             ["--optimizer must be one of adamw, sgd, not 'sdg'; did you mean sgd? (flag)"],
         ),
         ("fuse", {}, ["fuse needs a MODEL"]),
-        ("eval", M, ["eval needs --data"]),
+        (
+            "eval",
+            {"model": ["a.st"], "ood": ["edges=s"]},
+            ["--ood cannot be named 'edges', which the answer has a use for (flag)"],
+        ),
         ("bench", {**M, "quiet": True, "verbose": True}, ["--quiet (flag) and --verbose (flag) exclude each other"]),
     ],
 )
