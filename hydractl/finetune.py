@@ -10,6 +10,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
+from hydractl.seen import entry, merged
 
 if TYPE_CHECKING:
     from hydractl.atomic import Output
@@ -212,6 +213,12 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     }
 
 
+def _seen(opened: Opened) -> list[dict[str, Any]]:
+    """The samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
+    sets = (("train", opened.train_set), ("val", opened.val_set))
+    return [entry("finetune", role, dataset) for role, dataset in sets if dataset is not None]
+
+
 def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
     values = {name: entry["value"] for name, entry in settings.effective().items()}
     return {key: plan[key] for key in ("model", "samples", "steps")} | {"seed": settings.seed, "settings": values}
@@ -248,6 +255,7 @@ def _write(
         family_version=source.family.version,
         extra={},
         provenance=provenance("finetune", settings, [source.sha256], made),
+        seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
     stock = trained.model.stock_tensors()

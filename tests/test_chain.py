@@ -21,6 +21,7 @@ BASE = (
     "&embed_dim=48&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
 )
 VAL = ["--data", "builtin:digits/val", "--limit", "60"]
+TEST = ["--data", "builtin:digits/test", "--limit", "60"]
 OOD = ["--ood", "builtin:symbols"]
 
 
@@ -75,7 +76,7 @@ def test_the_base_learned_digits(capsys: pytest.CaptureFixture[str]) -> None:
 def test_eval_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     sets = ["--ood", "letters:near=builtin:letters", "--ood", "photos:far=builtin:photos", "--ood", "x=builtin:symbols"]
-    run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *VAL, *sets, "--json")
+    run("eval", "base.st", "hydra=hydra.st", "deep=t0.st+t1.st+t2.st", *TEST, *sets, "--json")
     answer = document(capsys)
     assert answer["schema"] == "hydractl.eval/1"
     single, hydra, deep = answer["models"]
@@ -243,8 +244,8 @@ def test_unlabelled_data_and_predictions(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_requirements_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    run("eval", "base.st", *VAL, "--require", "id.accuracy>=0.5", "--json")
-    run("eval", "base.st", *VAL, "--require", "id.accuracy>=1.01", "--json", code=4)
+    run("eval", "base.st", *TEST, "--require", "id.accuracy>=0.5", "--json")
+    run("eval", "base.st", *TEST, "--require", "id.accuracy>=1.01", "--json", code=4)
     assert "id.accuracy" in capsys.readouterr().err
     bench = ["bench", "base.st", "h=hydra.st", "--batch-size", "1", "--rounds", "2", "--json", "--require"]
     run(*bench, "ratio<=1e9")
@@ -274,7 +275,7 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "3"],
         ["finetune", "base.st", *VAL],
         ["fuse", "t0.st", "t1.st", "-o", "new.st"],
-        ["eval", "base.st", *VAL],
+        ["eval", "base.st", *TEST],
         ["bench", "base.st", "hydra.st"],
     ]
     for command in commands:
@@ -291,7 +292,7 @@ def test_dry_runs_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         ["extract-circuit", "base.st", *VAL, *OOD, "--budget", "1", "-o", "taken.json"],
         ["finetune", "base.st", *VAL, "-o", "t0.st"],
         ["fuse", "t0.st", "t1.st", "-o", "hydra.st"],
-        ["eval", "base.st", *VAL, "-o", "taken.json"],
+        ["eval", "base.st", *TEST, "-o", "taken.json"],
         ["bench", "base.st", "-o", "taken.json"],
     ],
     ids=lambda command: command[0],
