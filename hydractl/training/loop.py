@@ -130,7 +130,9 @@ class Training:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(settings.seed + around.team.rank)
         self.model, self.data, self.settings, self.lr, self.around = model, data, settings, lr, around
-        self.parameters = trainable(model, settings.train_last, settings.tower, settings.freeze)
+        self.parameters = trainable(
+            model, settings.train_last, settings.tower, settings.freeze, lenient="freeze" in settings.from_recipe
+        )
         self.optimizer = make_optimizer(list(self.parameters.values()), settings)
         self.per_step = settings.batch_size * settings.accumulate
         per_epoch = -(-data.size // self.per_step)

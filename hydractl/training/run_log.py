@@ -21,6 +21,8 @@ SCHEMA = "hydractl.training-log/1"
 _BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
 _LINES = 1000
 """About how many steps of a training have a line of their own."""
+_SECONDS = 60.0
+"""After so long there is one anyway."""
 
 
 class RunLog:
@@ -78,9 +80,9 @@ class FileLog(RunLog):
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
         self._losses.append(loss)
         self._samples += samples
-        if step % max(1, total // _LINES) and step != total:
-            return
         now = time.monotonic()
+        if step % max(1, total // _LINES) and step != total and now - self._since < _SECONDS:
+            return
         speed = self._samples / max(now - self._since, 1e-9)
         mean = sum(self._losses) / len(self._losses)
         self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def trainable(
-    model: HydraModel, train_last: int | None, tower: str | None = None, freeze: Sequence[str] = ()
+    model: HydraModel,
+    train_last: int | None,
+    tower: str | None = None,
+    freeze: Sequence[str] = (),
+    *,
+    lenient: bool = False,
 ) -> dict[str, torch.nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
 
@@ -28,6 +33,7 @@ def trainable(
         train_last: number of blocks of each tower; None: all of it.
         tower: the one tower to train; the others stay as they are. None or ``both``: all.
         freeze: parts that are left as they are besides, of ``settings.finetuning.FREEZABLE``.
+        lenient: pass over parts that the model does not have: a recipe is for many models.
 
     Returns:
         What is trained, by name within the model.
@@ -47,7 +53,11 @@ def trainable(
             if not 0 <= train_last <= blocks:
                 raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
             frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
-    left = {name for part in freeze for name in part_names(model, part, names)}
+    parts = {part: part_names(model, part, names) for part in freeze}
+    for part, found in parts.items():
+        if not found and not lenient:
+            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
+    left = {name for found in parts.values() for name in found}
     low_rank = low_rank_names(names)
     if low_rank:
         # Beside them only the classifier is trained.
@@ -63,11 +73,7 @@ def trainable(
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
-    """The parameters of one part of a model.
-
-    Raises:
-        UsageError: for a part that this model does not have.
-    """
+    """Of the names of the parameters of a model, those of one part; none where it has no such part."""
     family = model.family
     if part == "stem":
         prefixes = tuple(p for stages in family.stages(model.networks[0]) for p in stages.stem_prefixes)
@@ -79,8 +85,6 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
     else:
         pattern = family.named_parts.get(part)
         found = [name for name in names if pattern is not None and re.match(pattern, name)]
-    if not found:
-        raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
     return found
 
 

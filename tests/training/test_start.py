@@ -136,5 +136,7 @@ def test_a_part_that_is_not_there() -> None:
     model = build_model(source_of(stock("class-token"), "class-token"))
     with pytest.raises(UsageError, match="--freeze words: vit_tiny_patch16_224 has no such part"):
         trainable(model, None, freeze=["words"])
+    trained = trainable(model, None, freeze=["words", "head"], lenient=True)
+    assert not [name for name in trained if ".head." in name]
     with pytest.raises(UsageError, match="nothing is left to train"):
         trainable(model, 0, freeze=["norm", "head"])
