@@ -76,7 +76,8 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.log import Log
     from hydractl.models import build_model
     from hydractl.settings import FinetuneSettings
-    from hydractl.training.loop import Around, Training, TrainingData
+    from hydractl.training.course import Around, TrainingData
+    from hydractl.training.loop import Training
     from hydractl.training.speed import hasten
 
     settings = FinetuneSettings(

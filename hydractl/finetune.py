@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hydractl.fusion.runtime import HydraModel
     from hydractl.processes import Processes
     from hydractl.settings import FinetuneSettings
+    from hydractl.training.course import TrainingData
     from hydractl.training.grid import Trained
-    from hydractl.training.loop import TrainingData
     from hydractl.training.opening import Opened
     from hydractl.training.run_files import RunFiles
 
@@ -104,9 +104,9 @@ def _train_and_write(
 ) -> Outcome:
     from hydractl.atomic import Output
     from hydractl.data.text_cut import report_cut
+    from hydractl.training.course import Around
     from hydractl.training.grid import train_each
     from hydractl.training.keeping import Keeper
-    from hydractl.training.loop import Around
     from hydractl.training.run_files import begin, finished
     from hydractl.training.run_log import RunLog
     from hydractl.training.state import StateFile

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hydractl.errors import NonFiniteError
 from hydractl.fusion.runtime import HydraModel
-from hydractl.training.loop import Around, History, Training, TrainingData
+from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.loop import Training
 from hydractl.training.snapshot import restore
 from hydractl.training.state import Saved
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +14,7 @@ from torch.nn import functional as F
 from hydractl.errors import Interrupted, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log, Progress
-from hydractl.processes import Processes
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.keeping import Keeper
-from hydractl.training.run_log import RunLog
+from hydractl.training.course import Around, History, TrainingData
 from hydractl.training.schedule import factor, warmup_steps
 from hydractl.training.snapshot import snapshot
 from hydractl.training.state import Saved
@@ -27,69 +23,6 @@ from hydractl.training.validation import Broken, validate
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
-
-Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Tensor]]]
-"""Given indices and the epoch (from 0), batches of (inputs, labels) on the model's device, ``--batch-size`` samples
-divided by the number of processes in each, the last one of an epoch smaller."""
-
-_POINTS = 60
-
-
-@dataclass
-class TrainingData:
-    """What the loop reads: a training set and optionally a validation set, of which each process has its part."""
-
-    size: int
-    batches: Batches
-    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
-
-
-@dataclass
-class History:
-    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept.
-
-    ``curve`` stands for the losses where only it is known.
-    """
-
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    kept_epoch: int = 0
-    losses: list[float] = field(default_factory=list)
-    stopped_early: bool = False
-    curve: list[float] = field(default_factory=list)
-
-    def loss_curve(self) -> list[float]:
-        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
-        count, points = len(self.losses), min(len(self.losses), _POINTS)
-        if not count:
-            return self.curve
-        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
-        return [sum(part) / len(part) for part in parts]
-
-    @property
-    def steps(self) -> int:
-        """Steps made."""
-        return len(self.losses)
-
-
-@dataclass
-class Around:
-    """What a training may have around it beside its model and data.
-
-    Attributes:
-        log: hears what happens.
-        run_log: is written a line for each step.
-        keeper: saves the unfinished run.
-        team: the processes among which each batch is divided.
-        extra: added to what is saved: progress and tensors of whoever runs several trainings.
-        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
-    """
-
-    log: Log
-    run_log: RunLog = field(default_factory=RunLog)
-    keeper: Keeper = field(default_factory=lambda: Keeper(None, "1"))
-    team: Processes = field(default_factory=Processes)
-    extra: Saved = field(default_factory=lambda: Saved({}))
-    signals: Interruptions = field(default_factory=Interruptions)
 
 
 def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log | Around) -> History:

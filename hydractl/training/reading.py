@@ -15,7 +15,7 @@ from hydractl.fusion.runtime import HydraModel, move
 from hydractl.matching import known
 from hydractl.processes import Processes
 from hydractl.training.augment import Augmentation, Numbered
-from hydractl.training.loop import TrainingData
+from hydractl.training.course import TrainingData
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings

@@ -14,7 +14,8 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
 from hydractl.settings import FinetuneSettings
-from hydractl.training.loop import TrainingData, train
+from hydractl.training.course import TrainingData
+from hydractl.training.loop import train
 from hydractl.training.schedule import factor, warmup_steps
 from hydractl.training.trained import trainable
 from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
@@ -102,6 +103,21 @@ def test_training_equals_a_plain_loop_on_the_stock_model(optimizer: str, schedul
             queries, _, values = zip(trained[name].chunk(3), tensor.chunk(3), strict=True)
             pairs = [queries, values]
         assert all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5) for ours, theirs in pairs), name
+
+
+def test_accumulated_batches_are_one_batch() -> None:
+    """20 samples: steps of 8, 8 and 4, the last of them a single batch of 4."""
+    trained = []
+    for size, count in ((8, 1), (4, 2)):
+        source = source_of(stock("class-token"), "class-token")
+        model = HydraModel(source.description, source.tensors)
+        s = settings(batch_size=size, accumulate=count, epochs=2, lr=0.02, optimizer="sgd", label_smoothing=0.1)
+        history = train(model, training_data(size=size), s, Log())
+        assert history.steps == 6
+        trained.append((model.stock_tensors(), history.losses))
+    (one, losses), (other, same_losses) = trained
+    assert losses == pytest.approx(same_losses, rel=1e-5)
+    assert all(torch.allclose(tensor, other[name], atol=1e-5) for name, tensor in one.items())
 
 
 def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:

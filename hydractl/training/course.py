@@ -1,0 +1,79 @@
+"""What a training loop is given beside model and settings, and what it leaves: data, surroundings, history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hydractl.log import Log
+from hydractl.processes import Processes
+from hydractl.training.interruptions import Interruptions
+from hydractl.training.keeping import Keeper
+from hydractl.training.run_log import RunLog
+from hydractl.training.state import Saved
+
+Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Tensor]]]
+"""Given indices and the epoch (from 0), batches of (inputs, labels) on the model's device, ``--batch-size`` samples
+divided by the number of processes in each, the last one of an epoch smaller."""
+
+_POINTS = 60
+
+
+@dataclass
+class TrainingData:
+    """What the loop reads: a training set and optionally a validation set, of which each process has its part."""
+
+    size: int
+    batches: Batches
+    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
+
+
+@dataclass
+class History:
+    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept.
+
+    ``curve`` stands for the losses where only it is known.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    kept_epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    stopped_early: bool = False
+    curve: list[float] = field(default_factory=list)
+
+    def loss_curve(self) -> list[float]:
+        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        count, points = len(self.losses), min(len(self.losses), _POINTS)
+        if not count:
+            return self.curve
+        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
+        return [sum(part) / len(part) for part in parts]
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return len(self.losses)
+
+
+@dataclass
+class Around:
+    """What a training may have around it beside its model and data.
+
+    Attributes:
+        log: hears what happens.
+        run_log: is written a line for each step.
+        keeper: saves the unfinished run.
+        team: the processes among which each batch is divided.
+        extra: added to what is saved: progress and tensors of whoever runs several trainings.
+        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
+    """
+
+    log: Log
+    run_log: RunLog = field(default_factory=RunLog)
+    keeper: Keeper = field(default_factory=lambda: Keeper(None, "1"))
+    team: Processes = field(default_factory=Processes)
+    extra: Saved = field(default_factory=lambda: Saved({}))
+    signals: Interruptions = field(default_factory=Interruptions)
