@@ -157,9 +157,9 @@ class FinetuneSettings(Batched):
     )
     log: str | None = option(
         None,
-        help="A line of JSON for each step that is logged and each epoch; none for no log",
-        metavar="FILE|none",
-        default_text="beside the output: a.log.jsonl for a.st",
+        help="Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st",
+        metavar="FILE|beside",
+        default_text="no log",
         group=FILES,
     )
     save_every: str = option(

@@ -40,10 +40,11 @@ class RunFiles:
     @classmethod
     def of(cls, output: str, log: str | None) -> RunFiles:
         """The files of an output as a person named it."""
-        folder = output.endswith("/")
-        path = Path(output.rstrip("/") or "/") if folder else file_path(output)
+        folder = output.endswith("/") and bool(Path(output).name)
+        path = Path(output) if folder else file_path(output)
         bare = path.name if folder else path.name.removesuffix(".safetensors").removesuffix(".st")
-        logged = None if log == "none" else path.with_name(f"{bare}.log.jsonl") if log is None else file_path(log)
+        beside = path.with_name(f"{bare}.log.jsonl")
+        logged = None if log is None else beside if log == "beside" else file_path(log)
         return cls(path, folder, path.with_name(f"{path.name}.state"), logged)
 
     def weights(self) -> Path | None:

@@ -23,7 +23,7 @@ from hydractl.training import loop
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # Dropout draws from torch's generator, 44 samples leave a smaller batch at the end of each epoch.
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
-         "--epochs", "5", "--lr", "0.003", "--dropout", "0.2", "--augment", "flip"]  # fmt: skip
+         "--epochs", "5", "--lr", "0.003", "--dropout", "0.2", "--augment", "flip", "--log", "beside"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -302,7 +302,7 @@ def test_the_log_has_each_step_once(unfinished: list[str]) -> None:
 
 def test_the_log_can_be_elsewhere_or_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     clean("log")
-    run(*TRAIN, "-o", "log.st", "--log", "none")
+    run(*TRAIN[:-2], "-o", "log.st")
     assert sorted(Path().glob("log*")) == [Path("log.st")]
     run(*TRAIN, "-o", "log.st", "--force", "--log", "there.log")
     assert lines("there.log")[-1]["event"] == "end"

@@ -23,7 +23,7 @@ from hydractl.training import loop
 from hydractl.training.reading import training_data
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
-DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8", "--log", "none"]
+DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
 TRAIN = ["finetune", MODEL, *DATA, "--epochs", "2"]
 
 
