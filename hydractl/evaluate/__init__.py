@@ -30,7 +30,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
     if settings.from_file is not None:
         return _again(settings)
-    plan = _plan(settings, log)
+    plan = plan_of(settings, log)
     names = [one.name for one in plan.contenders]
     if settings.dry_run:
         check_outputs(plan.files(settings), force=settings.force)
@@ -62,7 +62,7 @@ def _again(settings: EvalSettings) -> Outcome:
     return Outcome(document, files=files, unmet=unmet)
 
 
-def _plan(settings: EvalSettings, log: Log) -> Plan:
+def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.atomic import file_path
     from hydractl.evaluate.contenders import find_contenders

@@ -81,7 +81,7 @@ class Running(Contender):
         from hydractl.cost import parameters
 
         self._argument, self._settings, self._log = argument, settings, log
-        self._model: _Model | None = None
+        self._model: Loaded | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
         self.name, self.sha256 = argument.name, argument.sha256
@@ -145,29 +145,30 @@ class Running(Contender):
         return {
             "batch_size": settings.batch_size,
             "dtype": settings.dtype,
-            "device": self._built().device_type,
+            "device": self.loaded().device_type,
             "whole_last_block": settings.whole_last_block,
             **self.conventions,
         }
 
-    def _built(self) -> _Model:
+    def loaded(self) -> Loaded:
+        """The model with its weights read."""
         if self._model is None:
             settings = self._settings
             model = self._argument.build(settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
             model.read_prompts(self._log, self.name)
-            self._model = _Model(model, settings)
+            self._model = Loaded(model, settings)
         return self._model
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
         """Run the model."""
-        return self._built().batches(one.dataset, rows)
+        return self.loaded().batches(one.dataset, rows)
 
     def release(self) -> None:
         """Forget the weights."""
         self._model = None
 
 
-class _Model:
+class Loaded:
     """A model that is loaded."""
 
     def __init__(self, model: Any, settings: EvalSettings) -> None:

@@ -1,0 +1,108 @@
+"""What ``hydractl eval`` costs beside a bare loop over the same batches: everything between logits and the answer.
+
+    python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
+
+Both sides read, preprocess and run the same images in the same batches, in turn, in an order drawn by ``--seed``; one
+throws the logits away, the other makes the whole row of ``eval.json`` of them, OOD set included. Wall and CPU time are
+medians of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydractl.data import batches
+from hydractl.evaluate import Plan, plan_of
+from hydractl.evaluate.contenders import Running
+from hydractl.evaluate.measuring import Measuring
+from hydractl.fusion.runtime import move
+from hydractl.log import Log
+from hydractl.settings import EvalSettings
+
+MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
+
+
+def images(path: Path, count: int, seed: int) -> str:
+    """A data set of noise, labelled."""
+    generator = np.random.default_rng(seed)
+    pixels = generator.integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)
+    np.savez(path, x=pixels, y=generator.integers(0, 1000, count))
+    return str(path)
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def bare(plan: Plan, model: Any, batch_size: int) -> None:
+    """Run the model over all data sets and keep nothing."""
+    parameter = next(model.parameters())
+    with torch.inference_mode():
+        for one in plan.sets:
+            for batch in batches(one.dataset, model.preprocess, batch_size):
+                model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))
+
+
+def whole(plan: Plan, settings: EvalSettings) -> None:
+    """Make the row."""
+    contender = plan.contenders[0]
+    release, contender.release = contender.release, lambda: None  # type: ignore[method-assign]
+    Measuring(plan.sets, settings, Log()).row(contender, None, {})
+    contender.release = release  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Print a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=list(MODELS))
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dice = random.Random(options.seed)
+    print("| model | samples | wall ratio | CPU ratio |\n|---|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        data = images(Path(folder, "id.npz"), options.samples, 1)
+        ood = images(Path(folder, "ood.npz"), options.samples, 2)
+        for text in options.model:
+            settings = EvalSettings(
+                model=[text], data=data, ood=[f"noise:far={ood}"], batch_size=options.batch_size, output=os.devnull
+            )
+            settings.check()
+            plan = plan_of(settings, Log())
+            contender = plan.contenders[0]
+            assert isinstance(contender, Running)
+            sides = {
+                "bare": partial(bare, plan, contender.loaded().model, options.batch_size),
+                "whole": partial(whole, plan, settings),
+            }
+            for work in sides.values():
+                work()
+            ratios: list[tuple[float, float]] = []
+            for _ in range(options.rounds):
+                found = {side: timed(sides[side]) for side in dice.sample(sorted(sides), 2)}
+                ratios.append((found["whole"][0] / found["bare"][0], found["whole"][1] / found["bare"][1]))
+            wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
+            print(f"| {contender.name} | 2 x {options.samples} | {wall:.3f} | {cpu:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
