@@ -33,7 +33,8 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     plan = plan_of(settings, log)
     names = [one.name for one in plan.contenders]
     if settings.dry_run:
-        check_outputs(plan.files(settings), force=settings.force)
+        for file in plan.files(settings):
+            check_outputs([file], force=plan.replaceable(file, settings))
         with Reports(settings, names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
@@ -65,7 +66,7 @@ def _again(settings: EvalSettings) -> Outcome:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.atomic import file_path
-    from hydractl.evaluate.contenders import find_contenders
+    from hydractl.evaluate.contenders import check_writable, find_contenders
     from hydractl.evaluate.keys import known_keys
     from hydractl.evaluate.leaks import seen_samples
     from hydractl.evaluate.sets import find_ood_suite, open_sets
@@ -78,6 +79,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
         for note in suite.notes:
             log.warn(f"--ood-suite {suite.name}: {note}")
     contenders = find_contenders(settings, log)
+    check_writable(contenders, settings)
     names = [one.name for one in contenders]
     predictions = _prediction_paths(settings, names)
     sets = open_sets(settings, contenders, suite)
@@ -115,6 +117,12 @@ class Plan:
         own = [] if settings.calibrated is None else [Path(settings.calibrated)]
         return [*([self.path] if self.path else []), *self.predictions.values(), *own]
 
+    def replaceable(self, file: Path, settings: EvalSettings) -> bool:
+        """Whether a file that exists may be written: predictions, which ``--resume`` finishes, and no other file."""
+        from hydractl.predictions.store import is_predictions
+
+        return settings.force or (settings.resume and file in self.predictions.values() and is_predictions(file))
+
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, write_json
@@ -128,8 +136,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         # Every output is claimed before anything is computed. What --resume finds finished is read instead.
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
-            force = settings.force or (settings.resume and file in plan.predictions.values())
-            outputs[file] = stack.enter_context(Output(file, force=force))
+            outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
         reports = stack.enter_context(Reports(settings, [one.name for one in plan.contenders]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
@@ -174,9 +181,10 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
 def _report_skipped(plan: Plan, log: Log) -> None:
     """Say what could not be read (``--on-bad skip``)."""
     from hydractl.data.skipping import report_skipped
+    from hydractl.evaluate.sets import CORRUPTION
 
     for one in plan.sets:
-        if one.dataset is not None:
+        if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
             report_skipped(one.dataset, log)
 
 

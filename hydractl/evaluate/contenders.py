@@ -245,6 +245,23 @@ class Stored(Contender):
         yield from self._predictions.batches(index)
 
 
+def check_writable(contenders: Sequence[Contender], settings: EvalSettings) -> None:
+    """Refuse files that no row, or none of this kind, can be written to.
+
+    Raises:
+        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
+    """
+    if (settings.predictions or "").endswith(".st"):
+        for one in contenders:
+            if isinstance(one, Stored):
+                raise UsageError(f"{one.name} is a predictions file already", hint="leave --predictions out")
+    if settings.calibrated is not None:
+        only = contenders[0]
+        if not isinstance(only, Running) or len(only.argument.sources) > 1:
+            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, Running) else None
+            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+
+
 def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
     """The rows of the answer, found and checked by their headers; ``log`` hears of what they read when they run.
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import NonFiniteError
+from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluate.contenders import Batches
-from hydractl.evaluate.sets import EvalSet
+from hydractl.evaluate.sets import EvalSet, called
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, samples_of
 
@@ -56,6 +56,7 @@ def gather(
         sinks: who else wants the logits.
 
     Raises:
+        InputError: there is not a single sample.
         NonFiniteError: at the first batch with a logit that is not finite, naming a sample.
     """
     rows: list[Sequence[int]] = []
@@ -70,6 +71,8 @@ def gather(
             members.append([samples_of(logits[m : m + 1], labels, score=score) for m in range(len(logits))])
         for sink in sinks:
             sink(part, logits)
+    if not rows:
+        raise InputError(f"{name} has no predictions of {called(one)}: none of its {len(one)} samples could be read")
     found = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
     order = np.argsort(found, kind="stable")
     by_member = list(map(list, zip(*members, strict=True)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydractl.evaluate.sets import EvalSet, tested
+from hydractl.evaluate.rows import BY_SEVERITY
+from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
 from hydractl.metrics.summary import row_keys
 from hydractl.settings import EvalSettings
 
@@ -15,6 +16,10 @@ def known_keys(settings: EvalSettings, sets: Sequence[EvalSet]) -> list[str]:
     metrics = row_keys(names)
     found = [*metrics, "cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     found += [f"threshold.ood_flagged.{name}" for name in names] + ["calibration.temperature"]
+    for one in chosen_on(sets, CORRUPTION):
+        kind, _, severity = one.name.rpartition("/")
+        found += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *BY_SEVERITY)]
+        found += [key for key in (f"corruption_avg.{severity}.{key}" for key in BY_SEVERITY) if key not in found]
     if settings.conformal is not None:
         found += [f"conformal.{key}" for key in ("qhat", "coverage", "mean_size", "empty")]
     if settings.allow_seen:

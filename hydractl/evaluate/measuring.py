@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import UsageError
 from hydractl.evaluate.choosing import Chosen, choose
 from hydractl.evaluate.conformal_sets import ConformalTally
 from hydractl.evaluate.contenders import Contender, Running, Stored
@@ -70,8 +69,7 @@ class Measuring:
         self, contender: Contender, output: Output, seen: dict[str, int]
     ) -> tuple[Contender, PredictionsWriter | None]:
         """The file to fill; or the contender that a finished file of the same run is."""
-        if not isinstance(contender, Running):
-            raise UsageError(f"{contender.name} is a predictions file already", hint="leave --predictions out")
+        assert isinstance(contender, Running)  # check_writable() has been here
         part = output.target.with_name(f"{output.target.name}.part")
         settings, log = self._settings, self._log
         if settings.resume and not part.exists():
@@ -113,6 +111,8 @@ class Measuring:
             found[one.name] = gather(
                 read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration
             )
+        for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
+            gather(read(one), one, contender.name, score=settings.ood_score, calibration=None)
         row = row_of(contender, self._sets, found, chosen, {**extras, **self._intervals(contender, tests, found)})
         return row, found[tests[0].name]
 
@@ -144,8 +144,7 @@ class Measuring:
         from hydractl.checkpoint import write_tensors
         from hydractl.seen import merged
 
-        if not isinstance(contender, Running) or len(contender.argument.sources) > 1:
-            raise UsageError(f"--calibrated writes a checkpoint, and {contender.name} is none")
+        assert isinstance(contender, Running)  # check_writable() has been here
         (source,) = contender.argument.sources
         chosen = self._chosen[contender.name]
         extra = dict(source.description.extra)

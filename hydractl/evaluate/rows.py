@@ -15,7 +15,8 @@ from hydractl.metrics.rows import id_block, row_blocks
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import threshold_block
 
-_BY_SEVERITY = ("accuracy", "brier", "ece")
+BY_SEVERITY = ("accuracy", "brier", "ece")
+"""What is said of each corruption at each severity."""
 
 
 def row_of(
@@ -67,14 +68,14 @@ def corruptions(found: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
     for one, samples in found:
         name, _, severity = one.name.rpartition("/")
         block = id_block(samples)
-        table.setdefault(name, {})[severity] = {key: block[key] for key in ("n", *_BY_SEVERITY) if key in block}
+        table.setdefault(name, {})[severity] = {key: block[key] for key in ("n", *BY_SEVERITY) if key in block}
     if not table:
         return {}
     severities = list(next(iter(table.values())))
     means = {
         severity: {
             key: math.fsum(rows[severity][key] for rows in table.values()) / len(table)
-            for key in _BY_SEVERITY
+            for key in BY_SEVERITY
             if all(key in rows[severity] for rows in table.values())
         }
         for severity in severities

@@ -34,8 +34,14 @@ class Reading:
         self, contender: Contender, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log
     ) -> None:
         self._contender, self._sets, self._writer, self._log = contender, list(sets), writer, log
+        self._asked: set[int] = set()
+
+    def unread(self) -> list[EvalSet]:
+        """Sets that nothing has asked for yet."""
+        return [one for index, one in enumerate(self._sets) if index not in self._asked]
 
     def __call__(self, one: EvalSet) -> Batches:
+        self._asked.add(self._sets.index(one))
         title = f"{self._contender.name} on {one.name}"
         with self._log.progress(title, len(one), "samples") as progress:
             for rows, logits in self._batches(one):

@@ -82,18 +82,17 @@ class Validated(Batched):
         fitted = self.temperature in ("fit", "vector")
         if self.temperature is not None and not fitted and self.temperature != "none":
             number = float(self.temperature) if _NUMBER.fullmatch(self.temperature) else -1.0
-            if not 0 < number < float("inf"):
+            if not 1e-9 <= number <= 1e9:
                 found.append(
-                    f"--temperature must be fit, vector, none or a number above 0, not {self.temperature!r}"
+                    "--temperature must be fit, vector, none or a number above 0 (1e-9 to 1e9), "
+                    f"not {self.temperature!r}"
                     f"{self.where('temperature')}"
                 )
         side = None
         if self.threshold is not None:
-            rule = _RULE.fullmatch(self.threshold)
-            side = rule["side"] if rule else None
-            if rule is None and not _NUMBER.fullmatch(self.threshold):
-                where = self.where("threshold")
-                found.append(f"--threshold must be ood:SHARE, id:SHARE or a number, not {self.threshold!r}{where}")
+            side, problem = _threshold_side(self.threshold)
+            if problem is not None:
+                found.append(f"--threshold {problem}, not {self.threshold!r}{self.where('threshold')}")
         wanting = [
             name
             for name, needed in (
@@ -185,7 +184,28 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Validated
             found.append(f"--predictions must end in .jsonl, .csv or .st, not {self.predictions!r}{where}")
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
-        return found
+        return found + self._without_data()
+
+    def _without_data(self) -> list[str]:
+        """What would be passed over where the test sets are those of a predictions file."""
+        if self.given("data") or self.from_file is not None:
+            return []
+        unused = [name for name in ("ood", "ood_suite", "corruptions") if self.given(name)]
+        if self.given("limit") and not self.given("val") and not self.given("val_ood"):
+            unused.append("limit")
+        return [f"{self.called(name)}{self.where(name)} needs --data" for name in unused]
+
+
+def _threshold_side(text: str) -> tuple[str | None, str | None]:
+    """Which side a threshold is chosen on, None for a number, and what is wrong with it."""
+    rule = _RULE.fullmatch(text)
+    if rule is None:
+        finite = _NUMBER.fullmatch(text) and abs(float(text)) < float("inf")
+        return None, None if finite else "must be ood:SHARE, id:SHARE or a number"
+    share = float(rule["share"])
+    if rule["side"] == "ood":
+        return "ood", None if 0 < share <= 1 else "ood:SHARE must be above 0 and at most 1"
+    return "id", None if 0 <= share < 1 else "id:SHARE must be at least 0 and below 1"
 
 
 def _set_problems(settings: Batched, name: str, taken: list[str]) -> list[str]:
