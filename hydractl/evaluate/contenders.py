@@ -13,6 +13,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.threshold import stored
 from hydractl.seen import Entry, merged
 
 if TYPE_CHECKING:
@@ -104,9 +105,7 @@ class Running(Contender):
         }
         self.seen = merged(*(description.seen for description in descriptions))
         extra = first.extra if len(descriptions) == 1 else {}
-        stored = extra.get("calibration")
-        self.calibration = None if stored is None else Calibration.from_json(stored)
-        self.threshold = extra.get("threshold")
+        self.calibration, self.threshold = _stored(extra, self.name)
         self.conventions = {}
         if first.preprocess.get("max_length") is not None:
             self.conventions["max_length"] = first.preprocess["max_length"]
@@ -205,9 +204,7 @@ class Stored(Contender):
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
         self.seen: Sequence[Entry] = []
-        stored = model.get("calibration")
-        self.calibration = None if stored is None else Calibration.from_json(stored)
-        self.threshold = model.get("threshold")
+        self.calibration, self.threshold = _stored(model, str(predictions.path))
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
 
     def stored_sets(self) -> list[EvalSet]:
@@ -243,6 +240,15 @@ class Stored(Contender):
         index = self._index(one)
         assert index is not None  # check_sets() has been here
         yield from self._predictions.batches(index)
+
+
+def _stored(document: Mapping[str, Any], origin: str) -> tuple[Calibration | None, dict[str, Any] | None]:
+    """The calibration and the threshold that a file holds."""
+    calibration = document.get("calibration")
+    try:
+        return None if calibration is None else Calibration.from_json(calibration), stored(document.get("threshold"))
+    except InputError as error:
+        raise InputError(f"{origin}: {error.message}") from None
 
 
 def check_writable(contenders: Sequence[Contender], settings: EvalSettings) -> None:

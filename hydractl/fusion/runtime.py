@@ -304,7 +304,7 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
             found = [1.0 / float(stored["temperature"])], [0.0]
         else:
             found = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         raise InputError("the checkpoint holds a broken calibration") from None
     if not all(map(math.isfinite, [*found[0], *found[1]])):
         raise InputError("the checkpoint holds a calibration that is not finite")

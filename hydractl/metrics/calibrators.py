@@ -104,7 +104,7 @@ class Calibration:
                 return cls.of_temperature(float(document["temperature"]))
             scale, bias = (tuple(float(value) for value in document[name]) for name in ("scale", "bias"))
             return cls(document["kind"], scale, bias)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError("a calibration is a temperature, or one finite scale and bias for each class") from error
 
 

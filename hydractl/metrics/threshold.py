@@ -46,6 +46,21 @@ def parse_rule(text: str) -> Rule:
     raise UsageError(f"{text!r} says no threshold", hint="write ood:0.95 or id:0.01")
 
 
+def stored(value: Any) -> dict[str, Any] | None:
+    """What a checkpoint or a predictions file holds as its threshold: ``score``, ``value``, ``rule``; None for none.
+
+    Raises:
+        InputError: it is not such a document.
+    """
+    if value is None:
+        return None
+    right = isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("score", "rule"))
+    number = value.get("value") if right else None
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < 1e300:
+        raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
+    return {key: value[key] for key in ("score", "value", "rule")}
+
+
 def choose(rule: Rule, scores: np.ndarray) -> float:
     """The threshold a rule gives on the validation scores of its side, [N].
 

@@ -19,6 +19,7 @@ from hydractl.atomic import storage_error
 from hydractl.checkpoint import DTYPES, FileTensors, Header, TensorInfo, header_bytes, read_header
 from hydractl.errors import InputError
 from hydractl.heads import shown
+from hydractl.predictions.model import model_problems, set_problems
 
 SCHEMA = "hydractl.predictions/2"
 _BLOCK_BYTES = 1 << 22
@@ -298,8 +299,10 @@ def read_predictions(path: str | Path) -> Predictions:
         raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {SCHEMA!r}")
     tensors = FileTensors(path, header)
     sets, problems = _read_sets(document, header, tensors)
-    if not isinstance(document.get("model"), dict) or not isinstance(document["model"].get("name"), str):
-        problems.append("it does not say of what model it is")
+    if not problems:
+        shapes = [tensors.info(_names(index)["logits"]).shape for index in range(len(sets))]
+        problems += set_problems([(one.role, one.name) for one in sets], shapes)
+        problems += model_problems(document.get("model"), shapes[0][2])
     if problems:
         raise InputError(f"{path} is broken", hint="write it again with eval --predictions", problems=problems)
     return Predictions(path, document["model"], sets, tensors)
@@ -329,8 +332,6 @@ def _read_sets(document: Mapping[str, Any], header: Header, tensors: FileTensors
             problems.append(f"set {index}: a label is outside 0..{classes - 1}")
         own = {key: entry[key] for key in ("name", "role", "group", "fingerprint", "seen")}
         sets.append(SetEntry(**own, ids=ids, labels=labels))
-    if len({(one.role, one.name) for one in sets}) < len(sets) or [one.role for one in sets].count("id") != 1:
-        problems.append("it has no one ID set, or two sets of one name")
     return sets, problems
 
 
@@ -347,7 +348,7 @@ _FORM: dict[str, Any] = {
 
 def _set_problem(entry: Any, index: int, header: Header) -> str | None:
     """What is wrong with what the header says of a set; None where nothing is."""
-    if not isinstance(entry, dict) or any(not isinstance(entry.get(key), kind) for key, kind in _FORM.items()):
+    if not isinstance(entry, dict) or any(not isinstance(entry.get(key, ...), kind) for key, kind in _FORM.items()):
         return "its entry is malformed"
     if entry["group"] not in ("near", "far", None):
         return f"it has the group {shown(entry['group'])}"
