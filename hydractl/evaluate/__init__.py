@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import Interrupted
+from hydractl.errors import Interrupted, UsageError
 from hydractl.log import Log
 from hydractl.outcome import Outcome
 
@@ -89,7 +90,17 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
     seen = seen_samples(contenders, sets, allow=settings.allow_seen)
-    return Plan(contenders, sets, path, predictions, seen, suite)
+    plan = Plan(contenders, sets, path, predictions, seen, suite)
+    _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
+    return plan
+
+
+def _check_distinct(files: Sequence[Path]) -> None:
+    """Refuse two outputs of one name."""
+    targets = [os.path.realpath(file) for file in files]
+    for file, target in zip(files, targets, strict=True):
+        if targets.count(target) > 1:
+            raise UsageError(f"two outputs are named {file}", hint="give every output a name of its own")
 
 
 @dataclass(frozen=True)

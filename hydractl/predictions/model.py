@@ -32,8 +32,10 @@ def model_problems(model: Any, classes: int) -> list[str]:
         model: the block.
         classes: of the logits.
     """
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
+        return ["it does not say of what model it is"]
     problems = list(_MODEL(model, "its model"))
-    labels = model.get("labels") if isinstance(model, Mapping) else None
+    labels = model.get("labels")
     if isinstance(labels, list) and len(labels) != classes:
         problems.append(f"its model has {len(labels)} labels and {classes} classes")
     return problems
@@ -57,9 +59,9 @@ def set_problems(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]
     if len({(shape[0], shape[2]) for shape in shapes}) > 1:
         problems.append("its sets are of different numbers of members or classes")
     kinds = [name.rpartition("/") for role, name in sets if role == "corruption"]
-    severities = [
-        tuple(s for kind, _, s in kinds if kind == one) for one in dict.fromkeys(kind for kind, _, _ in kinds)
-    ]
-    if len(set(severities)) > 1:
+    by_kind: dict[str, set[str]] = {}
+    for kind, _, severity in kinds:
+        by_kind.setdefault(kind, set()).add(severity)
+    if any(found != set().union(*by_kind.values()) for found in by_kind.values()):
         problems.append("its corruptions are of different severities")
     return problems

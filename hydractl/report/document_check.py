@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +10,9 @@ from hydractl.heads import shown
 
 Check = Callable[[Any, str], Iterator[str]]
 """Given a value and its place, yields one line a problem."""
+
+_MOST = sys.float_info.max
+_MOST_COUNTED = 2**63 - 1
 
 
 def number(value: Any, where: str) -> Iterator[str]:
@@ -20,7 +23,7 @@ def number(value: Any, where: str) -> Iterator[str]:
 
 def count(value: Any, where: str) -> Iterator[str]:
     """A whole number that is not negative."""
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= _MOST_COUNTED:
         yield f"{where} is {shown(value)}, not a count"
 
 
@@ -101,4 +104,4 @@ def equally_long(check: Check, *keys: str, first_longer: bool = False) -> Check:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST

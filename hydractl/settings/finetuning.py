@@ -150,7 +150,7 @@ class FinetuneSettings(Batched):
         [],
         help="Random changes of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M]",
         metavar="crop[:0.08],flip,randaugment[:2:12]",
-        pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:[0-9]{1,2})?",
+        pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
         split=True,
         default_text="none",
         group=AUGMENTATION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.atomic import file_path
 from hydractl.checkpoint import read_header
-from hydractl.errors import HydraError, InputError
+from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.log import Log
 from hydractl.training.run_log import FileLog, RunLog
 from hydractl.training.state import START_OVER, Saved, StateFile, differences
@@ -45,7 +46,10 @@ class RunFiles:
         bare = path.name if folder else path.name.removesuffix(".safetensors").removesuffix(".st")
         beside = path.with_name(f"{bare}.log.jsonl")
         logged = None if log is None else beside if log == "beside" else file_path(log)
-        return cls(path, folder, path.with_name(f"{path.name}.state"), logged)
+        state = path.with_name(f"{path.name}.state")
+        if logged is not None and os.path.realpath(logged) in map(os.path.realpath, (path, state)):
+            raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
+        return cls(path, folder, state, logged)
 
     def weights(self) -> Path | None:
         """The file of the output that describes itself, where there is one."""

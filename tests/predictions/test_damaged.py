@@ -79,6 +79,7 @@ def test_the_file_itself_is_a_row(tmp_path: Path, capsys: Any) -> None:
         put("model", "heads", 0, "site", value=...),
         put("model", "cost", value=[1]),
         put("model", "cost", "params", value="many"),
+        put("model", "cost", "macs", value=10**400),
         put("model", "calibration", value=[]),
         put("model", "calibration", "bias", 0, value=10**400),
         put("model", "threshold", value=True),
@@ -117,3 +118,12 @@ def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys:
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
             _stored({"threshold": threshold}, "m.st")
+
+
+def test_numbers_without_end_are_no_numbers() -> None:
+    from hydractl.report.document_check import count, number
+
+    for value in (10**400, -(10**400), float("inf"), float("nan"), True, "1"):
+        assert list(number(value, "x"))
+    assert not list(number(-1.5e300, "x")) and not list(number(10**300, "x"))
+    assert list(count(2**63, "x")) and not list(count(2**63 - 1, "x"))

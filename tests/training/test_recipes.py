@@ -148,3 +148,19 @@ def test_a_dry_run_prints_the_recipe_in_effect(
     assert main(command) == 0
     table = capsys.readouterr().out
     assert "recipe cifar100" in table and "--train-last" in table
+
+
+@pytest.mark.parametrize("item", ["randaugment:2:31", "randaugment:0:5", "crop:0", "crop:1.5"])
+def test_an_augmentation_that_torchvision_does_not_have_is_refused(item: str) -> None:
+    with pytest.raises(UsageError, match="--augment must be"):
+        settings(augment=[item])
+    assert settings(augment=["randaugment:2:30", "crop:0.5"]).augment
+
+
+def test_the_log_is_no_other_file_of_the_training(tmp_path: Path) -> None:
+    from hydractl.training.run_files import RunFiles
+
+    for log in (str(tmp_path / "a.st"), str(tmp_path / "a.st.state"), f"{tmp_path}/./a.st"):
+        with pytest.raises(UsageError, match="another file of this training"):
+            RunFiles.of(str(tmp_path / "a.st"), log)
+    assert RunFiles.of(str(tmp_path / "a.st"), str(tmp_path / "b.jsonl")).log == tmp_path / "b.jsonl"
