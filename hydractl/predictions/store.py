@@ -105,13 +105,15 @@ class PredictionsWriter:
             position += self._infos[name].nbytes
         self._kind = _KINDS[kind]
         try:
-            self.resumed = resume and path.exists()
+            self.resumed = resume and _begun(path)
             if self.resumed:
                 _check_same(path, self._description)
             self._file = open(path, "r+b" if self.resumed else "w+b")  # noqa: SIM115 - closed by close()
             if not self.resumed:
                 self._fill(order)
         except OSError as error:
+            if not _begun(path):  # nothing has been computed for it
+                path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
 
     def _add_fixed(self, index: int, one: SetEntry) -> None:
@@ -127,7 +129,8 @@ class PredictionsWriter:
             self._fixed[names[part]] = array.tobytes()
 
     def _fill(self, order: Sequence[str]) -> None:
-        self._file.write(self._head)
+        # The header comes last: a file without one was stopped before it had its size, and is begun anew.
+        self._file.seek(len(self._head))
         for name in order:
             if name in self._fixed:
                 self._file.write(self._fixed[name])
@@ -137,6 +140,10 @@ class PredictionsWriter:
                 count = min(left, _BLOCK_BYTES)
                 self._file.write(bytes([_EMPTY]) * count)
                 left -= count
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.seek(0)
+        self._file.write(self._head)
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -199,6 +206,15 @@ class PredictionsWriter:
     def close(self) -> None:
         """Let go of the file, finished or not."""
         self._file.close()
+
+
+def _begun(path: Path) -> bool:
+    """Whether there is an unfinished file that had got its size and its header."""
+    try:
+        with open(path, "rb") as file:
+            return any(file.read(8))
+    except OSError:
+        return False
 
 
 def _check_same(path: Path, description: Mapping[str, Any]) -> None:

@@ -77,7 +77,6 @@ def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, c
         ["c.st", *TEST, "--threshold", "1e999"],
         ["c.st", *TEST, "--temperature", "1e-200"],
         ["c.st", *TEST, "--temperature", "2", "--calibrated", "k.st", "--predictions", "./k.st"],
-        ["c.st", *TEST, "--predictions", "k.jsonl", "--report", "e.html", "-o", "e.html"],
     ],
     ids=lambda asked: "early " + " ".join(asked[1:])[:40],
 )
