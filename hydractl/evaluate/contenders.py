@@ -275,6 +275,7 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.
     """
+    from hydractl.checkpoint import read_header
     from hydractl.fusion.opening import find_models, with_classes
     from hydractl.models import ModelOptions, split_model
     from hydractl.predictions.store import is_predictions, read_predictions
@@ -288,6 +289,9 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
         else:
             others.append(text)
     if others and settings.data is None:
+        for ref in (ref for text in others for ref in split_model(text)[1]):
+            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
+                read_header(ref)  # predictions that are damaged say so
         raise UsageError("eval needs --data", hint="hydractl eval --help")
     arguments: list[ModelArgument] = []
     if others and settings.data is not None:

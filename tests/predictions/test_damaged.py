@@ -127,3 +127,10 @@ def test_numbers_without_end_are_no_numbers() -> None:
         assert list(number(value, "x"))
     assert not list(number(-1.5e300, "x")) and not list(number(10**300, "x"))
     assert list(count(2**63, "x")) and not list(count(2**63 - 1, "x"))
+
+
+def test_truncated_predictions_say_so_without_data(tmp_path: Path, capsys: Any) -> None:
+    path = written(tmp_path / "p.st")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert main(["eval", str(path), "-q"]) == 3
+    assert "p.st" in capsys.readouterr().err
