@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from intervals import show_intervals
 from rich.console import Console
 from rich.table import Table
 
@@ -39,6 +40,12 @@ class Study:
         scoring, search, bench: options of score-based ``prune``, of ``extract-circuit`` and of ``bench``; they win over
             ``everywhere``. With ``--keep`` in ``scoring``, ``remove`` counts for the circuits only.
         criteria: which score-based ensembles to make beside the circuits.
+        deep: options of ``finetune`` for a deep ensemble of three whole models; empty makes none. With ``pretraining``
+            they are the trained base and two more of other seeds, without it the base trained on with three seeds.
+        evaluation: options of ``eval``.
+        apart: whether the members of each fused model are also evaluated one after another.
+        timed: whether ``bench`` measures times; if not, the table has the mult-adds that ``eval`` counts.
+        resume: keep what an earlier run left in ``runs`` and make what is missing.
     """
 
     runs: Path
@@ -57,10 +64,17 @@ class Study:
     search: str = ""
     criteria: tuple[str, ...] = ("taylor",)
     bench: str = ""
+    deep: str = ""
+    evaluation: str = ""
+    apart: bool = True
+    timed: bool = True
+    resume: bool = False
 
 
 def hydractl(*arguments: str) -> None:
-    """Run one command of the tool in this process, as a shell would, and show it."""
+    """Run one command of the tool in this process, as a shell would, and show it; not if its output is there."""
+    if Path(arguments[arguments.index("-o") + 1]).exists():
+        return
     print(f"\n$ hydractl {shlex.join(arguments)}", flush=True)
     code = main(arguments)
     if code:
@@ -70,25 +84,36 @@ def hydractl(*arguments: str) -> None:
 def run(study: Study) -> None:
     """The study from nothing to the table."""
     started = time.monotonic()
-    shutil.rmtree(study.runs, ignore_errors=True)
-    study.runs.mkdir(parents=True)
+    if not study.resume:
+        shutil.rmtree(study.runs, ignore_errors=True)
+    study.runs.mkdir(parents=True, exist_ok=True)
     base, more = study.base, shlex.split(study.everywhere)
     if study.pretraining:
         base = f"{study.runs}/base.st"
         data = ["--data", study.train, "--val", study.val]
-        hydractl("finetune", study.base, *data, *study.pretraining.split(), *more, "-o", base, "-q")
+        hydractl("finetune", study.base, *data, *study.pretraining.split(), *more, *again(study), "-o", base, "-q")
     ensembles = {kind: scored(study, base, kind) for kind in study.criteria}
     ensembles["circuit"] = circuits(study, base)
     models = [f"single={base}"]
+    if study.deep:
+        whole = deep(study, base)
+        models += [f"{Path(path).stem}={path}" for path in whole if path != base]
+        models.append(f"deep={'+'.join(whole)}")
     for members in ensembles.values():
         models += [f"{Path(path).stem}={path}" for path in members]
     for kind, members in ensembles.items():
         hydractl("fuse", *members, *more, "-o", f"{study.runs}/hydra-{kind}.st")
-        models += [f"hydra-{kind}={study.runs}/hydra-{kind}.st", f"ensemble-{kind}={'+'.join(members)}"]
+        models.append(f"hydra-{kind}={study.runs}/hydra-{kind}.st")
+        if study.apart:
+            models.append(f"ensemble-{kind}={'+'.join(members)}")
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
-    hydractl("eval", *models, "--data", study.test, *ood, *more, "-o", f"{study.runs}/eval.json")
-    hydractl("bench", *models, *more, *study.bench.split(), "-o", f"{study.runs}/bench.json")
-    show(study.runs)
+    measure = [*more, *shlex.split(study.evaluation)]
+    hydractl("eval", *models, "--data", study.test, *ood, *measure, "-o", f"{study.runs}/eval.json")
+    if study.timed:
+        hydractl("bench", *models, *more, *study.bench.split(), "-o", f"{study.runs}/bench.json")
+        show(study.runs)
+    else:
+        show_intervals(study.runs / "eval.json")
     print(f"{time.monotonic() - started:.0f} s")
 
 
@@ -105,12 +130,23 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
     return members
 
 
+def deep(study: Study, base: str) -> list[str]:
+    """Three whole models: the base and two trained like it, or three trained on from the base."""
+    members = [base] if study.pretraining else []
+    for seed in SEEDS[len(members) :]:
+        members.append(f"{study.runs}/deep{seed}.st")
+        how = [*shlex.split(study.everywhere), *shlex.split(study.deep), "--seed", seed, *again(study)]
+        hydractl("finetune", study.base, "--data", study.train, "--val", study.val, *how, "-o", members[-1], "-q")
+    return members
+
+
 def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
     more = shlex.split(study.everywhere)
     data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
     how = ["--budget", str(study.remove), *more, *study.search.split()]
-    hydractl("extract-circuit", base, *data, *how, "-o", f"{study.runs}/circuit.json", "-q")
+    if not all((study.runs / f"circuit.{objective}.json").exists() for objective in OBJECTIVES):
+        hydractl("extract-circuit", base, *data, *how, *again(study), "-o", f"{study.runs}/circuit.json", "-q")
     members = []
     for objective in OBJECTIVES:
         pruned = f"{study.runs}/circuit-{objective}.pruned.st"
@@ -124,8 +160,23 @@ def tuned(study: Study, pruned: str, path: str) -> str:
     if not study.tuning:
         return pruned
     data = ["--data", study.train, "--val", study.val]
-    hydractl("finetune", pruned, *data, *shlex.split(study.everywhere), *study.tuning.split(), "-o", path, "-q")
+    hydractl(
+        "finetune",
+        pruned,
+        *data,
+        *shlex.split(study.everywhere),
+        *study.tuning.split(),
+        *again(study),
+        "-o",
+        path,
+        "-q",
+    )
     return path
+
+
+def again(study: Study) -> list[str]:
+    """What takes a long command up where it was."""
+    return ["--resume"] if study.resume else []
 
 
 def show(runs: Path) -> None:

@@ -1,6 +1,6 @@
 """A ViT of 6 sites x 4 heads on Fashion-MNIST against MNIST and grey CIFAR-10; circuits chosen with grey CIFAR-100.
 
-    python examples/fashion_mnist.py DATA [--tune]
+    python examples/fashion_mnist.py DATA [--tune] [--resume]
 
 DATA holds ``fashion_mnist_train.npz`` (the last 3,000 become the validation set), ``fashion_mnist_test.npz``,
 ``mnist_test.npz``, ``cifar10_test.npz`` and ``cifar100_test.npz``: arrays ``x`` (uint8), ``y`` and ``classes``.
@@ -29,10 +29,11 @@ def split(data: Path, folder: Path) -> None:
 
 def study(data: Path, folder: Path) -> Study:
     """Members as pruned, without fine-tuning, and the single model."""
+    training = "--epochs 2 --batch-size 64 --lr 2e-3 --warmup 0.05 --weight-decay 0.05"
     return Study(
         runs=RUNS / "pruned",
         base=(
-            "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=4&in_chans=1"
+            "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=7&in_chans=1"
             "&embed_dim=64&depth=6&num_heads=4&mlp_ratio=2&num_classes=10"
         ),
         train=str(folder / "train.npz"),
@@ -41,10 +42,14 @@ def study(data: Path, folder: Path) -> Study:
         ood_val=str(data / "cifar100_test.npz"),
         ood_test=[f"mnist={data / 'mnist_test.npz'}", f"cifar10={data / 'cifar10_test.npz'}"],
         remove=8,
-        pretraining="--epochs 6 --batch-size 128 --lr 2e-3 --warmup 0.05 --weight-decay 0.05",
-        search="--limit 1000 --batch-size 32",
+        pretraining=training,
+        deep=training,
+        search="--limit 500 --batch-size 32",
         criteria=("taylor", "random"),
-        bench="--batch-size 32 --rounds 20",
+        evaluation="--bootstrap 1000",
+        # Nothing is trained after pruning, so a fused model is its members run one after another.
+        apart=False,
+        timed=False,
     )
 
 
@@ -53,15 +58,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--tune", action="store_true", help="fine-tune the members of the base already trained")
+    parser.add_argument("--resume", action="store_true", help="make only what an earlier run did not finish")
     arguments = parser.parse_args()
     folder = RUNS / "data"
     split(arguments.data, folder)
     plan = study(arguments.data, folder)
     if arguments.tune:
         base = str(RUNS / "pruned" / "base.st")
-        tuning = "--epochs 2 --limit 10000 --batch-size 128 --lr 2e-4"
-        plan = replace(plan, runs=RUNS / "tuned", base=base, pretraining="", tuning=tuning)
-    run(plan)
+        tuning = "--epochs 1 --limit 10000 --batch-size 64 --lr 2e-4"
+        plan = replace(plan, runs=RUNS / "tuned", base=base, pretraining="", tuning=tuning, deep=tuning, apart=True)
+    run(replace(plan, resume=arguments.resume))
 
 
 if __name__ == "__main__":
