@@ -3,8 +3,8 @@
     python examples/fashion_mnist.py DATA      # trains the model and makes the members that share nothing
     python examples/shared_sites.py DATA
 
-The same three circuits and three Taylor members of one model, as pruned, with the first 0, 3 or 5 of its 6 sites taken
-from the avg circuit and from the first Taylor member. Shared sites run once. A run that was stopped goes on where it
+Three circuits and three Taylor members of one model, as pruned, with the first 0, 3 or 5 of its 6 sites taken from the
+avg circuit and from the first Taylor member. Shared sites run once. A run that was stopped goes on where it
 was, when the same command is given again; ``--again`` forgets what is there.
 """
 
@@ -27,15 +27,17 @@ from hydractl.heads import jaccard
 
 RUNS = fashion_mnist.RUNS / "shared"
 SHARED = (0, 3, 5)
+PER_SITE = 1  # heads that a Taylor member loses of each site; compared over all sites, it would lose whole late sites
 NAMES = {"circuit": "circuits", "taylor": "Taylor"}
 
 
 def masks(study: Study, kind: str, shared: int) -> list[str]:
-    """The masks of three members; those that share nothing are the ones of the study itself."""
-    if not shared:
-        names = [f"circuit-{o}" for o in OBJECTIVES] if kind == "circuit" else [f"taylor{s}" for s in SEEDS]
-        return [f"{study.runs}/{name}.pruned.mask.json" for name in names]
-    return circuits(study, shared) if kind == "circuit" else taylor(study, shared)
+    """The masks of three members; circuits that share nothing are the ones of the study itself."""
+    if kind == "taylor":
+        return taylor(study, shared)
+    if shared:
+        return circuits(study, shared)
+    return [f"{study.runs}/circuit-{objective}.pruned.mask.json" for objective in OBJECTIVES]
 
 
 def circuits(study: Study, shared: int) -> list[str]:
@@ -56,10 +58,10 @@ def taylor(study: Study, shared: int) -> list[str]:
     """Members by scores of their own calibration samples; the first member decides the shared sites."""
     folder = RUNS / f"taylor-{shared}"
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["--with", f"{study.runs}/taylor{SEEDS[0]}.pruned.mask.json", "--share-sites", str(shared)]
     data = ["--data", study.train, "--samples", str(study.samples)]
+    common = ["--with", f"{RUNS}/taylor-0/{SEEDS[0]}.mask.json", "--share-sites", str(shared)] if shared else []
     for seed in SEEDS:
-        how = ["--method", "taylor", *shlex.split(study.scoring), "--remove", str(study.remove), "--seed", seed]
+        how = ["--method", "taylor", "--remove", str(PER_SITE), "--seed", seed]
         hydractl("prune", f"{study.runs}/base.st", *how, *common, *data, "-o", f"{folder}/{seed}.st")
     return [f"{folder}/{seed}.mask.json" for seed in SEEDS]
 

@@ -1,0 +1,98 @@
+"""The studies of ``examples``: on a tiny model with noise for data, they run, resume and print what was measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+TINY = (
+    "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
+    "&embed_dim=12&depth=2&num_heads=3&mlp_ratio=1&num_classes=3"
+)
+MODULES = ("intervals", "chain", "fashion_mnist", "shared_sites")
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The scripts as modules, in an empty folder with data; they leave no trace among the loaded modules."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = {name: importlib.import_module(name) for name in MODULES}
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 30), ("val", 12), ("test", 24), ("seen", 9), ("noise", 20)):
+        np.savez(f"{name}.npz", x=draw.integers(0, 256, (count, 8, 8), dtype=np.uint8), y=np.arange(count) % 3)
+    return found
+
+
+def study(chain: ModuleType, **others: object) -> object:
+    common = {
+        "runs": Path("runs"),
+        "base": TINY,
+        "train": "train.npz",
+        "val": "val.npz",
+        "test": "test.npz",
+        "ood_val": "seen.npz",
+        "ood_test": ["noise:far=noise.npz"],
+        "remove": 2,
+        "samples": 8,
+        "pretraining": "--steps 2",
+        "deep": "--steps 2",
+        "search": "--limit 9 --batch-size 9",
+        "evaluation": "--bootstrap 10",
+        "timed": False,
+    }
+    return chain.Study(**{**common, **others})
+
+
+def test_a_study_and_its_dial(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain, shared = modules["chain"], modules["shared_sites"]
+    chain.run(study(chain))
+    printed = capsys.readouterr().out
+    rows = {row["name"]: row for row in json.loads(Path("runs/eval.json").read_text())["models"]}
+    assert list(rows) == [
+        *("single", "deep1", "deep2", "deep"),
+        *(f"taylor{seed}.pruned" for seed in range(3)),
+        *(f"circuit-{objective}.pruned" for objective in ("acc", "ood", "avg")),
+        *(f"{how}-{kind}" for kind in ("taylor", "circuit") for how in ("hydra", "ensemble")),
+    ]
+    assert rows["deep"]["cost"]["macs"] == 3 * rows["single"]["cost"]["macs"]
+    lines = printed.splitlines()
+    measured = next(line for line in lines if line.startswith("| hydra-taylor |")).split(" | ")
+    assert measured[1] == f"{rows['hydra-taylor']['id']['accuracy']:.4f}"
+    assert measured[4] == f"{rows['hydra-taylor']['ood']['noise']['auroc']:.4f}"
+    change = rows["deep"]["difference"]["id.nll"]
+    shown = f"{change['value']:+.4f} ({change['ci'][0]:+.3f}..{change['ci'][1]:+.3f})"
+    assert any(line.startswith("| deep |") and shown in line for line in lines)
+
+    chain.run(study(chain, resume=True))
+    assert "$ hydractl" not in capsys.readouterr().out, "everything was there"
+
+    monkeypatch.setattr(shared, "RUNS", Path("runs/shared"))
+    monkeypatch.setattr(shared, "SHARED", (0, 1))
+    monkeypatch.setattr(modules["fashion_mnist"], "study", lambda data, folder: study(chain, remove=4))
+    Path("runs/circuit.avg.json").unlink()  # of 2 removals, the dial below needs 4
+    for name in ("acc", "ood", "avg"):
+        Path(f"runs/circuit.{name}.json").unlink(missing_ok=True)
+    chain.run(study(chain, remove=4))
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["shared_sites", "."])
+    shared.main()
+    lines = capsys.readouterr().out.splitlines()
+    first = [line.split(" | ") for line in lines if line.startswith(("| circuits |", "| Taylor |"))][:4]
+    ratios = {(row[0].strip("| "), row[1]): float(row[2]) for row in first}
+    assert ratios["circuits", "1"] <= ratios["circuits", "0"] and ratios["Taylor", "1"] <= ratios["Taylor", "0"]
+    assert Path("runs/shared/shared-sites.png").stat().st_size > 1000
