@@ -3,9 +3,9 @@
     python examples/fashion_mnist.py DATA      # trains the model and makes the members that share nothing
     python examples/shared_sites.py DATA
 
-Three circuits and three Taylor members of one model, as pruned, with the first 0, 3 or 5 of its 6 sites taken from the
-avg circuit and from the first Taylor member. Shared sites run once. A run that was stopped goes on where it
-was, when the same command is given again; ``--again`` forgets what is there.
+Three circuits and three Taylor members of one model, as pruned, with none, half or most of its 6 sites taken from the
+avg circuit and from the first Taylor member. Shared sites run once. A run that was stopped goes on where it was, when
+the same command is given again; ``--again`` forgets what is there.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from matplotlib.figure import Figure
 from hydractl.heads import jaccard
 
 RUNS = fashion_mnist.RUNS / "shared"
-SHARED = (0, 3, 5)
+SHARED = {"circuit": (0, 3, 5), "taylor": (0, 1, 2, 3, 5)}
 PER_SITE = 1  # heads that a Taylor member loses of each site; compared over all sites, it would lose whole late sites
+SAMPLES = 16  # calibration samples of a Taylor member; of 512, all members lose the same heads of the first five sites
 NAMES = {"circuit": "circuits", "taylor": "Taylor"}
 
 
@@ -58,7 +59,7 @@ def taylor(study: Study, shared: int) -> list[str]:
     """Members by scores of their own calibration samples; the first member decides the shared sites."""
     folder = RUNS / f"taylor-{shared}"
     folder.mkdir(parents=True, exist_ok=True)
-    data = ["--data", study.train, "--samples", str(study.samples)]
+    data = ["--data", study.train, "--samples", str(SAMPLES)]
     common = ["--with", f"{RUNS}/taylor-0/{SEEDS[0]}.mask.json", "--share-sites", str(shared)] if shared else []
     for seed in SEEDS:
         how = ["--method", "taylor", "--remove", str(PER_SITE), "--seed", seed]
@@ -102,15 +103,19 @@ def draw(rows: Mapping[str, Row], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     points(left, [single], single, ["ood_avg.auroc"], label="single model", color="black", marker="s")
     for (kind, name), color, shift in zip(NAMES.items(), ("tab:blue", "tab:orange"), (-0.01, 0.01), strict=True):
-        chosen = [rows[f"{kind}-{shared}"] for shared in SHARED]
+        chosen = [rows[f"{kind}-{shared}"] for shared in SHARED[kind]]
         style = {"label": name, "color": color, "marker": "o"}
         points(left, chosen, single, ["ood_avg.auroc"], shift, **style)
         for metric, line in zip(sets, ("-", ":"), strict=False):
             style = {"label": f"{name}, {metric}", "color": color, "marker": "o", "linestyle": line}
             points(right, chosen, single, [f"diversity.{metric}.mi"], shift, **style)
-        for shared, row in zip(SHARED, chosen, strict=True):
-            place = (mult_adds(row, single) + shift, value_at(row, "ood_avg.auroc"))
-            left.annotate(f" {shared} shared", place, fontsize=7, color=color, va="bottom")
+        places: dict[tuple[float, float | None], list[str]] = {}
+        for shared, row in zip(SHARED[kind], chosen, strict=True):
+            places.setdefault((mult_adds(row, single) + shift, value_at(row, "ood_avg.auroc")), []).append(str(shared))
+        for place, names in places.items():
+            above = {"xytext": (5, 4), "textcoords": "offset points"}
+            left.annotate(f"{', '.join(names)} shared", place, fontsize=7, color=color, **above)
+    left.margins(x=0.15)
     left.set_title("mean OOD AUROC")
     right.set_title("mutual information of the members, OOD data")
     for axis in (left, right):
@@ -145,7 +150,7 @@ def main() -> None:
     study = fashion_mnist.study(asked.data, fashion_mnist.RUNS / "data")
     models, overlaps = [f"single={study.runs}/base.st"], {}
     for kind in NAMES:
-        for shared in SHARED:
+        for shared in SHARED[kind]:
             kept = masks(study, kind, shared)
             overlaps[kind, shared] = overlap(kept)
             fused = f"{RUNS}/{kind}-{shared}.st"

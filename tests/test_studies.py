@@ -82,7 +82,7 @@ def test_a_study_and_its_dial(
     assert "$ hydractl" not in capsys.readouterr().out, "everything was there"
 
     monkeypatch.setattr(shared, "RUNS", Path("runs/shared"))
-    monkeypatch.setattr(shared, "SHARED", (0, 1))
+    monkeypatch.setattr(shared, "SHARED", {"circuit": (0, 1), "taylor": (0, 1)})
     monkeypatch.setattr(modules["fashion_mnist"], "study", lambda data, folder: study(chain, remove=4))
     Path("runs/circuit.avg.json").unlink()  # of 2 removals, the dial below needs 4
     for name in ("acc", "ood", "avg"):
