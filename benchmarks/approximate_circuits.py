@@ -129,7 +129,8 @@ def main() -> None:
     exact = circuits["exact"]
     print(f"| search | evaluations | work | time, {reference} / this | CPU | same heads | Kendall's tau | score lost |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    for name, (evaluations, work) in works.items():
+    for name in sides:
+        evaluations, work = works[name]
         found = agreement(circuits[name], heads(exact), exact)
         pairs = list(zip(times[reference], times[name], strict=True))
         wall, cpu = (statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
