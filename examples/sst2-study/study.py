@@ -13,7 +13,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prepare import prepare
@@ -27,9 +27,12 @@ SEEDS = ("0", "1", "2")
 TAYLOR = [f"taylor{seed}" for seed in SEEDS]
 CIRCUIT = [f"circuit-{objective}" for objective in ("acc", "ood", "avg")]
 DEEP = [f"deep{seed}" for seed in SEEDS]
-ENSEMBLES = {"taylor": TAYLOR, "circuit": CIRCUIT}
-for _kind, _members in list(ENSEMBLES.items()):
-    ENSEMBLES[f"{_kind}-tuned"] = [f"{name}-tuned" for name in _members]
+ENSEMBLES = {
+    "taylor": TAYLOR,
+    "circuit": CIRCUIT,
+    "circuit-tuned": [f"{name}-tuned" for name in CIRCUIT],
+    "taylor-tuned": [f"{name}-tuned" for name in TAYLOR],
+}
 
 
 def step(output: str, *words: str) -> str:
@@ -53,43 +56,43 @@ def predictions(name: str, model: str) -> Path:
     return path
 
 
-def members(model: str) -> dict[str, str]:
-    """Every model of one member: three further fine-tunings, Taylor members and circuits, as pruned and fine-tuned."""
-    found: dict[str, str] = {}
-    for name, seed in zip(TAYLOR, SEEDS, strict=True):
-        found[name] = step(f"{name}.st", "prune", model, "--method", "taylor", "--keep", "8", "--seed", seed)
-    if not (RUNS / "circuit.avg.json").exists():  # the last of its three files
-        hydractl(["extract-circuit", model, "-o", str(RUNS / "circuit.json"), "--resume", "-q"])
-    for name in CIRCUIT:
-        circuit = str(RUNS / f"{name.replace('-', '.')}.json")
-        found[name] = step(f"{name}.st", "prune", model, "--circuit", circuit)
-    for name in [*TAYLOR, *CIRCUIT]:
-        found[f"{name}-tuned"] = step(f"{name}-tuned.st", "finetune", found[name], "--resume", "-q")
-    for name, seed in zip(DEEP, SEEDS, strict=True):
-        found[name] = step(f"{name}.st", "finetune", model, "--seed", seed, "--resume", "-q")
-    return found
+def member(name: str, model: str) -> str:
+    """The path of a model of one member: as pruned, fine-tuned, or a further fine-tuning of the whole model."""
+    if name.endswith("-tuned"):
+        return step(f"{name}.st", "finetune", member(name.removesuffix("-tuned"), model), "--resume", "-q")
+    kind, which = name.rstrip("012"), name[-1]
+    if kind == "deep":
+        return step(f"{name}.st", "finetune", model, "--seed", which, "--resume", "-q")
+    if kind == "taylor":
+        return step(f"{name}.st", "prune", model, "--method", "taylor", "--keep", "8", "--seed", which)
+    if not (RUNS / "circuit.avg.json").exists():  # the last of the three files of one search
+        code = hydractl(["extract-circuit", model, "-o", str(RUNS / "circuit.json"), "--resume", "-q"])
+        if code:
+            sys.exit(code)
+    return step(f"{name}.st", "prune", model, "--circuit", str(RUNS / f"{name.replace('-', '.')}.json"))
 
 
-def measured(model: str, found: Mapping[str, str]) -> dict[str, Path]:
-    """Predictions of every row of the table, in its order."""
-    rows = {"single": predictions("single", model)}
-    rows["deep"] = ensemble("deep", DEEP, found)
-    rows.update({name: predictions(name, found[name]) for name in [*TAYLOR, *CIRCUIT]})
-    for kind, names in ENSEMBLES.items():
-        fused = step(f"hydra-{kind}.st", "fuse", *(found[name] for name in names))
-        rows[f"hydra-{kind}"] = predictions(f"hydra-{kind}", fused)
-        rows[f"members-{kind}"] = ensemble(f"members-{kind}", names, found)
-    return rows
-
-
-def ensemble(name: str, names: Sequence[str], found: Mapping[str, str]) -> Path:
+def ensemble(name: str, members: Sequence[str], model: str) -> Path:
     """Members one after another; none of them runs twice for it."""
     path = RUNS / f"{name}.pred.st"
-    parts = [predictions(one, found[one]) for one in names]
+    parts = [predictions(one, member(one, model)) for one in members]
     if not path.exists():
-        print(f"\n$ python stack.py {' '.join(map(str, parts))} {path}", flush=True)
+        print(f"\nstack {' '.join(map(str, parts))}: {path}", flush=True)
         stack(parts, path)
     return path
+
+
+def measured(model: str) -> dict[str, Path]:
+    """Predictions of every row of the table."""
+    rows = {"single": predictions("single", model)}
+    for kind, members in ENSEMBLES.items():
+        if not kind.endswith("-tuned"):
+            rows.update({name: predictions(name, member(name, model)) for name in members})
+        fused = step(f"hydra-{kind}.st", "fuse", *(member(name, model) for name in members))
+        rows[f"hydra-{kind}"] = predictions(f"hydra-{kind}", fused)
+        rows[f"members-{kind}"] = ensemble(f"members-{kind}", members, model)
+    rows["deep"] = ensemble("deep", DEEP, model)
+    return rows
 
 
 def main() -> None:
@@ -102,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (RUNS / "data" / "overlap.json").exists():
         prepare(arguments.data, RUNS / "data", arguments.train, arguments.ood)
-    rows = measured(arguments.model, members(arguments.model))
+    rows = measured(arguments.model)
     named = [f"{name}={path}" for name, path in rows.items()]
     plain = step("eval.json", "eval", *named, "--bootstrap", "1000", "-q")
     fitted = step("calibrated.json", "eval", *named, "--bootstrap", "1000", "--temperature", "fit", "-q")
