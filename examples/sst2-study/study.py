@@ -84,14 +84,13 @@ def ensemble(name: str, members: Sequence[str], model: str) -> Path:
 
 def measured(model: str) -> dict[str, Path]:
     """Predictions of every row of the table."""
-    rows = {"single": predictions("single", model)}
+    rows = {"single": predictions("single", model), "deep": ensemble("deep", DEEP, model)}
     for kind, members in ENSEMBLES.items():
         if not kind.endswith("-tuned"):
             rows.update({name: predictions(name, member(name, model)) for name in members})
         fused = step(f"hydra-{kind}.st", "fuse", *(member(name, model) for name in members))
         rows[f"hydra-{kind}"] = predictions(f"hydra-{kind}", fused)
         rows[f"members-{kind}"] = ensemble(f"members-{kind}", members, model)
-    rows["deep"] = ensemble("deep", DEEP, model)
     return rows
 
 
@@ -108,7 +107,7 @@ def main() -> None:
     rows = measured(arguments.model)
     named = [f"{name}={path}" for name, path in rows.items()]
     plain = step("eval.json", "eval", *named, "--bootstrap", "1000", "-q")
-    fitted = step("calibrated.json", "eval", *named, "--bootstrap", "1000", "--temperature", "fit", "-q")
+    fitted = step("calibrated.json", "eval", *named, "--temperature", "fit", "-q")
     text = tables(Path(plain), Path(fitted))
     (RUNS / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}")
