@@ -70,7 +70,8 @@ def opened(arch: str, folder: Path) -> Source:
     if arch.startswith("bert-"):
         source = open_source(str(bert(arch.removeprefix("bert-"), folder)))
     else:
-        source = open_source(f"{arch if ':' in arch else f'timm:{arch}'}?pretrained=0")
+        name = arch if ":" in arch else f"timm:{arch}"
+        source = open_source(name if "pretrained=" in name else f"{name}?pretrained=0")
     return replace(source, tensors=DictTensors({name: source.tensors.read(name) for name in source.tensors.names()}))
 
 

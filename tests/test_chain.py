@@ -117,7 +117,7 @@ def test_the_same_command_gives_the_same_bytes_under_another_hash_seed(verb: str
         "circuit": ["extract-circuit", "base.st", *data, *OOD, "--budget", "1"],
         "finetune": ["finetune", "t0.st", *data, "--steps", "3"],
         "fuse": ["fuse", "t0.st", "t1.st", "t2.st"],
-        "eval": ["eval", "hydra.st", *data, "--ood", "b=builtin:letters", "--ood", "a=builtin:photos"],
+        "eval": ["eval", "hydra.st", *TEST, "--ood", "b=builtin:letters", "--ood", "a=builtin:photos"],
     }
     suffix = "json" if verb in ("score", "circuit", "eval") else "st"
     found = []

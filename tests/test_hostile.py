@@ -80,7 +80,7 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
     from hydractl.metrics.summary import row_keys
     from hydractl.requirements import lookup
 
-    command = ["eval", "vit.st", "--data", "builtin:digits/val", "--ood", "l.1:near=builtin:letters", "--json"]
+    command = ["eval", "vit.st", "--data", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]
     assert main(command) == 0
     row = json.loads(capsys.readouterr().out)["models"][0]
     keys = row_keys(["l.1"])

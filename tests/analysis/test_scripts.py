@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     random = np.random.default_rng(0)
     np.savez("data.npz", x=random.integers(0, 256, (24, 8, 8), dtype=np.uint8), y=np.arange(24) % 3)
+    np.savez("train.npz", x=random.integers(0, 256, (24, 8, 8), dtype=np.uint8), y=np.arange(24) % 3)
     np.savez("val.npz", x=random.integers(0, 256, (9, 8, 8), dtype=np.uint8), y=np.arange(9) % 3)
     np.savez("ood.npz", x=random.integers(0, 99, (20, 8, 8), dtype=np.uint8))
     for words in (
@@ -37,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "extract-circuit",
             "vit.st",
             "--data",
-            "data.npz",
+            "train.npz",
             "--objective",
             "acc",
             "--budget",
@@ -89,7 +90,7 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [row.split("|")[1].strip() for row in rows[1:]] == ["random, 1", "random, 2", "acc, 1", "acc, 2"]
 
     drawn = ["--circuit", "circuit.json", "--remove", "2", "--sample-from", "4", "--samples", "12"]
-    tuning = ["--tuning", "--steps 2 --lr 1e-2 --batch-size 8", "--train", "data.npz", "--val", "val.npz"]
+    tuning = ["--tuning", "--steps 2 --lr 1e-2 --batch-size 8", "--train", "train.npz", "--val", "val.npz"]
     rows = run("diversity_sources", "vit.st", *DATA, *drawn, *tuning, "--circuits", "circuit.json", **both)
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows[1:]}
     assert list(cells) == ["single", "nothing", "order", "pruning", "pruning, order", "samples (Taylor)", "circuits"]

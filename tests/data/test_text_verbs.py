@@ -152,7 +152,7 @@ def test_every_verb_on_texts(bert: str, data: Path) -> None:
     tuned = ["--val", "val.csv", "--epochs", "1", "--batch-size", "4"]
     run("finetune", "t.st", "--data", "data.jsonl", *tuned, "-o", "f.st")
     run("fuse", "c.st", "t.st", "-o", "h.st")
-    run("eval", "h.st", "c.st+t.st", "--data", "data.jsonl", "-o", "e.json")
+    run("eval", "h.st", "c.st+t.st", "--data", "data.jsonl", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 16
 
 
@@ -170,7 +170,7 @@ def test_max_length_travels_into_what_is_written(bert: str, data: Path) -> None:
     run("fuse", "a.st", "b.st", "--max-length", "9", "-o", "i.st")
     run("fuse", "a.st", "b.st", "-o", "j.st", code=3)  # they cut texts at different lengths
     assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
-    run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json")
+    run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}
     run("extract-circuit", "a.st", "--data", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
     assert json.loads(Path("k.json").read_text())["source"]["settings"]["max_length"] == 6

@@ -69,7 +69,7 @@ M = {"model": ["a.st"]}
         ("fuse", {}, ["fuse needs a MODEL"]),
         (
             "eval",
-            {"model": ["a.st"], "ood": ["edges=s"]},
+            {"model": ["a.st"], "data": "d", "ood": ["edges=s"]},
             ["--ood cannot be named 'edges', which the answer has a use for (flag)"],
         ),
         ("bench", {**M, "quiet": True, "verbose": True}, ["--quiet (flag) and --verbose (flag) exclude each other"]),
