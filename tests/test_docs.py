@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from hydractl.cli.app import main
 from hydractl.criteria import Calibration
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from tests.forked import hydractl_on_the_path
 from tests.pico import publish, source_of, stock
 from tests.pico_clip import pico_clip, publish_clip
 
@@ -58,14 +57,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shell(commands: str, folder: Path) -> None:
     """Run shell lines with ``hydractl`` on the path, stopping at the first failure."""
-    binary = folder / "bin"
-    binary.mkdir(exist_ok=True)
-    script = binary / "hydractl"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hydractl "$@"\n')
-    script.chmod(0o755)
-    path = os.pathsep.join([str(binary), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-e", "-c", commands], cwd=folder, env=environment, capture_output=True, text=True)
+    with hydractl_on_the_path(folder) as environment:
+        done = subprocess.run(
+            ["bash", "-e", "-c", commands], cwd=folder, env=environment, capture_output=True, text=True
+        )
     assert done.returncode == 0, f"{commands}\n{done.stderr}"
 
 

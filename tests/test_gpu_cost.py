@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,15 +15,30 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=32&embed_dim=24&depth=4&num_heads=3&num_classes=5"
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_cost.py"), "--device", "cpu", "--rounds", "2"]
-    return subprocess.run([*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("gpu_cost")
 
 
-def test_every_row_is_measured_and_ratios_are_to_the_single_model(tmp_path: Path) -> None:
+@pytest.fixture
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs it with arguments."""
+
+    def call(*arguments: str | Path) -> None:
+        common = ["gpu_cost.py", "--device", "cpu", "--rounds", "2"]
+        monkeypatch.setattr(sys, "argv", [*common, *map(str, arguments)])
+        script.main()
+
+    return call
+
+
+def test_every_row_is_measured_and_ratios_are_to_the_single_model(
+    run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = ["--arch", f"{SMALL},bert-tiny", "--batches", "1,2", "--dtypes", "float32", "--modes", "eager"]
-    done = run(*few, "--shared", "0,2,10", "-o", tmp_path / "g.json")
-    assert done.returncode == 0, done.stderr
+    run(*few, "--shared", "0,2,10", "-o", tmp_path / "g.json")
     document = json.loads((tmp_path / "g.json").read_text())
     assert document["missing"] == []
     names = ["single", *(f"fused, {n} shared{way}" for n in (0, 2) for way in ("", ", not batched"))]
@@ -39,24 +56,23 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(tmp_path: Path
     # Four blocks, in which two products and their joining are one for all members or one for each.
     assert counted["fused, 0 shared"] <= counted["single"] + 6
     assert counted["fused, 0 shared, not batched"] >= counted["fused, 0 shared"] + 4 * 6
-    assert done.stdout.count("| single |") == 4 and '"torch"' in done.stdout
+    printed = capsys.readouterr().out
+    assert printed.count("| single |") == 4 and '"torch"' in printed
 
 
-def test_what_the_time_does_not_allow_is_said(tmp_path: Path) -> None:
-    done = run("--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--seconds", "0", "-o", tmp_path / "g.json")
-    assert done.returncode == 0, done.stderr
+def test_what_the_time_does_not_allow_is_said(
+    run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--seconds", "0", "-o", tmp_path / "g.json")
     document = json.loads((tmp_path / "g.json").read_text())
     assert document["rows"] == []
     assert document["missing"] == [f"{SMALL}, float32, batch 1, {mode}: no time left" for mode in ("eager", "compiled")]
-    assert "not measured" in done.stdout
+    assert "not measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])
-def test_members_that_differ_are_never_timed(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_differ_are_never_timed(off: float, script: ModuleType) -> None:
     import torch
-
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import gpu_cost
 
     class Model:
         def example_inputs(self, batch: int, seed: int) -> torch.Tensor:
@@ -70,6 +86,6 @@ def test_members_that_differ_are_never_timed(off: float, monkeypatch: pytest.Mon
 
     if off:
         with pytest.raises(SystemExit, match="b .float32.: differs by"):
-            gpu_cost.difference(Model(0.0), Model(off), "float32", "b")
+            script.difference(Model(0.0), Model(off), "float32", "b")
     else:
-        assert gpu_cost.difference(Model(0.0), Model(off), "float32", "b") == 0
+        assert script.difference(Model(0.0), Model(off), "float32", "b") == 0

@@ -401,6 +401,8 @@ def _check(model: nn.Module) -> None:
             )
     if getattr(model, "num_classes", 0) < 1:
         raise InputError(f"{kind} has no classifier (num_classes=0)", hint="choose a checkpoint with a classifier")
+    if not model.global_pool:
+        raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
     if next(model.buffers(), None) is not None:
         raise InputError(f"{kind} keeps buffers, which this family does not handle")
 

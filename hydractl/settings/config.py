@@ -1,4 +1,7 @@
-"""Reading ``hydra.yaml``: one mapping per verb, and keys that all verbs share."""
+"""Reading ``hydra.yaml``: one mapping per verb, and keys that all verbs share.
+
+Keys that begin with ``x-`` are for whoever else reads the file, such as the script of a study.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from hydractl.settings.verbs import SETTINGS
 from hydractl.settings.yaml_text import Node, compose, is_null, line_of, pairs, value_of
 
 DEFAULT_NAME = "hydra.yaml"
+FOREIGN = "x_"  # as "x-" reads here
 _NOT_IN_FILES = ("config",)
 
 
@@ -57,6 +61,8 @@ def read_config(path: Path, name: str) -> Config:
     keys = shared_keys()
     for key, node, line in pairs(root, name, "the file"):
         verb = key.replace("_", "-")
+        if key.startswith(FOREIGN):
+            continue
         if verb in SETTINGS:
             config.verbs[verb] = _verb_mapping(node, verb, config)
         elif key not in keys:

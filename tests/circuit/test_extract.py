@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 from hydractl.cli.app import main
-from tests.test_processes import free_port
+from tests.forked import team
 
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 SITES = [f"blocks.{i}.attn" for i in range(3)]
@@ -223,24 +221,9 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def together(size: int, arguments: list[str]) -> list[subprocess.Popen[str]]:
-    port = free_port()
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "hydractl", *arguments],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-
-
 def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_killed() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "two.json"]
-    ranks = together(2, command)
+    ranks = team(2, [*command, "-q"])
     said = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert said[0][0].split() == ["two.acc.json", "two.ood.json", "two.avg.json"] and said[1] == ("", "")
@@ -261,7 +244,7 @@ def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_kill
 
 def test_a_killed_process_ends_the_other() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
-    ranks = together(2, command)
+    ranks = team(2, [*command, "-q"])
     deadline = time.monotonic() + 100
     while not Path("dead.json.journal.1").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +15,9 @@ import safetensors.numpy
 import torch
 
 import hydractl
+from hydractl.cli.app import main
 from hydractl.data import open_data
+from tests.forked import Forked
 
 TEST = ["--data", "builtin:digits/test"]
 SETS = ["--ood", "letters:far=builtin:letters", "--ood", "near:near=builtin:symbols"]
@@ -91,26 +89,25 @@ def test_a_broken_file_is_one_line(run: Any, capsys: pytest.CaptureFixture[str],
 
 def command(*more: str) -> list[str]:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
-    return [sys.executable, "-m", "hydractl", "eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
+    return ["eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
     part, dice, kills = Path("k.st.part"), random.Random(0), 0
     while kills < 4:
-        process = subprocess.Popen(command("--resume"), env=environment, stderr=subprocess.DEVNULL)
+        process = Forked(command("--resume"))
         while process.poll() is None and not part.exists():
             time.sleep(0.005)
-        time.sleep(dice.uniform(0, 0.25))
+        time.sleep(dice.uniform(0, 0.1))
         if process.poll() is not None:
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.communicate()
         kills += 1
     if not Path("k.json").exists():
-        subprocess.run(command("--resume"), env=environment, check=True, capture_output=True)
+        assert main(command("--resume")) == 0
     assert kills > 0 and not part.exists()
     assert Path("k.st").read_bytes() == Path("whole.st").read_bytes()
     assert rows(json.loads(Path("k.json").read_text())) == rows(json.loads(Path("whole.json").read_text()))

@@ -103,3 +103,8 @@ def test_unknown_variables() -> None:
     environ = {"HYDRACTL_SEEED": "1", "HYDRACTL_DEBUG": "1", "HYDRACTL_KEEP": "1", "HYDRACTL_CONFIG": "x", "OTHER": ""}
     line = "the environment variable HYDRACTL_SEEED is not read by hydractl; did you mean HYDRACTL_SEED?"
     assert unknown_variables(environ) == [line]
+
+
+def test_keys_for_others_are_passed_over(merged: Callable[..., Any]) -> None:
+    settings = merged("prune", FLAGS, yaml="x-study:\n  rows: [{a: {b: 1}}]\nx_more: 2\nseed: 4")
+    assert settings.seed == 4

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,8 @@ import torch
 import hydractl
 from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
+from tests.forked import Forked, team
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # 44 samples: the last step of an epoch has 12, its second batch 4.
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8",
@@ -35,22 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
 
 
-def start(count: int, arguments: list[str]) -> list[subprocess.Popen[str]]:
-    """A command in several processes, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "hydractl", *arguments]
-    return [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(count)
-    ]  # fmt: skip
-
-
-def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ends(processes: list[Forked]) -> list[tuple[int, str, str]]:
     """Code, stdout and stderr of each."""
     said = [process.communicate(timeout=200) for process in processes]
     return [(process.returncode, *one) for process, one in zip(processes, said, strict=True)]
@@ -72,7 +53,7 @@ def agree(path: str, other: str) -> None:
     assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
 
 
-def wait_for(path: str, processes: list[subprocess.Popen[str]]) -> None:
+def wait_for(path: str, processes: list[Forked]) -> None:
     while not Path(path).exists():
         assert all(process.poll() is None for process in processes)
         time.sleep(0.01)
@@ -80,7 +61,7 @@ def wait_for(path: str, processes: list[subprocess.Popen[str]]) -> None:
 
 def test_two_processes_give_the_weights_of_one() -> None:
     assert main([*TRAIN, "--epochs", "2", "-o", "one.st"]) == 0
-    done = ends(start(2, [*TRAIN, "--epochs", "2", "-o", "two.st"]))
+    done = ends(team(2, [*TRAIN, "--epochs", "2", "-o", "two.st"]))
     assert [code for code, _, _ in done] == [0, 0], done
     assert [out for _, out, _ in done] == ["two.st\n", ""]
     agree("one.st", "two.st")
@@ -94,7 +75,7 @@ def test_two_processes_give_the_weights_of_one() -> None:
 def test_one_is_stopped_and_another_number_goes_on() -> None:
     """A signal to one of two processes stops both at the same step; one process alone finishes the work."""
     long = [*TRAIN, "--epochs", "40"]
-    two = start(2, [*long, "-o", "part.st", "--save-every", "1"])
+    two = team(2, [*long, "-o", "part.st", "--save-every", "1"])
     wait_for("part.st.state", two)
     two[1].send_signal(signal.SIGTERM)
     done = ends(two)
@@ -108,7 +89,7 @@ def test_one_is_stopped_and_another_number_goes_on() -> None:
 
 
 def test_a_killed_process_ends_the_other() -> None:
-    two = start(2, [*TRAIN, "--epochs", "2000", "-o", "killed.st", "--save-every", "1"])
+    two = team(2, [*TRAIN, "--epochs", "2000", "-o", "killed.st", "--save-every", "1"])
     wait_for("killed.st.state", two)
     two[1].kill()
     (code, out, err), _ = ends(two)

@@ -28,8 +28,8 @@ def compared(row: Row, key: str) -> str:
     """The difference to the first row and its interval."""
     if "difference" not in row:
         return ""
-    found = row["difference"][key]
-    if found["ci"] is None:
+    found = row["difference"].get(key)
+    if found is None or found["ci"] is None:  # a group without a set, or too few samples
         return "-"
     low, high = found["ci"]
     mark = "**" if low > 0 or high < 0 else ""

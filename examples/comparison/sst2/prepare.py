@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 TRAIN, TEST = "sst2_train", "sst2_test"
 VALIDATION = 3000
@@ -36,7 +38,16 @@ def content(row: str) -> str:
     return " ".join(json.loads(row)["text"].lower().split())
 
 
-def prepare(data: Path, folder: Path, train_rows: int, ood_rows: int) -> dict[str, int]:
+def prepare(data: Path, runs: Path, study: dict[str, Any], model: str | None, step: Callable[..., str]) -> str:
+    """Cut the data sets, unless that is done, and give the MODEL of the study: the one that was named."""
+    if model is None:
+        sys.exit("name a MODEL that was fine-tuned on SST-2")
+    if not (runs / "data" / "overlap.json").exists():
+        cut(data, runs / "data", int(study["train"]), int(study["ood"]))
+    return model
+
+
+def cut(data: Path, folder: Path, train_rows: int, ood_rows: int) -> dict[str, int]:
     """Write the parts, and say how many rows of the training set are in another part as well.
 
     Args:
