@@ -79,6 +79,7 @@ class HeadAttention(nn.Module):
             where it has no heads), each time they are computed.
         given: None, or what :meth:`forward` answers in the place of attending, ``[M * B, T, d_model]``.
         cut: None, or that the inputs are those of some tokens only.
+        drops: whether dropout of the output acts outside training too (MC dropout).
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class HeadAttention(nn.Module):
         self.observer: Callable[[Tensor], None] | None = None
         self.given: Tensor | None = None
         self.cut: Cut | None = None
+        self.drops = False
 
     @property
     def projections(self) -> list[MemberProjections]:
@@ -156,7 +158,7 @@ class HeadAttention(nn.Module):
         if self.turn.member is not None and len(members) > 1:
             members = [members[self.turn.member]]
         elif self._at_once(x.device):
-            return F.dropout(self._together(x, attn_mask, is_causal), self.output_dropout, self.training)
+            return self._dropped(self._together(x, attn_mask, is_causal))
         parts = apart(x, len(members))
         outputs: list[Tensor] = []
         each = zip(members, parts, self._joined(members, parts, attn_mask, is_causal), strict=True)
@@ -165,7 +167,10 @@ class HeadAttention(nn.Module):
                 self.observer(part.new_zeros((*part.shape[:2], 0)) if joined is None else joined)
             outputs.append(member.bias_only(part) if joined is None else member.output(joined))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return F.dropout(together, self.output_dropout, self.training)
+        return self._dropped(together)
+
+    def _dropped(self, output: Tensor) -> Tensor:
+        return F.dropout(output, self.output_dropout, self.training or self.drops)
 
     def _joined(
         self, members: Sequence[MemberProjections], parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool

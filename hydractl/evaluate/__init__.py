@@ -67,7 +67,7 @@ def _again(settings: EvalSettings) -> Outcome:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.atomic import file_path
-    from hydractl.evaluate.contenders import check_writable, find_contenders
+    from hydractl.evaluate.finding import check_writable, find_contenders
     from hydractl.evaluate.keys import known_keys
     from hydractl.evaluate.leaks import seen_samples
     from hydractl.evaluate.sets import find_ood_suite, open_sets
@@ -200,8 +200,12 @@ def _report_skipped(plan: Plan, log: Log) -> None:
 
 
 def _conventions(contenders: Sequence[Contender]) -> dict[str, Any]:
-    """At how many tokens each model cuts a text, and how zero-shot models are asked; nothing for other models."""
+    """MC dropout, at how many tokens each model cuts a text, and how zero-shot models are asked, where that applies."""
+    from hydractl.baselines import mc_dropout
+
     found: dict[str, Any] = {}
+    if any(one.mc_dropout is not None for one in contenders):
+        found.update(mc_dropout.CONVENTIONS)
     for one in contenders:
         for key, value in one.conventions.items():
             found.setdefault(key, {})[one.name] = value

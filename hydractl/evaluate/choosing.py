@@ -53,7 +53,7 @@ def choose(contender: Contender, sets: Sequence[EvalSet], settings: EvalSettings
     logits = labels = None
     if val is not None:
         keep = Kept()
-        gather(read(val), val, contender.name, score="msp", calibration=None, sinks=[keep])
+        gather(read(val), val, contender.name, score="msp", calibration=None, pairs=False, sinks=[keep])
         logits = keep.logits()
         assert val.labels is not None  # opened with need_labels
         labels = val.labels[keep.rows]
@@ -102,7 +102,9 @@ def _threshold(
         scores = samples_of(logits, score=score, calibration=found.calibration).score
     else:
         parts = [
-            gather(read(one), one, contender.name, score=score, calibration=found.calibration).samples.score
+            gather(
+                read(one), one, contender.name, score=score, calibration=found.calibration, pairs=False
+            ).samples.score
             for one in chosen_on(sets, VAL_OOD)
         ]
         scores = np.concatenate(parts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
+from hydractl.evaluate.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored
@@ -18,7 +18,6 @@ from hydractl.seen import Entry, merged
 
 if TYPE_CHECKING:
     from hydractl.fusion.opening import ModelArgument
-    from hydractl.predictions.store import Predictions
     from hydractl.settings import EvalSettings
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
@@ -41,6 +40,7 @@ class Contender(ABC):
         calibration: that of the checkpoint, if it has one.
         threshold: that of the checkpoint, as ``{"score", "value", "rule"}``, if it has one.
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
+        mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Contender(ABC):
     calibration: Calibration | None
     threshold: Mapping[str, Any] | None
     conventions: Mapping[str, Any]
+    mc_dropout: Mapping[str, Any] | None
 
     @abstractmethod
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
@@ -81,7 +82,7 @@ class Running(Contender):
     def __init__(self, argument: ModelArgument, settings: EvalSettings, log: Log) -> None:
         from hydractl.cost import parameters
 
-        self._argument, self._settings, self._log = argument, settings, log
+        self._argument, self._settings, self._log = _runnable(argument, settings), settings, log
         self._model: Loaded | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
@@ -91,7 +92,9 @@ class Running(Contender):
         assert classes is not None  # with_classes() has been here
         self.classes, self.reads = classes, first.reads
         masks = [mask for description in descriptions for mask in description.masks]
-        self.members = len(masks)
+        self.mc_dropout = settings.passes()
+        passes = 1 if self.mc_dropout is None else self.mc_dropout["samples"]
+        self.members = len(masks) * passes
         same = all(mask.heads == masks[0].heads for mask in masks)
         towers = {site.path: site.tower for site in argument.sources[0].sites}
         self.heads = [
@@ -100,17 +103,29 @@ class Running(Contender):
         ]
         self.cost = {
             "params": sum(parameters(source.tensors) for source in argument.sources),
-            "macs": self._macs(),
+            "macs": self._macs(passes),
             "single_macs": self._single(),
         }
         self.seen = merged(*(description.seen for description in descriptions))
-        extra = first.extra if len(descriptions) == 1 else {}
-        self.calibration, self.threshold = _stored(extra, self.name)
+        self.calibration, self.threshold = self._chosen_before()
         self.conventions = {}
         if first.preprocess.get("max_length") is not None:
             self.conventions["max_length"] = first.preprocess["max_length"]
         if first.prompt is not None:
             self.conventions["prompt"] = list(first.prompt)
+
+    def _chosen_before(self) -> tuple[Calibration | None, Mapping[str, Any] | None]:
+        """What the checkpoint holds; nothing, with a warning, where it was chosen for other predictions."""
+        settings, extras = self._settings, [source.description.extra for source in self._argument.sources]
+        if len(extras) == 1 and self.mc_dropout is None:
+            return chosen_before(extras[0], self.name)
+        unless = {"calibration": settings.temperature, "threshold": settings.threshold or settings.temperature}
+        left_out = [key for key, asked in unless.items() if asked is None and any(extra.get(key) for extra in extras)]
+        if left_out:
+            why = "of one model alone" if self.mc_dropout is None else "without dropout"
+            what = " and ".join(left_out)
+            self._log.warn(f"{self.name}: the stored {what} is left out: it was chosen for the predictions {why}")
+        return None, None
 
     @property
     def argument(self) -> ModelArgument:
@@ -122,7 +137,7 @@ class Running(Contender):
         """Samples that run together."""
         return self._settings.batch_size
 
-    def _macs(self) -> int | None:
+    def _macs(self, passes: int) -> int | None:
         from hydractl.cost_formula import macs_formula, work_of
 
         whole = self._settings.whole_last_block
@@ -130,7 +145,7 @@ class Running(Contender):
             macs_formula(source.description, work_of(source.description, source.tensors, whole_last_block=whole))
             for source in self._argument.sources
         ]
-        return None if None in found else sum(one for one in found if one is not None)
+        return None if None in found else passes * sum(one for one in found if one is not None)
 
     def _single(self) -> int | None:
         from hydractl.cost_formula import macs_formula, single_work
@@ -147,6 +162,7 @@ class Running(Contender):
             "device": self.loaded().device_type,
             "whole_last_block": settings.whole_last_block,
             **self.conventions,
+            **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
         }
 
     def loaded(self) -> Loaded:
@@ -155,12 +171,12 @@ class Running(Contender):
             settings = self._settings
             model = self._argument.build(settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
             model.read_prompts(self._log, self.name)
-            self._model = Loaded(model, settings)
+            self._model = Loaded(model, settings, self.mc_dropout)
         return self._model
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
         """Run the model."""
-        return self.loaded().batches(one.dataset, rows)
+        return self.loaded().batches(one, rows)
 
     def release(self) -> None:
         """Forget the weights."""
@@ -168,138 +184,56 @@ class Running(Contender):
 
 
 class Loaded:
-    """A model that is loaded."""
+    """A model that is loaded, with the passes of MC dropout where they are asked for."""
 
-    def __init__(self, model: Any, settings: EvalSettings) -> None:
+    def __init__(self, model: Any, settings: EvalSettings, passes: Mapping[str, Any] | None = None) -> None:
         self.model, self._settings = model, settings
+        self._passes = None
+        if passes is not None:
+            from hydractl.baselines.mc_dropout import MCDropout
+
+            self._passes = MCDropout(model, **passes)
         self._parameter = next(model.parameters())
         self.device_type = self._parameter.device.type
 
-    def batches(self, dataset: Any, rows: Sequence[int] | None) -> Batches:
+    def batches(self, one: EvalSet, rows: Sequence[int] | None) -> Batches:
         import torch
 
         from hydractl.data import batches
         from hydractl.fusion.runtime import move
 
         model, settings, parameter = self.model, self._settings, self._parameter
+        assert one.dataset is not None  # a model that runs needs --data
         with torch.inference_mode():
             for batch in batches(
-                dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=rows
+                one.dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=rows
             ):
-                logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))
+                inputs = move(batch.inputs, parameter.device, parameter.dtype)
+                if self._passes is None:
+                    logits = model.member_logits(inputs)
+                else:
+                    logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
                 wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
                 yield batch.indices, logits.to("cpu", wide).numpy()
 
 
-class Stored(Contender):
-    """Predictions of a model, read from their file."""
+def _runnable(argument: ModelArgument, settings: EvalSettings) -> ModelArgument:
+    """The MODEL as it is run: with dropout layers where they are asked for.
 
-    def __init__(self, name: str | None, predictions: Predictions) -> None:
-        model = predictions.model
-        self._predictions = predictions
-        self.name = name or str(model["name"])
-        self.sha256 = model.get("sha256")
-        self.labels = model.get("labels")
-        self.members, _, self.classes = predictions.shape(0)
-        self.reads = None
-        self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
-        self.seen: Sequence[Entry] = []
-        self.calibration, self.threshold = _stored(model, str(predictions.path))
-        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+    Raises:
+        UsageError: for a model that has none.
+    """
+    if settings.mc_dropout is None:
+        return argument
+    from hydractl.baselines.mc_dropout import with_layers
 
-    def stored_sets(self) -> list[EvalSet]:
-        """The test sets of the file."""
-        spec = str(self._predictions.path)
-        return [
-            EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
-            for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
-            if one.role in (ID, OOD, CORRUPTION)
-        ]
-
-    def check_sets(self, sets: Sequence[EvalSet]) -> None:
-        """Every set must be in the file, sample for sample."""
-        missing = [one for one in sets if self._index(one) is None]
-        if missing:
-            have = ", ".join(one.name for one in self._predictions.sets)
-            raise InputError(
-                f"{self._predictions.path} has no predictions of {', '.join(one.name for one in missing)}",
-                hint=f"it has {have}; a set with other samples, labels or order is another set",
-            )
-
-    def already_seen(self, one: EvalSet) -> int:
-        """How many samples of a set the model had seen when it was asked."""
-        index = self._index(one)
-        return 0 if index is None else self._predictions.sets[index].seen
-
-    def _index(self, one: EvalSet) -> int | None:
-        same = [i for i, entry in enumerate(self._predictions.sets) if entry.fingerprint == one.fingerprint]
-        return next((i for i in same if self._predictions.sets[i].name == one.name), same[0] if same else None)
-
-    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
-        """Read the file."""
-        index = self._index(one)
-        assert index is not None  # check_sets() has been here
-        yield from self._predictions.batches(index)
+    return replace(argument, sources=[with_layers(source) for source in argument.sources])
 
 
-def _stored(document: Mapping[str, Any], origin: str) -> tuple[Calibration | None, dict[str, Any] | None]:
+def chosen_before(document: Mapping[str, Any], origin: str) -> tuple[Calibration | None, dict[str, Any] | None]:
     """The calibration and the threshold that a file holds."""
     calibration = document.get("calibration")
     try:
         return None if calibration is None else Calibration.from_json(calibration), stored(document.get("threshold"))
     except InputError as error:
         raise InputError(f"{origin}: {error.message}") from None
-
-
-def check_writable(contenders: Sequence[Contender], settings: EvalSettings) -> None:
-    """Refuse files that no row, or none of this kind, can be written to.
-
-    Raises:
-        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
-    """
-    if (settings.predictions or "").endswith(".st"):
-        for one in contenders:
-            if isinstance(one, Stored):
-                raise UsageError(f"{one.name} is a predictions file already", hint="leave --predictions out")
-    if settings.calibrated is not None:
-        only = contenders[0]
-        if not isinstance(only, Running) or len(only.argument.sources) > 1:
-            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, Running) else None
-            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
-
-
-def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
-    """The rows of the answer, found and checked by their headers; ``log`` hears of what they read when they run.
-
-    Raises:
-        UsageError: two rows of one name, or options that a model does not take.
-        InputError: what is wrong with the files.
-    """
-    from hydractl.checkpoint import read_header
-    from hydractl.fusion.opening import find_models, with_classes
-    from hydractl.models import ModelOptions, split_model
-    from hydractl.predictions.store import is_predictions, read_predictions
-
-    kept: dict[int, Contender] = {}
-    others: list[str] = []
-    for place, text in enumerate(settings.model):
-        name, refs = split_model(text)
-        if len(refs) == 1 and is_predictions(refs[0]):
-            kept[place] = Stored(name or Path(refs[0]).stem, read_predictions(refs[0]))
-        else:
-            others.append(text)
-    if others and settings.data is None:
-        for ref in (ref for text in others for ref in split_model(text)[1]):
-            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
-                read_header(ref)  # predictions that are damaged say so
-        raise UsageError("eval needs --data", hint="hydractl eval --help")
-    arguments: list[ModelArgument] = []
-    if others and settings.data is not None:
-        arguments = with_classes(find_models(others, ModelOptions.of(settings)), settings.data, settings.limit)
-    rest = (Running(argument, settings, log) for argument in arguments)
-    found = [kept[place] if place in kept else next(rest) for place in range(len(settings.model))]
-    names = [one.name for one in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
-    return found

@@ -42,6 +42,7 @@ def gather(
     score: str,
     calibration: Calibration | None,
     alone: bool = False,
+    pairs: bool = True,
     sinks: Sequence[Sink] = (),
 ) -> Gathered:
     """Reduce the logits of a data set.
@@ -53,6 +54,7 @@ def gather(
         score: the OOD score.
         calibration: of the averaged prediction.
         alone: whether the members are wanted one by one as well.
+        pairs: whether each two members are compared.
         sinks: who else wants the logits.
 
     Raises:
@@ -66,7 +68,7 @@ def gather(
         check_finite(logits, part, one, name)
         labels = None if one.labels is None else one.labels[list(part)]
         rows.append(part)
-        pooled.append(samples_of(logits, labels, score=score, calibration=calibration))
+        pooled.append(samples_of(logits, labels, score=score, calibration=calibration, pairs=pairs))
         if alone and len(logits) > 1:
             members.append([samples_of(logits[m : m + 1], labels, score=score) for m in range(len(logits))])
         for sink in sinks:

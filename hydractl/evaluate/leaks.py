@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hydractl.errors import InputError
-from hydractl.evaluate.contenders import Contender, Stored
+from hydractl.evaluate.contenders import Contender
 from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, called, chosen_on, tested
+from hydractl.evaluate.stored import Stored
 from hydractl.seen import Entry, entry, marked, told
 
 Seen = dict[str, dict[str, int]]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.evaluate.choosing import Chosen, choose
 from hydractl.evaluate.conformal_sets import ConformalTally
-from hydractl.evaluate.contenders import Contender, Running, Stored
+from hydractl.evaluate.contenders import Contender, Running
 from hydractl.evaluate.gathering import Gathered, gather
 from hydractl.evaluate.leaks import chosen_entries
 from hydractl.evaluate.rows import row_of
 from hydractl.evaluate.running import Reading, predictions_writer
 from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
+from hydractl.evaluate.stored import Stored
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.predictions.lines import write_lines
@@ -104,15 +105,19 @@ class Measuring:
                 sinks.append(tally)
             found[one.name] = gather(
                 read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration,
-                alone=one is tests[0] and one.labels is not None, sinks=sinks,
+                alone=one is tests[0] and one.labels is not None, pairs=contender.mc_dropout is None, sinks=sinks,
             )  # fmt: skip
-        extras: dict[str, Any] = {"conformal": None if tally is None else tally.to_json(), "seen": dict(seen) or None}
+        extras: dict[str, Any] = {
+            "mc_dropout": contender.mc_dropout,
+            "conformal": None if tally is None else tally.to_json(),
+            "seen": dict(seen) or None,
+        }
         for one in chosen_on(self._sets, CORRUPTION):
             found[one.name] = gather(
-                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration
+                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration, pairs=False
             )
         for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
-            gather(read(one), one, contender.name, score=settings.ood_score, calibration=None)
+            gather(read(one), one, contender.name, score=settings.ood_score, calibration=None, pairs=False)
         row = row_of(contender, self._sets, found, chosen, {**extras, **self._intervals(contender, tests, found)})
         return row, found[tests[0].name]
 

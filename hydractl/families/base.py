@@ -223,6 +223,13 @@ class ModelFamily(Protocol):
         """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
 
+    adds_dropout: bool = False
+    """Whether the library has no dropout layers, and :meth:`add_dropout` puts them into a model instead."""
+
+    def add_dropout(self, model: nn.Module, rate: float) -> None:
+        """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
+        raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
     """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""

@@ -249,5 +249,15 @@ class OpenClip(ModelFamily):
         """By open_clip's own initialisation."""
         return drawn_weights(config, seed)
 
+    # --- MC dropout ---------------------------------------------------------------------------------------------------
+
+    adds_dropout = True
+
+    def add_dropout(self, model: Any, rate: float) -> None:
+        """Behind ``ls_1`` and ``ls_2`` of the visual blocks: what these give is added to the residual stream."""
+        for block in model.visual.transformer.resblocks:
+            for name in ("ls_1", "ls_2"):
+                setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
+
 
 FAMILY = OpenClip()

@@ -96,11 +96,11 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def diversity_block(samples: Samples) -> dict[str, Any]:
-    """How much the members differ on one data set: mi (nats), disagreement, and both for each pair."""
+    """How much the members differ on one data set: mi (nats), disagreement, and both for each pair, if asked for."""
     return {
         "mi": float(samples.mi.mean()) if len(samples) else None,
         "disagreement": diversity.vote_disagreement(samples.votes),
-        "pairs": diversity.pairs(samples.votes, samples.pair_mi),
+        "pairs": diversity.pairs(samples.votes, samples.pair_mi) if len(samples.pair_mi) else [],
     }
 
 

@@ -26,7 +26,8 @@ class Samples:
         mi: [N], mutual information of the members, in nats.
         score: [N], the OOD score asked for, higher = more OOD.
         votes: int32 [M, N], the class each member votes for.
-        pair_mi: [M(M-1)/2], mean mutual information of each two members, in the order of ``itertools.combinations``.
+        pair_mi: [M(M-1)/2], mean mutual information of each two members, in the order of ``itertools.combinations``;
+            empty where nobody asked for pairs.
         labels: [N], or None for data without labels; then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
@@ -64,6 +65,7 @@ def samples_of(
     *,
     score: str = "msp",
     calibration: Calibration | None = None,
+    pairs: bool = True,
 ) -> Samples:
     """Reduce member logits to :class:`Samples`, in one pass over blocks of samples, in float64.
 
@@ -73,13 +75,14 @@ def samples_of(
         labels: [N] integers in 0..C-1.
         score: a name of ``OOD_SCORES``.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
+        pairs: whether each two members are compared, which takes time quadratic in their number.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    found = _empty(shape, None if labels is None else classification.check_labels(labels, *shape[1:]))
+    found = _empty(shape, None if labels is None else classification.check_labels(labels, *shape[1:]), pairs)
     pair_sums = np.zeros(len(found.pair_mi))
     for rows, block in blocks(logits):
         probs, log_probs, predicted = _prediction(block, calibration)
@@ -131,7 +134,7 @@ def _prediction(block: Block, calibration: Calibration | None) -> tuple[Floats, 
     return probs, log_softmax(scaled), predicted
 
 
-def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None) -> Samples:
+def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None, pairs: bool) -> Samples:
     members, n, _ = shape
     return Samples(
         predicted=np.empty(n, dtype=np.int64),
@@ -140,7 +143,7 @@ def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None) -> Samples:
         mi=np.empty(n),
         score=np.empty(n),
         votes=np.empty((members, n), dtype=np.int32),
-        pair_mi=np.zeros(members * (members - 1) // 2),
+        pair_mi=np.zeros(members * (members - 1) // 2 if pairs else 0),
         labels=labels,
         label_log_probs=None if labels is None else np.empty(n),
         brier_terms=None if labels is None else np.empty(n),

@@ -20,6 +20,7 @@ _MODEL = record(
         "cost": record({"params": maybe(count), "macs": maybe(number), "single_macs": maybe(number)}),
         "prompt": listing(text),
         "max_length": count,
+        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
     },
     ("name",),
 )

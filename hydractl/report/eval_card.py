@@ -140,6 +140,9 @@ def _what(row: Mapping[str, Any]) -> str:
     members = len(row.get("members") or [])
     heads = row.get("heads") or []
     parts = [f"An ensemble of {members} members, averaged." if members > 1 else "A single model."]
+    passes = row.get("mc_dropout") or {}
+    if passes:
+        parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
     if heads:
         counts = [
             sum(len(site["kept"][member]) for site in heads if member < len(site["kept"]))

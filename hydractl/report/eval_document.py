@@ -137,6 +137,7 @@ _ROW = record(
         "corruptions": mapping(_SEVERITY),
         "corruption_avg": _SEVERITY,
         "seen": mapping(maybe(count)),
+        "mc_dropout": record({"p": number, "samples": count, "seed": count}),
     },
     ("name", "id"),
 )

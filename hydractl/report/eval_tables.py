@@ -189,13 +189,19 @@ def _inside(row: Row, place: Sequence[str]) -> Mapping[str, Any]:
 
 
 def settings_table(rows: Sequence[Row]) -> str:
-    """Calibration, conformal sets and threshold of every row that has them."""
+    """MC dropout, calibration, conformal sets and threshold of every row that has them."""
     body = []
     for row in rows:
-        for what, facts in (("calibration", _calibration(row)), ("conformal sets", _conformal(row)),
-                            ("threshold", _threshold(row))):  # fmt: skip
+        for what, facts in (("MC dropout", _passes(row)), ("calibration", _calibration(row)),
+                            ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
             body += [(name(row["name"]), [Cell(what, "text"), Cell(words(facts), "text wrap")])] if facts else []
     return table("Fitted on other samples, or given", ["model", "what", "facts"], body) if body else ""
+
+
+def _passes(row: Row) -> str:
+    found = row.get("mc_dropout") or {}
+    told = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
+    return ", ".join(text.format(found[key]) for key, text in told.items() if found.get(key) is not None)
 
 
 def _calibration(row: Row) -> str:

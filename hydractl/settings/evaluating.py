@@ -9,6 +9,7 @@ from typing import ClassVar
 from hydractl.settings.common import Batched
 from hydractl.settings.measuring import LastBlock, require_problems
 from hydractl.settings.option import option
+from hydractl.settings.passes import Passes
 from hydractl.settings.reporting import Reporting
 from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
 from hydractl.settings.suites import Corruptions, OnBad, OodSuite
@@ -116,7 +117,7 @@ class Validated(Batched):
 
 
 @dataclass(kw_only=True)
-class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Validated):
+class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, Validated):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
@@ -184,6 +185,8 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Validated
             found.append(f"--predictions must end in .jsonl, .csv or .st, not {self.predictions!r}{where}")
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
+        if self.calibrated is not None and self.mc_dropout is not None:
+            found.append("--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout")
         return found + self._without_data()
 
     def _without_data(self) -> list[str]:

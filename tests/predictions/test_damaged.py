@@ -113,11 +113,11 @@ def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys: Any) -> None:
-    from hydractl.evaluate.contenders import _stored
+    from hydractl.evaluate.contenders import chosen_before
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
-            _stored({"threshold": threshold}, "m.st")
+            chosen_before({"threshold": threshold}, "m.st")
 
 
 def test_numbers_without_end_are_no_numbers() -> None:

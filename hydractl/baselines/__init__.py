@@ -1,0 +1,1 @@
+"""Ensembles that people compare with, one file each."""

@@ -1,0 +1,66 @@
+"""A row of the answer that is read from predictions that were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hydractl.errors import InputError
+from hydractl.evaluate.contenders import Batches, Contender, chosen_before
+from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
+from hydractl.seen import Entry
+
+if TYPE_CHECKING:
+    from hydractl.predictions.store import Predictions
+
+
+class Stored(Contender):
+    """Predictions of a model, read from their file."""
+
+    def __init__(self, name: str | None, predictions: Predictions) -> None:
+        model = predictions.model
+        self._predictions = predictions
+        self.name = name or str(model["name"])
+        self.sha256 = model.get("sha256")
+        self.labels = model.get("labels")
+        self.members, _, self.classes = predictions.shape(0)
+        self.reads = None
+        self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.seen: Sequence[Entry] = []
+        self.calibration, self.threshold = chosen_before(model, str(predictions.path))
+        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+        self.mc_dropout = model.get("mc_dropout")
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets of the file."""
+        spec = str(self._predictions.path)
+        return [
+            EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
+            for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
+            if one.role in (ID, OOD, CORRUPTION)
+        ]
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:
+        """Every set must be in the file, sample for sample."""
+        missing = [one for one in sets if self._index(one) is None]
+        if missing:
+            have = ", ".join(one.name for one in self._predictions.sets)
+            raise InputError(
+                f"{self._predictions.path} has no predictions of {', '.join(one.name for one in missing)}",
+                hint=f"it has {have}; a set with other samples, labels or order is another set",
+            )
+
+    def already_seen(self, one: EvalSet) -> int:
+        """How many samples of a set the model had seen when it was asked."""
+        index = self._index(one)
+        return 0 if index is None else self._predictions.sets[index].seen
+
+    def _index(self, one: EvalSet) -> int | None:
+        same = [i for i, entry in enumerate(self._predictions.sets) if entry.fingerprint == one.fingerprint]
+        return next((i for i in same if self._predictions.sets[i].name == one.name), same[0] if same else None)
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Read the file."""
+        index = self._index(one)
+        assert index is not None  # check_sets() has been here
+        yield from self._predictions.batches(index)
