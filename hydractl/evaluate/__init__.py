@@ -130,7 +130,7 @@ class Plan:
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
         """Whether a file that exists may be written: predictions, which ``--resume`` finishes, and no other file."""
-        from hydractl.predictions.store import is_predictions
+        from hydractl.predictions.reading import is_predictions
 
         return settings.force or (settings.resume and file in self.predictions.values() and is_predictions(file))
 

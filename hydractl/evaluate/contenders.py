@@ -116,15 +116,11 @@ class Running(Contender):
 
     def _chosen_before(self) -> tuple[Calibration | None, Mapping[str, Any] | None]:
         """What the checkpoint holds; nothing, with a warning, where it was chosen for other predictions."""
-        settings, extras = self._settings, [source.description.extra for source in self._argument.sources]
+        extras = [source.description.extra for source in self._argument.sources]
         if len(extras) == 1 and self.mc_dropout is None:
             return chosen_before(extras[0], self.name)
-        unless = {"calibration": settings.temperature, "threshold": settings.threshold or settings.temperature}
-        left_out = [key for key, asked in unless.items() if asked is None and any(extra.get(key) for extra in extras)]
-        if left_out:
-            why = "of one model alone" if self.mc_dropout is None else "without dropout"
-            what = " and ".join(left_out)
-            self._log.warn(f"{self.name}: the stored {what} is left out: it was chosen for the predictions {why}")
+        why = "of one model alone" if self.mc_dropout is None else "without dropout"
+        warn_of_left_out(self.name, extras, self._settings, self._log, why)
         return None, None
 
     @property
@@ -228,6 +224,24 @@ def _runnable(argument: ModelArgument, settings: EvalSettings) -> ModelArgument:
     from hydractl.baselines.mc_dropout import with_layers
 
     return replace(argument, sources=[with_layers(source) for source in argument.sources])
+
+
+def warn_of_left_out(
+    name: str, documents: Sequence[Mapping[str, Any]], settings: EvalSettings, log: Log, of: str
+) -> None:
+    """Warn where a stored calibration or threshold would be expected and is not used.
+
+    Args:
+        name: of the row.
+        documents: those of its models that may hold one.
+        settings: what they say of a temperature or a threshold is used instead, and nothing is warned of.
+        log: is told.
+        of: of which predictions they were chosen.
+    """
+    unless = {"calibration": settings.temperature, "threshold": settings.threshold or settings.temperature}
+    found = [key for key, asked in unless.items() if asked is None and any(one.get(key) for one in documents)]
+    if found:
+        log.warn(f"{name}: the stored {' and '.join(found)} is left out: it was chosen for the predictions {of}")
 
 
 def chosen_before(document: Mapping[str, Any], origin: str) -> tuple[Calibration | None, dict[str, Any] | None]:

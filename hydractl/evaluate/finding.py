@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError
-from hydractl.evaluate.contenders import Contender, Running
+from hydractl.errors import InputError, UsageError
+from hydractl.evaluate.contenders import Contender, Running, warn_of_left_out
 from hydractl.evaluate.stored import Stored
 from hydractl.log import Log
 
@@ -40,28 +40,26 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.
     """
-    from hydractl.checkpoint import read_header
     from hydractl.fusion.opening import find_models, with_classes
     from hydractl.models import ModelOptions, split_model
-    from hydractl.predictions.store import is_predictions, read_predictions
 
     kept: dict[int, Contender] = {}
     others: list[str] = []
     for place, text in enumerate(settings.model):
         name, refs = split_model(text)
-        if len(refs) == 1 and is_predictions(refs[0]):
-            kept[place] = Stored(name or Path(refs[0]).stem, read_predictions(refs[0]))
+        if _are_predictions(text, refs):
             if settings.mc_dropout is not None:
                 raise UsageError(
                     f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                     hint="give the model; or leave --mc-dropout out, where the file was made with it",
                 )
+            kept[place] = _stored(name, refs, settings, log)
         else:
             others.append(text)
     if others and settings.data is None:
         for ref in (ref for text in others for ref in split_model(text)[1]):
             if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
-                read_header(ref)  # predictions that are damaged say so
+                _check_file(ref)  # predictions that are damaged say so
         raise UsageError("eval needs --data", hint="hydractl eval --help")
     arguments: list[ModelArgument] = []
     if others and settings.data is not None:
@@ -72,4 +70,49 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return found
+
+
+def _are_predictions(text: str, refs: Sequence[str]) -> bool:
+    """Whether a MODEL is read from predictions.
+
+    Raises:
+        UsageError: some of its members are, and others run.
+    """
+    from hydractl.predictions.reading import is_predictions
+
+    found = [ref for ref in refs if is_predictions(ref)]
+    others = [ref for ref in refs if ref not in found]
+    if not found or not others:
+        return not others
+    for ref in others:
+        if ref.endswith((".st", ".safetensors")):
+            _check_file(ref)
+    raise UsageError(
+        f"{text}: {found[0]} is a predictions file and {others[0]} is a model",
+        hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+    )
+
+
+def _check_file(ref: str) -> None:
+    """Say what is wrong with a file that is damaged or not there, instead of calling it a model."""
+    from hydractl.checkpoint import read_header
+
+    if not Path(ref).exists():
+        raise InputError(f"no such file: {ref}")
+    if Path(ref).is_file():
+        read_header(ref)
+
+
+def _stored(name: str | None, refs: Sequence[str], settings: EvalSettings, log: Log) -> Stored:
+    """The row of one predictions file, or of several as one ensemble."""
+    from hydractl.predictions.joined import Joined
+    from hydractl.predictions.reading import read_predictions
+
+    parts = [read_predictions(ref) for ref in refs]
+    name = name or "+".join(Path(ref).stem for ref in refs)
+    if len(parts) == 1:
+        return Stored(name, parts[0])
+    found = Stored(name, Joined(parts))
+    warn_of_left_out(name, [part.model for part in parts], settings, log, "of one model alone")
     return found

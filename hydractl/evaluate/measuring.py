@@ -19,7 +19,8 @@ from hydractl.evaluate.stored import Stored
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.predictions.lines import write_lines
-from hydractl.predictions.store import PredictionsWriter, is_predictions, read_predictions
+from hydractl.predictions.reading import is_predictions, read_predictions
+from hydractl.predictions.store import PredictionsWriter
 
 if TYPE_CHECKING:
     from hydractl.atomic import Output

@@ -11,13 +11,14 @@ from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
 from hydractl.seen import Entry
 
 if TYPE_CHECKING:
-    from hydractl.predictions.store import Predictions
+    from hydractl.predictions.joined import Joined
+    from hydractl.predictions.reading import Predictions
 
 
 class Stored(Contender):
-    """Predictions of a model, read from their file."""
+    """Predictions of a model, read from their file; or of an ensemble, from those of its models."""
 
-    def __init__(self, name: str | None, predictions: Predictions) -> None:
+    def __init__(self, name: str | None, predictions: Predictions | Joined) -> None:
         model = predictions.model
         self._predictions = predictions
         self.name = name or str(model["name"])
@@ -27,13 +28,13 @@ class Stored(Contender):
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
         self.seen: Sequence[Entry] = []
-        self.calibration, self.threshold = chosen_before(model, str(predictions.path))
+        self.calibration, self.threshold = chosen_before(model, predictions.origin)
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
 
     def stored_sets(self) -> list[EvalSet]:
         """The test sets of the file."""
-        spec = str(self._predictions.path)
+        spec = self._predictions.origin
         return [
             EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
             for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
@@ -46,7 +47,7 @@ class Stored(Contender):
         if missing:
             have = ", ".join(one.name for one in self._predictions.sets)
             raise InputError(
-                f"{self._predictions.path} has no predictions of {', '.join(one.name for one in missing)}",
+                f"{self._predictions.origin} has no predictions of {', '.join(one.name for one in missing)}",
                 hint=f"it has {have}; a set with other samples, labels or order is another set",
             )
 

@@ -12,7 +12,7 @@ from hydractl.description import Description
 from hydractl.errors import InputError
 from hydractl.heads import HeadMask, parse_json
 from hydractl.overlap import comparable, mask_overlap
-from hydractl.predictions.store import read_predictions
+from hydractl.predictions.reading import read_predictions
 
 INFO_SCHEMA = "hydractl.info/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"

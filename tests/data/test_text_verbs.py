@@ -18,7 +18,7 @@ from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
 from hydractl.models import ModelOptions, build_model, open_source
-from hydractl.predictions.store import read_predictions
+from hydractl.predictions.reading import read_predictions
 from tests.pico import WORDS, publish, stock
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
