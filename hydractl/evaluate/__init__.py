@@ -137,7 +137,9 @@ class Plan:
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     from hydractl.atomic import Output, write_json
+    from hydractl.evaluate.choosing import unused_sets
     from hydractl.evaluate.measuring import Measuring
+    from hydractl.evaluate.sets import called
     from hydractl.machine import slow_format
     from hydractl.models import resolve_device, resolve_dtype
     from hydractl.report.eval_files import Reports, write_reports
@@ -153,6 +155,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         if slow is not None:
             log.warn(slow)
         _report_cut(plan, log)
+        for one in unused_sets(plan.sets, settings):
+            log.info(f"{called(one)} is not run: nothing is chosen on it, and no predictions are kept")
         measuring = Measuring(plan.sets, settings, log)
         rows, files = [], []
         for contender in plan.contenders:
@@ -173,14 +177,14 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings) -> dict[str, Any]:
+    from hydractl.evaluate.conventions import conventions
     from hydractl.evaluate.sets import tested
-    from hydractl.metrics.summary import CONVENTIONS
 
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "models": list(rows),
         "data": {one.name: one.to_json() for one in tested(plan.sets)},
-        "conventions": {**CONVENTIONS, "ood_score": settings.ood_score, **_conventions(plan.contenders)},
+        "conventions": conventions(rows, plan.contenders, settings.ood_score),
     }
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
@@ -197,19 +201,6 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     for one in plan.sets:
         if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
             report_skipped(one.dataset, log)
-
-
-def _conventions(contenders: Sequence[Contender]) -> dict[str, Any]:
-    """MC dropout, at how many tokens each model cuts a text, and how zero-shot models are asked, where that applies."""
-    from hydractl.baselines import mc_dropout
-
-    found: dict[str, Any] = {}
-    if any(one.mc_dropout is not None for one in contenders):
-        found.update(mc_dropout.CONVENTIONS)
-    for one in contenders:
-        for key, value in one.conventions.items():
-            found.setdefault(key, {})[one.name] = value
-    return found
 
 
 def _report_cut(plan: Plan, log: Log) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,38 +28,54 @@ class Chosen:
 
     Attributes:
         calibration: of the averaged prediction, None for none.
-        fitted_on: the validation set of a calibration that was fitted here.
+        fitted_on: the validation set that the calibration was fitted on, as it stands in the row.
+        stored: whether the calibration is that of the checkpoint.
         threshold: ``{"score", "value", "rule"}``, None for none.
         conformal: what makes prediction sets, None for none.
     """
 
     calibration: Calibration | None = None
-    fitted_on: EvalSet | None = None
+    fitted_on: Mapping[str, Any] | None = None
+    stored: bool = False
     threshold: dict[str, Any] | None = None
     conformal: Conformal | None = None
 
-    def calibration_json(self, stored: bool) -> dict[str, Any] | None:
+    def calibration_json(self) -> dict[str, Any] | None:
         """As it stands in the row."""
         if self.calibration is None:
             return None
-        where = None if self.fitted_on is None else self.fitted_on.to_json()
-        return {**self.calibration.to_json(), "fitted_on": where, "stored": stored}
+        where = None if self.fitted_on is None else dict(self.fitted_on)
+        return {**self.calibration.to_json(), "fitted_on": where, "stored": self.stored}
+
+
+def needs_val(settings: EvalSettings) -> bool:
+    """Whether something is chosen on ``--val``."""
+    fitted = settings.temperature in ("fit", "vector") or settings.conformal is not None
+    return fitted or (settings.threshold or "").startswith("id:")
+
+
+def unused_sets(sets: Sequence[EvalSet], settings: EvalSettings) -> list[EvalSet]:
+    """The validation sets that are given for nothing: nothing is chosen on them, and no predictions keep them."""
+    if (settings.predictions or "").endswith(".st"):
+        return []
+    idle = [] if needs_val(settings) else chosen_on(sets, VAL)
+    return idle + ([] if (settings.threshold or "").startswith("ood:") else chosen_on(sets, VAL_OOD))
 
 
 def choose(contender: Contender, sets: Sequence[EvalSet], settings: EvalSettings, read: Reader) -> Chosen:
     """Choose everything that the settings ask for, in the order calibration, threshold."""
-    found = Chosen(calibration=contender.calibration)
-    (val,) = chosen_on(sets, VAL) or (None,)
+    found = Chosen(contender.calibration, contender.fitted_on, stored=contender.calibration is not None)
     logits = labels = None
-    if val is not None:
+    if needs_val(settings):
+        (val,) = chosen_on(sets, VAL)  # settings.check() holds it
         keep = Kept()
         gather(read(val), val, contender.name, score="msp", calibration=None, pairs=False, sinks=[keep])
         logits = keep.logits()
         assert val.labels is not None  # opened with need_labels
         labels = val.labels[keep.rows]
     if settings.temperature is not None:
-        found.calibration = _calibration(settings.temperature, logits, labels)
-        found.fitted_on = val if settings.temperature in ("fit", "vector") else None
+        found.calibration, found.stored = _calibration(settings.temperature, logits, labels), False
+        found.fitted_on = val.to_json() if settings.temperature in ("fit", "vector") else None
     rule = settings.threshold
     if rule is None:
         stored = contender.threshold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -14,6 +14,7 @@ from hydractl.evaluate.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored
+from hydractl.report.document_check import count, record, text
 from hydractl.seen import Entry, merged
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Contender(ABC):
         seen: the samples behind the model.
         calibration: that of the checkpoint, if it has one.
         threshold: that of the checkpoint, as ``{"score", "value", "rule"}``, if it has one.
+        fitted_on: what the checkpoint says its calibration was fitted on, if it does.
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
     """
@@ -54,6 +56,7 @@ class Contender(ABC):
     seen: Sequence[Entry]
     calibration: Calibration | None
     threshold: Mapping[str, Any] | None
+    fitted_on: Mapping[str, Any] | None
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
 
@@ -107,21 +110,21 @@ class Running(Contender):
             "single_macs": self._single(),
         }
         self.seen = merged(*(description.seen for description in descriptions))
-        self.calibration, self.threshold = self._chosen_before()
+        self.calibration, self.threshold, self.fitted_on = self._chosen_before()
         self.conventions = {}
         if first.preprocess.get("max_length") is not None:
             self.conventions["max_length"] = first.preprocess["max_length"]
         if first.prompt is not None:
             self.conventions["prompt"] = list(first.prompt)
 
-    def _chosen_before(self) -> tuple[Calibration | None, Mapping[str, Any] | None]:
+    def _chosen_before(self) -> Before:
         """What the checkpoint holds; nothing, with a warning, where it was chosen for other predictions."""
         extras = [source.description.extra for source in self._argument.sources]
         if len(extras) == 1 and self.mc_dropout is None:
             return chosen_before(extras[0], self.name)
         why = "of one model alone" if self.mc_dropout is None else "without dropout"
         warn_of_left_out(self.name, extras, self._settings, self._log, why)
-        return None, None
+        return Before(None, None, None)
 
     @property
     def argument(self) -> ModelArgument:
@@ -244,10 +247,32 @@ def warn_of_left_out(
         log.warn(f"{name}: the stored {' and '.join(found)} is left out: it was chosen for the predictions {of}")
 
 
-def chosen_before(document: Mapping[str, Any], origin: str) -> tuple[Calibration | None, dict[str, Any] | None]:
-    """The calibration and the threshold that a file holds."""
+class Before(NamedTuple):
+    """What was chosen for a model before, as of :class:`Contender`."""
+
+    calibration: Calibration | None
+    threshold: Mapping[str, Any] | None
+    fitted_on: Mapping[str, Any] | None
+
+
+_FITTED_ON = record({"spec": text, "n": count, "fingerprint": text}, ("spec", "n", "fingerprint"))
+
+
+def chosen_before(document: Mapping[str, Any], origin: str) -> Before:
+    """The calibration and the threshold that a file holds.
+
+    Raises:
+        InputError: for what eval does not write.
+    """
     calibration = document.get("calibration")
     try:
-        return None if calibration is None else Calibration.from_json(calibration), stored(document.get("threshold"))
+        if calibration is None:
+            return Before(None, stored(document.get("threshold")), None)
+        found = Calibration.from_json(calibration)
+        where = calibration.get("fitted_on")
+        problems = [] if where is None else list(_FITTED_ON(where, "what its calibration was fitted on"))
+        if problems:
+            raise InputError(problems[0])
+        return Before(found, stored(document.get("threshold")), where)
     except InputError as error:
         raise InputError(f"{origin}: {error.message}") from None

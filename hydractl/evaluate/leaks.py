@@ -26,12 +26,15 @@ def seen_samples(contenders: Sequence[Contender], sets: Sequence[EvalSet], *, al
         InputError: listing every row and test set that share samples, and by whom these were seen.
     """
     here = chosen_entries(sets)
+    same = {one.fingerprint for role in (VAL, VAL_OOD) for one in chosen_on(sets, role)}
     found: Seen = {}
     problems = []
     for contender in contenders:
         entries = [*contender.seen, *here]
         for one in tested(sets):  # corrupted images are counted where they are clean
             count, by = _count(contender, entries, one)
+            if one.fingerprint in same:
+                count, by = len(one), "all of them chosen on by this eval"
             if not count:
                 continue
             found.setdefault(contender.name, {})[one.name] = count

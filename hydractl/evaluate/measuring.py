@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hydractl.evaluate.choosing import Chosen, choose
-from hydractl.evaluate.conformal_sets import ConformalTally
 from hydractl.evaluate.contenders import Contender, Running
-from hydractl.evaluate.gathering import Gathered, gather
+from hydractl.evaluate.gathering import Gathered, Sink, gather
 from hydractl.evaluate.leaks import chosen_entries
 from hydractl.evaluate.rows import row_of
 from hydractl.evaluate.running import Reading, predictions_writer
@@ -18,6 +20,7 @@ from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
 from hydractl.evaluate.stored import Stored
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
+from hydractl.metrics.conformal import SetCounts
 from hydractl.predictions.lines import write_lines
 from hydractl.predictions.reading import is_predictions, read_predictions
 from hydractl.predictions.store import PredictionsWriter
@@ -78,8 +81,8 @@ class Measuring:
             if is_predictions(output.target):
                 # Of other settings or data it is refused, as an unfinished one would be.
                 with predictions_writer(output.target, contender, self._sets, seen, settings) as finished:
-                    complete = not any(finished.missing(i).any() for i in range(len(self._sets)))
-                if complete:
+                    missing = [np.flatnonzero(finished.missing(i)) for i in range(len(self._sets))]
+                if self._skips(missing):
                     log.info(f"{output.path} is complete: its predictions are read")
                     return Stored(contender.name, read_predictions(output.target)), None
             log.info(f"nothing to resume: {output.path} is begun")
@@ -91,6 +94,16 @@ class Measuring:
             log.info(f"{part} is resumed: {left:,} of {sum(map(len, self._sets)):,} samples are left")
         return contender, writer
 
+    def _skips(self, missing: Sequence[npt.NDArray[np.int64]]) -> bool:
+        """Whether samples that a finished file has no logits of are left out now too; they are noted as skipped."""
+        lacking = [(one.dataset, rows) for one, rows in zip(self._sets, missing, strict=True) if len(rows)]
+        if any(dataset is None or dataset.skipped is None for dataset, _ in lacking):
+            return False
+        for dataset, rows in lacking:
+            assert dataset is not None and dataset.skipped is not None
+            dataset.skipped.update({int(row): "it could not be read for these predictions" for row in rows})
+        return True
+
     def _measured(
         self, contender: Contender, writer: PredictionsWriter | None, seen: Mapping[str, int]
     ) -> tuple[dict[str, Any], Gathered]:
@@ -98,19 +111,19 @@ class Measuring:
         read = Reading(contender, self._sets, writer, self._log)
         chosen = self._chosen[contender.name] = choose(contender, self._sets, settings, read)
         tests, found = tested(self._sets), {}
-        tally = None
+        counts = None
         for one in tests:
-            sinks = []
+            sinks: list[Sink] = []
             if one is tests[0] and chosen.conformal is not None and one.labels is not None:
-                tally = ConformalTally(chosen.conformal, one.labels, chosen.calibration)
-                sinks.append(tally)
+                counts = SetCounts(chosen.conformal, chosen.calibration)
+                sinks.append(_counting(counts, one.labels))
             found[one.name] = gather(
                 read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration,
                 alone=one is tests[0] and one.labels is not None, pairs=contender.mc_dropout is None, sinks=sinks,
             )  # fmt: skip
         extras: dict[str, Any] = {
             "mc_dropout": contender.mc_dropout,
-            "conformal": None if tally is None else tally.to_json(),
+            "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
         }
         for one in chosen_on(self._sets, CORRUPTION):
@@ -154,7 +167,10 @@ class Measuring:
         (source,) = contender.argument.sources
         chosen = self._chosen[contender.name]
         extra = dict(source.description.extra)
-        for key, value in (("calibration", chosen.calibration_json(stored=True)), ("threshold", chosen.threshold)):
+        calibration = chosen.calibration_json()
+        if calibration is not None:
+            calibration["stored"] = True
+        for key, value in (("calibration", calibration), ("threshold", chosen.threshold)):
             extra.pop(key, None)
             if value is not None:
                 extra[key] = value
@@ -164,3 +180,8 @@ class Measuring:
         return write_with(
             output, lambda handle: digests.append(write_tensors(handle, source.tensors, description.to_json()))
         )
+
+
+def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:
+    """A sink for the prediction sets of the samples with these labels."""
+    return lambda rows, logits: counts.add(logits, labels[list(rows)])

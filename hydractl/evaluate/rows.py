@@ -47,7 +47,7 @@ def row_of(
         "heads": contender.heads,
         "cost": contender.cost,
     }
-    calibration = chosen.calibration_json(stored=chosen.fitted_on is None and contender.calibration is not None)
+    calibration = chosen.calibration_json()
     if calibration is not None:
         row["calibration"] = calibration
     if chosen.threshold is not None:

@@ -91,6 +91,8 @@ def predictions_writer(
     }
     if contender.calibration is not None:
         model["calibration"] = contender.calibration.to_json()
+        if contender.fitted_on is not None:
+            model["calibration"]["fitted_on"] = dict(contender.fitted_on)
     if contender.threshold is not None:
         model["threshold"] = dict(contender.threshold)
     entries = [

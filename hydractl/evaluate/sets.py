@@ -99,7 +99,7 @@ def open_sets(settings: EvalSettings, contenders: Sequence[Contender], suite: Fo
     for name, _, spec in settings.val_ood_sets():
         outside = open_data(spec, option=f"--val-ood {name}", ignore_labels=True, **given)
         found.append(_of(name, VAL_OOD, outside))
-    _check_apart(found)
+    _check_apart(found, settings.allow_seen)
     for one in found:
         _check_classes(one, contenders[0])
     return found
@@ -141,14 +141,14 @@ def called(one: EvalSet) -> str:
     return _OPTIONS.get(one.role) or f"--{one.role.replace('_', '-')} {one.name}"
 
 
-def _check_apart(sets: Sequence[EvalSet]) -> None:
-    """No test set may be the ID set, and nothing may be chosen on what is tested on."""
+def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
+    """No test set may be the ID set, and nothing may be chosen on what is tested on, unless that is to be marked."""
     problems = []
     inside = sets[0]
     for one in sets[1:]:
         if one.role == OOD and _same(one, inside):
             problems.append(f"{called(one)} and {called(inside)} are the same samples")
-        if one.role in (VAL, VAL_OOD):
+        if one.role in (VAL, VAL_OOD) and not allow_seen:
             problems += [
                 f"{called(one)} and {called(other)} are the same samples" for other in tested(sets) if _same(one, other)
             ]

@@ -28,7 +28,7 @@ class Stored(Contender):
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
         self.seen: Sequence[Entry] = []
-        self.calibration, self.threshold = chosen_before(model, predictions.origin)
+        self.calibration, self.threshold, self.fitted_on = chosen_before(model, predictions.origin)
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
 

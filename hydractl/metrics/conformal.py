@@ -107,31 +107,40 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
     return float(np.sort(scores)[rank - 1]) if rank <= n else 1.0
 
 
-def conformal_block(
-    fitted: Conformal, logits: np.ndarray, labels: np.ndarray, *, calibration: Calibration | None = None
-) -> dict[str, Any]:
-    """What the row of a model says of its sets on test data: the fit, coverage, mean_size and empty.
-
-    The last three are None without samples.
+class SetCounts:
+    """Counts the prediction sets of a fitted threshold, batch by batch.
 
     Args:
-        fitted: from :func:`fit`, with the same calibration.
-        logits: [M, N, C], any float type.
-        labels: [N] integers in 0..C-1.
-        calibration: what to apply to p.
-
-    Raises:
-        NonFiniteError: a logit is NaN or infinite.
-        InputError: a label is outside 0..C-1.
+        fitted: from :func:`fit`.
+        calibration: what to apply to p, the same as in the fit.
     """
-    checked = check_labels(labels, *check_shape(logits).shape[1:])
-    covered = classes = empty = 0
-    for rows, probs in calibrated_blocks(logits, calibration):
-        inside = nonconformity(probs, fitted.method) <= fitted.qhat
-        sizes = inside.sum(axis=1)
-        covered += int(inside[np.arange(len(probs)), checked[rows]].sum())
-        classes += int(sizes.sum())
-        empty += int(np.count_nonzero(sizes == 0))
-    shares = {"coverage": covered, "mean_size": classes, "empty": empty}
-    n = len(checked)
-    return {**asdict(fitted), **{name: count / n if n else None for name, count in shares.items()}}
+
+    def __init__(self, fitted: Conformal, calibration: Calibration | None = None) -> None:
+        self._fitted, self._calibration = fitted, calibration
+        self._n = self._covered = self._classes = self._empty = 0
+
+    def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
+        """Count some test samples.
+
+        Args:
+            logits: [M, N, C], any float type.
+            labels: [N] integers in 0..C-1.
+
+        Raises:
+            NonFiniteError: a logit is NaN or infinite.
+            InputError: a label is outside 0..C-1.
+        """
+        checked = check_labels(labels, *check_shape(logits).shape[1:])
+        for rows, probs in calibrated_blocks(logits, self._calibration):
+            inside = nonconformity(probs, self._fitted.method) <= self._fitted.qhat
+            sizes = inside.sum(axis=1)
+            self._n += len(probs)
+            self._covered += int(inside[np.arange(len(probs)), checked[rows]].sum())
+            self._classes += int(sizes.sum())
+            self._empty += int(np.count_nonzero(sizes == 0))
+
+    def to_json(self) -> dict[str, Any]:
+        """What the row of a model says: the fit, coverage, mean_size and empty, the last three None without samples."""
+        counts = {"coverage": self._covered, "mean_size": self._classes, "empty": self._empty}
+        shares = {name: count / self._n if self._n else None for name, count in counts.items()}
+        return {**asdict(self._fitted), **shares}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ import pytest
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.conformal import Conformal, conformal_block, fit, nonconformity, quantile
+from hydractl.metrics.conformal import Conformal, SetCounts, fit, nonconformity, quantile
+
+
+def counted(fitted: Conformal, logits: np.ndarray, labels: np.ndarray, **given: Any) -> dict[str, Any]:
+    counts = SetCounts(fitted, **given)
+    counts.add(logits, labels)
+    return counts.to_json()
 
 
 def test_scores_by_hand() -> None:
@@ -56,7 +63,7 @@ def test_sets_by_hand() -> None:
     # 1 - p <= 0.3 (a little more, for rounding): {0}, {0}, {} and {1}.
     share = np.array([0.95, 0.75, 0.5, 0.2])
     test = np.log(np.stack([share, 1 - share], axis=1))[None]
-    got = conformal_block(fitted, test, np.array([0, 1, 0, 1]))
+    got = counted(fitted, test, np.array([0, 1, 0, 1]))
     assert {name: got[name] for name in ("coverage", "mean_size", "empty")} == {
         "coverage": 0.5,
         "mean_size": 0.75,
@@ -70,7 +77,7 @@ def test_too_few_validation_samples_give_every_class(method: str) -> None:
     logits = np.random.default_rng(1).normal(size=(2, 5, 7)) * 5
     fitted = fit(logits, np.zeros(5, dtype=int), method=method, alpha=0.1)
     assert fitted.qhat == 1.0
-    got = conformal_block(fitted, np.random.default_rng(2).normal(size=(2, 300, 7)) * 5, np.zeros(300, dtype=int))
+    got = counted(fitted, np.random.default_rng(2).normal(size=(2, 300, 7)) * 5, np.zeros(300, dtype=int))
     assert (got["coverage"], got["mean_size"], got["empty"]) == (1.0, 7.0, 0.0)
 
 
@@ -84,7 +91,7 @@ def test_the_coverage_holds_over_many_draws(method: str, alpha: float) -> None:
         labels = np.array([rng.choice(6, p=row) for row in np.exp(right) / np.exp(right).sum(axis=1, keepdims=True)])
         wrong = (right * 2.5 + rng.normal(size=right.shape))[None]  # a badly calibrated model: the guarantee is free
         fitted = fit(wrong[:, :60], labels[:60], method=method, alpha=alpha)
-        coverages.append(conformal_block(fitted, wrong[:, 60:], labels[60:])["coverage"])
+        coverages.append(counted(fitted, wrong[:, 60:], labels[60:])["coverage"])
     mean, error = np.mean(coverages), np.std(coverages) / np.sqrt(300)
     assert mean >= 1 - alpha - 4 * error
     # LAC scores of one model are distinct, so the coverage is not far above either: below 1 - alpha + 1/(n + 1).
@@ -97,12 +104,16 @@ def test_blocks_and_memory_maps_do_not_show(method: str, tmp_path: Path, monkeyp
     rng = np.random.default_rng(4)
     logits, labels = (rng.normal(size=(3, 90, 5)) * 3).astype(np.float32), rng.integers(0, 5, 90)
     fitted = fit(logits, labels, method=method)
-    whole = conformal_block(fitted, logits, labels)
+    whole = counted(fitted, logits, labels)
     logits.tofile(tmp_path / "logits")
     mapped = np.memmap(tmp_path / "logits", dtype=np.float32, mode="r", shape=logits.shape)
     monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 40)
     assert fit(mapped, labels, method=method) == fitted
-    assert conformal_block(fitted, mapped, labels) == whole
+    assert counted(fitted, mapped, labels) == whole
+    parts = SetCounts(fitted)
+    for rows in (slice(0, 7), slice(7, 60), slice(60, 90)):
+        parts.add(logits[:, rows], labels[rows])
+    assert parts.to_json() == whole
     # Labels up to the one with the score qhat are in their own sets.
     assert whole["coverage"] >= math.ceil(91 * 0.9) / 90
 
@@ -113,7 +124,7 @@ def test_a_calibration_comes_before_the_scores() -> None:
     calibration = Calibration.of_temperature(0.25)
     got = fit(logits, labels, calibration=calibration)
     assert got.qhat == pytest.approx(fit(logits * 4, labels).qhat, abs=1e-13)
-    assert conformal_block(got, logits, labels, calibration=calibration)["coverage"] >= 0.9
+    assert counted(got, logits, labels, calibration=calibration)["coverage"] >= 0.9
 
 
 def test_bad_input_is_refused() -> None:
@@ -127,5 +138,5 @@ def test_bad_input_is_refused() -> None:
         fit(logits[:, :0], labels[:0])
     with pytest.raises(InputError, match="outside"):
         fit(logits, labels + 3)
-    empty = conformal_block(fit(logits, labels), logits[:, :0], labels[:0])
+    empty = counted(fit(logits, labels), logits[:, :0], labels[:0])
     assert (empty["coverage"], empty["mean_size"], empty["empty"]) == (None, None, None)
