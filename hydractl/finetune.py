@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
-from hydractl.seen import entry, merged
 
 if TYPE_CHECKING:
-    from hydractl.atomic import Output
     from hydractl.fusion.runtime import HydraModel
     from hydractl.processes import Processes
     from hydractl.settings import FinetuneSettings
@@ -45,8 +42,10 @@ DECISIVE = (
     "reset_head",
     "dropout",
     "lora",
+    "batch_ensemble",
     "augment",
     "autocast",
+    "snapshots",
     "patience",
     "min_delta",
     "batch_size",
@@ -65,6 +64,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     from hydractl.atomic import check_outputs
+    from hydractl.baselines.snapshots import Cycles
     from hydractl.cost import cost_of
     from hydractl.fusion.plan import label_differences
     from hydractl.models import ModelOptions, open_sources
@@ -76,7 +76,9 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
-    files = RunFiles.of(settings.output or f"{source.name}.tuned.st", settings.log)
+    files = RunFiles.of(settings.output or f"{source.name}.tuned.st", settings.log, settings.snapshots)
+    for note in settings.passed_over:
+        log.info(note)
     opened = open_all(source, settings)
     differences = label_differences(
         opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
@@ -87,14 +89,17 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     per_step = settings.batch_size * settings.accumulate
     steps = settings.steps or (settings.epochs or 0) * -(-samples // per_step)
     cost = cost_of(source.description, source.tensors)
-    plan = {"output": str(files.path), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
+    plan = {"output": str(files.paths[-1]), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
+    if settings.snapshots is not None:
+        ends = enumerate(zip(files.paths, Cycles(steps, settings.snapshots).ends, strict=True), start=1)
+        plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
     work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
     log.info(f"{steps} steps of {per_step} samples, about {work:.2g} mult-adds")
     if settings.dry_run:
         if team.rank:
             return Outcome({}, silent=True)
-        check_outputs([files.path], force=settings.force or settings.resume, folder=files.folder)
+        check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
         return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
     return _train_and_write(opened, settings, files, plan, log, team)
 
@@ -107,6 +112,7 @@ def _train_and_write(
     from hydractl.training.course import Around
     from hydractl.training.grid import train_each
     from hydractl.training.keeping import Keeper
+    from hydractl.training.outputs import write_all
     from hydractl.training.run_files import begin, finished
     from hydractl.training.run_log import RunLog
     from hydractl.training.state import StateFile
@@ -118,14 +124,15 @@ def _train_and_write(
     if settings.resume and not going_on:
         made = finished(files, fingerprint, force=settings.force)
         if made is not None:
-            log.info(f"the training of {files.path} is finished: nothing to do")
+            log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
             return _finished(files, made, plan, silent=bool(team.rank))
     with ExitStack() as stack:
-        output = None
+        outputs: list[Output] = []
         saved = None
         if team.rank == 0:
             # A run that is resumed replaces what an earlier end of it wrote.
-            output = stack.enter_context(Output(files.path, force=settings.force or going_on, folder=files.folder))
+            force = settings.force or going_on
+            outputs = [stack.enter_context(Output(p, force=force, folder=files.folder)) for p in files.paths]
             saved = begin(files, state, settings, log)
         elif going_on:
             saved = state.load(Log())
@@ -139,11 +146,11 @@ def _train_and_write(
         around = Around(log, run_log, Keeper(state, settings.save_every), team)
         trained = train_each(_maker(first, opened, settings, team), settings, around, saved)
         run_log.event("end", lr=trained.lr, kept_epoch=trained.history.kept_epoch)
-        if output is None:
+        if team.rank:
             return Outcome({}, silent=True)
-        document = _write(output, opened, settings, details, trained, plan)
+        digests = write_all(outputs, opened, settings, details, trained)
         state.remove()
-    return Outcome(document, files=[files.path])
+    return Outcome(_answer(trained, plan, digests), files=list(files.paths))
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -152,14 +159,12 @@ def _train_and_write(
 def _model(opened: Opened, settings: FinetuneSettings) -> HydraModel:
     from hydractl.models import build_model
     from hydractl.processes import local_device
-    from hydractl.training.lora import add_lora
     from hydractl.training.speed import hasten
     from hydractl.training.start import with_dropout
+    from hydractl.training.trained import adapt
 
     model = build_model(with_dropout(opened.source, settings.dropout), local_device(settings.device), settings.dtype)
-    if settings.lora is not None:
-        rank, alpha = settings.lora.split(",")
-        add_lora(model, int(rank), float(alpha), settings.seed)
+    adapt(model, settings)
     hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     return model
 
@@ -213,93 +218,50 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     }
 
 
-def _seen(opened: Opened) -> list[dict[str, Any]]:
-    """The samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
-    sets = (("train", opened.train_set), ("val", opened.val_set))
-    return [entry("finetune", role, dataset) for role, dataset in sets if dataset is not None]
-
-
 def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
     values = {name: entry["value"] for name, entry in settings.effective().items()}
     return {key: plan[key] for key in ("model", "samples", "steps")} | {"seed": settings.seed, "settings": values}
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _write(
-    output: Output,
-    opened: Opened,
-    settings: FinetuneSettings,
-    details: dict[str, Any],
-    trained: Trained,
-    plan: dict[str, Any],
-) -> dict[str, Any]:
-    from hydractl.atomic import write_with
-    from hydractl.checkpoint import DictTensors, TensorSource, torch_dtype, write_tensors
-    from hydractl.provenance import provenance
-    from hydractl.slicing import zeroed
-    from hydractl.weights import check_finite
-
-    source, history = opened.source, trained.history
-    results = {
-        "history": history.epochs,
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
-        "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
-    }
-    made = {**details, **results, "lr": trained.lr, "parent": dict(source.description.provenance)}
-    description = replace(
-        source.description,
-        layout="zeroed" if output.is_folder else "sliced",
-        family_version=source.family.version,
-        extra={},
-        provenance=provenance("finetune", settings, [source.sha256], made),
-        seen=tuple(merged(source.description.seen, _seen(opened))),
-    )
-    # Trained weights in the dtype each tensor had.
-    stock = trained.model.stock_tensors()
-    tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
-    check_finite(f"{source.name} after training", tensors)
-    if output.is_folder:
-        mask = description.mask
-        tensors = zeroed(tensors, source.family, source.sites, mask, mask)
-        family = source.family
-        weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
-        with open(output.temporary / weights, "wb") as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-        output.commit()
-    else:
-        digests: list[str] = []
-        write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
-        digest = digests[0]
+def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
+    history = trained.history
     return {
         "schema": SCHEMA,
-        **plan,
+        **_with_digests(plan, digests),
         "epochs": history.epochs,
-        "kept_epoch": history.kept_epoch,
+        "kept_epoch": None if "snapshots" in plan else history.kept_epoch,
         "stopped_early": history.stopped_early,
         "lr": trained.lr,
         **({"grid": trained.grid} if trained.grid else {}),
         "loss_curve": history.loss_curve(),
-        "sha256": digest,
+        "sha256": digests[-1],
     }
+
+
+def _with_digests(plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
+    """The plan, with the SHA-256 of each snapshot where there are some."""
+    if "snapshots" not in plan:
+        return plan
+    each = [{**one, "sha256": digest} for one, digest in zip(plan["snapshots"], digests, strict=True)]
+    return {**plan, "snapshots": each}
 
 
 def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any], *, silent: bool) -> Outcome:
     """The answer for a training that was finished before."""
     from hydractl.checkpoint import sha256_file
 
-    path, settings = files.weights(), made["settings"]
-    assert path is not None  # finished() has read it
+    digests, settings = [sha256_file(path) for path in files.weights()], made["settings"]
     document = {
         "schema": SCHEMA,
-        **plan,
+        **_with_digests(plan, digests),
         "epochs": settings["history"],
-        "kept_epoch": settings["kept_epoch"],
+        "kept_epoch": settings.get("kept_epoch"),
         "stopped_early": settings["stopped_early"],
         "lr": settings["lr"],
         **({"grid": settings["grid"]} if "grid" in settings else {}),
-        "sha256": sha256_file(path),
+        "sha256": digests[-1],
     }
-    return Outcome(document, files=[files.path], silent=silent)
+    return Outcome(document, files=list(files.paths), silent=silent)

@@ -1,9 +1,11 @@
-"""Whether stored weights are those of the model that a file says it is, and finite."""
+"""Whether stored weights are those of the model that a file says it is, and finite; those of a model in training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from hydractl.checkpoint import FileTensors, TensorSource, is_finite, same_names, torch_dtype
 from hydractl.description import Description
@@ -13,9 +15,6 @@ from hydractl.families.base import ModelFamily, attention_names
 from hydractl.fusion.stored import held_mask, sites_stored_once
 from hydractl.heads import HeadMask, Site
 from hydractl.members import MemberTensors
-
-if TYPE_CHECKING:
-    import torch
 
 
 def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, description: Description) -> None:
@@ -72,7 +71,7 @@ def _misplaced(
 
 
 def _expected_shapes(
-    stock: Mapping[str, torch.Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
+    stock: Mapping[str, Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
 ) -> dict[str, tuple[int, ...]]:
     tensors = dict(stock)
     for site in sites:
@@ -92,3 +91,12 @@ def check_finite(name: str, tensors: TensorSource) -> None:
         bad = (tensor_name for tensor_name in tensors.names() if not is_finite(tensors.read(tensor_name)))
     for tensor_name in bad:
         raise NonFiniteError(f"{name}: tensor {tensor_name!r} holds NaN or infinity")
+
+
+def plain_state(network: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network by their stock names; of what torch has parametrised, the value."""
+    state = {n: t.detach() for n, t in network.state_dict().items() if ".parametrizations." not in n}
+    for path, module in network.named_modules():
+        if parametrize.is_parametrized(module):
+            state |= {f"{path}.{name}": getattr(module, name).detach() for name in module.parametrizations}
+    return state

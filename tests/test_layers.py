@@ -22,7 +22,7 @@ LAYERS = (
     (
         "parts of verbs",
         [
-            *["criteria", "analysis", "training", "baselines", "metrics", "cost", "cost_formula", "timing", "report"],
+            *["criteria", "analysis", "baselines", "training", "metrics", "cost", "cost_formula", "timing", "report"],
             *["predictions", "select", "matching"],
         ],
     ),

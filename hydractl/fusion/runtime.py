@@ -28,6 +28,7 @@ from hydractl.fusion.prompted import STAND_INS, PromptedClasses
 from hydractl.log import Log
 from hydractl.per_member import PerMember
 from hydractl.projections import HeadWeights
+from hydractl.weights import plain_state
 
 
 class HydraModel(nn.Module):
@@ -283,8 +284,7 @@ class HydraModel(nn.Module):
         """The weights of a model with one member under their stock names, removed heads sliced away."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
-        state = self.networks[0].state_dict()
-        tensors = {n: t.detach() for n, t in state.items() if not self._is_attention(n)}
+        tensors = {n: t for n, t in plain_state(self.networks[0]).items() if not self._is_attention(n)}
         for index, site in enumerate(self.sites):
             self.family.write(tensors, site, self.head_weights(index))
         return tensors

@@ -32,6 +32,9 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
     if document.get("grid"):
         parts += [_grid(document["grid"], document["lr"]), Text("")]
     parts.append(table("", columns, rows, left=0))
+    if document.get("snapshots"):
+        cycles = [[str(one["cycle"]), str(one["steps"]), one["output"]] for one in document["snapshots"]]
+        parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
     curve = document.get("loss_curve")
     if curve:
         parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
@@ -58,7 +61,8 @@ def _plan(document: dict[str, Any]) -> RenderableType:
         [f"--{name.replace('_', '-')}", _text(entry["value"]), entry["source"]]
         for name, entry in document["recipe"].items()
     ]
-    said = f"{document['steps']} steps on {document['samples']} samples; would write {document['output']}"
+    written = ", ".join(one["output"] for one in document.get("snapshots", [document]))
+    said = f"{document['steps']} steps on {document['samples']} samples; would write {written}"
     return Group(table("the recipe in effect", ("option", "value", "from"), rows, left=3), Text(""), Text(said))
 
 

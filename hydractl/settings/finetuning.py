@@ -1,14 +1,14 @@
-"""The options of ``finetune``, and how a recipe fills in those that nobody gave."""
+"""The options of ``finetune``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydractl.settings.common import FILES, RECIPE, RUNNING, Batched
+from hydractl.settings.common import FILES, RUNNING
 from hydractl.settings.option import Option, option, options_of
-from hydractl.settings.recipes import read_recipe
+from hydractl.settings.recipes import Prescribed
 
 LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
 
@@ -20,12 +20,8 @@ _NOT_IN_RECIPES = ("recipe", "val", "log", "save_every", "resume", "timeout")
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(Batched):
-    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``.
-
-    Attributes:
-        from_recipe: what the recipe decided, by option name.
-    """
+class FinetuneSettings(Prescribed):
+    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
     verb: ClassVar[str] = "finetune"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"),)
@@ -63,6 +59,15 @@ class FinetuneSettings(Batched):
         unit="epochs",
         at_least=1,
         default_text="never",
+        group=LENGTH,
+    )
+    snapshots: int | None = option(
+        None,
+        help="Cut the training into so many cycles of the cosine, and write the weights at the end of each: a.1.st, "
+        "a.2.st and so on for a.st",
+        unit="cycles",
+        at_least=2,
+        default_text="one cycle, one output",
         group=LENGTH,
     )
     min_delta: float = option(
@@ -123,12 +128,14 @@ class FinetuneSettings(Batched):
     )
     init: str = option(
         "given",
-        help="The weights to start from; random draws them by --seed",
-        choices=("given", "random"),
+        help="The weights to start from; head draws those of the classifier by --seed, random all of them",
+        choices=("given", "head", "random"),
         group=TRAINED,
     )
     reset_head: bool = option(
-        False, help="Start from a classifier of zeros, with as many classes as the data have", group=TRAINED
+        False,
+        help="Start from a classifier with as many classes as the data have, of zeros but for --init head",
+        group=TRAINED,
     )
     dropout: float | None = option(
         None,
@@ -143,6 +150,15 @@ class FinetuneSettings(Batched):
         help="Train matrices of rank R on queries, keys, values and outputs, scaled by ALPHA / R, and the classifier",
         metavar="R,ALPHA",
         pattern=r"[1-9][0-9]{0,3},[0-9]{1,5}(\.[0-9]{1,5})?",
+        default_text="off, the weights themselves",
+        group=TRAINED,
+    )
+    batch_ensemble: float | None = option(
+        None,
+        help="Train rank-one factors of the linear layers of the blocks, drawn around 1 by --seed with this standard "
+        "deviation, their biases, and the classifier",
+        metavar="STD",
+        at_least=0,
         default_text="off, the weights themselves",
         group=TRAINED,
     )
@@ -190,14 +206,13 @@ class FinetuneSettings(Batched):
         group=RUNNING,
     )
 
-    from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
         given: Any = self.lr
         if isinstance(given, (int, float)):  # one number, from Python
             self.lr = [float(given)]
-        return self._take_recipe() + super().problems()
+        prescribed = [] if self.recipe is None or "recipe" in self.unread else self.take_recipe(self.recipe)
+        return prescribed + super().problems()
 
     def settle(self) -> None:
         """Three epochs unless said otherwise."""
@@ -205,17 +220,22 @@ class FinetuneSettings(Batched):
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine."""
+        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine; of snapshots none is chosen."""
         found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
+        if self.snapshots is not None:
+            found |= dict.fromkeys(("patience", "min_delta"), "snapshots")
+            return found if self.schedule == "cosine" else {**found, "schedule": "snapshots"}
         return found if self.schedule == "cosine" else {**found, "lr_floor": "schedule"}
 
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
-        found = self.needs("data") + self.at_most_one("epochs", "steps")
+        found = self.needs("data") + self.at_most_one("epochs", "steps") + self.at_most_one("lora", "batch_ensemble")
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
             found.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
+        if "lr" not in self.unread and len(self.lr) > 1 and self.snapshots is not None:
+            found.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if self.log == "-":
             found.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
         if "betas" not in self.unread and len(self.betas) != 2:
@@ -235,31 +255,9 @@ class FinetuneSettings(Batched):
             for one in recipe_options()
         }
 
-    def _rank(self, name: str) -> int:
-        return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
-
-    def _take_recipe(self) -> list[str]:
-        """Fill in what the recipe says and nobody gave. Returns what is wrong with it."""
-        if self.recipe is None or "recipe" in self.unread:
-            return []
-        options = {one.key: one for one in recipe_options()}
-        found, problems = read_recipe(self.recipe, options)
-        for key, raw in found.items():
-            one = options[key]
-            rivals = [name for group in self.alternatives if one.name in group for name in group]
-            if self._rank(one.name) > 0 or one.name in self.unread or any(self._rank(name) > RECIPE for name in rivals):
-                continue
-            source = f"recipe {self.recipe}"
-            try:
-                value = one.parse(raw)
-            except ValueError as error:
-                problems.append(f"{one.label} {error} ({source})")
-                continue
-            setattr(self, one.name, value)
-            self.from_recipe[one.name], self.sources[one.name] = value, source
-            if self.ranks is not None:
-                self.ranks[one.name] = RECIPE
-        return problems
+    def may_be_prescribed(self) -> list[Option]:
+        """As :func:`recipe_options`."""
+        return list(recipe_options())
 
 
 def recipe_options() -> Iterator[Option]:

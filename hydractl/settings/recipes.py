@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hydractl.errors import UsageError
-from hydractl.settings.option import Raw
+from hydractl.settings.common import RECIPE, Batched
+from hydractl.settings.option import Option, Raw
 from hydractl.settings.yaml_text import compose, line_of, pairs, value_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "training" / "recipes"
@@ -58,3 +61,55 @@ def read_recipe(recipe: str, known: Iterable[str]) -> tuple[dict[str, Raw], list
         if value is not None:
             found[key] = value
     return found, problems
+
+
+@dataclass(kw_only=True)
+class Prescribed(Batched):
+    """Options of which a recipe fills in those that nobody gave; ``val`` is one of them.
+
+    Attributes:
+        from_recipe: what the recipe decided, by option name.
+        passed_over: what it says and nothing can be made of, in sentences.
+    """
+
+    from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    def may_be_prescribed(self) -> list[Option]:
+        """The options that a recipe may decide."""
+        raise NotImplementedError
+
+    def _rank(self, name: str) -> int:
+        return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
+
+    def take_recipe(self, recipe: str) -> list[str]:
+        """Fill in what a recipe says and nobody gave. Returns what is wrong with it."""
+        options = {one.key: one for one in self.may_be_prescribed()}
+        found, problems = read_recipe(recipe, options)
+        for key, raw in found.items():
+            one = options[key]
+            rivals = [name for group in self.alternatives if one.name in group for name in group]
+            if self._rank(one.name) > 0 or one.name in self.unread or any(self._rank(name) > RECIPE for name in rivals):
+                continue
+            source = f"recipe {recipe}"
+            try:
+                value = one.parse(raw)
+            except ValueError as error:
+                problems.append(f"{one.label} {error} ({source})")
+                continue
+            setattr(self, one.name, value)
+            self.from_recipe[one.name], self.sources[one.name] = value, source
+            if self.ranks is not None:
+                self.ranks[one.name] = RECIPE
+        self._pass_over(recipe)
+        return problems
+
+    def _pass_over(self, recipe: str) -> None:
+        """Put back what only the recipe says and nothing can be made of without validation data."""
+        self.passed_over = []
+        for name in () if self.given("val") else ("patience", "min_delta"):
+            if name in self.from_recipe and self._rank(name) == RECIPE:
+                self._put_back(name, "val")
+                del self.from_recipe[name]
+                self.sources[name] = f"default, as recipe {recipe} needs --val for it"
+                self.passed_over.append(f"{self.called(name)} of recipe {recipe} is passed over: it needs --val")

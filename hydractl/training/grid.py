@@ -12,7 +12,7 @@ from hydractl.errors import NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.training.course import Around, History, TrainingData
 from hydractl.training.loop import Training
-from hydractl.training.snapshot import restore
+from hydractl.training.position import restore
 from hydractl.training.state import Saved
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ class Trained:
     """What came out.
 
     Attributes:
-        model: with the weights that are kept.
         history: of the training that made them.
         lr: its learning rate.
         grid: of each learning rate, what it reached; empty where there was only one.
+        run: the training, whose model has the weights that are kept.
     """
 
-    model: HydraModel
     history: History
     lr: float
     grid: list[dict[str, Any]]
+    run: Training
 
 
 def train_each(
@@ -68,7 +68,7 @@ def train_each(
             restore(run, saved)
         saved = None
         if len(settings.lr) == 1:
-            return Trained(model, run.run(), lr, [])
+            return Trained(run.run(), lr, [], run)
         try:
             results.append(_result(lr, run.run()))
             if best_of(results) == len(results) - 1:
@@ -85,7 +85,7 @@ def train_each(
     run.model.eval()
     best = results[best_of(results)]
     around.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
-    return Trained(run.model, _history(best), best["lr"], results)
+    return Trained(_history(best), best["lr"], results, run)
 
 
 def best_of(results: list[dict[str, Any]]) -> int:

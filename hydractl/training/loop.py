@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hydractl.baselines.snapshots import Cycles
 from hydractl.errors import Interrupted, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log, Progress
 from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.position import position_of
 from hydractl.training.schedule import factor, warmup_steps
-from hydractl.training.snapshot import snapshot
 from hydractl.training.state import Saved
-from hydractl.training.trained import make_optimizer, trainable
+from hydractl.training.trained import make_optimizer, trained_by
 from hydractl.training.validation import Broken, validate
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log
 
 
 class Training:
-    """One run of the loop, which can be saved after any step and taken up again (``training.snapshot``).
+    """One run of the loop, which can be saved after any step and taken up again (``training.position``).
 
     Args:
         model: trained in place.
@@ -54,6 +55,8 @@ class Training:
         best: the best validation accuracy and its weights.
         waited: epochs since then.
         total, warmup: in steps.
+        cycles: of the learning rate; one but for ``--snapshots``.
+        snapshots: the weights at the end of each cycle so far, on the CPU.
         device: where it computes.
     """
 
@@ -63,14 +66,14 @@ class Training:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(settings.seed + around.team.rank)
         self.model, self.data, self.settings, self.lr, self.around = model, data, settings, lr, around
-        self.parameters = trainable(
-            model, settings.train_last, settings.tower, settings.freeze, lenient="freeze" in settings.from_recipe
-        )
+        self.parameters = trained_by(model, settings)
         self.optimizer = make_optimizer(list(self.parameters.values()), settings)
         self.per_step = settings.batch_size * settings.accumulate
         per_epoch = -(-data.size // self.per_step)
         self.total = settings.steps if settings.steps is not None else (settings.epochs or 0) * per_epoch
-        self.warmup = warmup_steps(settings.warmup, self.total)
+        self.cycles = Cycles(self.total, settings.snapshots or 1)
+        self.warmup = min(warmup_steps(settings.warmup, self.total), self.cycles.length)
+        self.snapshots: list[dict[str, Tensor]] = []
         self.history = History()
         self.position = 0
         self.order = torch.Generator().manual_seed(settings.seed)
@@ -83,7 +86,7 @@ class Training:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Train to the end, from the beginning or from where a snapshot has set it."""
+        """Train to the end, from the beginning or from where :func:`~hydractl.training.position.restore` has set it."""
         history = self.history
         with self._signals, self.around.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(history.steps)
@@ -118,12 +121,15 @@ class Training:
             self.position += count
             self.around.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
             progress.advance(1, f"loss {loss:.4f}")
+            self._end_cycle()
             self._save_or_stop()
 
     def _rate(self, offset: int = 0) -> float:
         """The learning rate of the step that comes, or of one before it."""
         settings, step = self.settings, self.history.steps + offset
-        return self.lr * factor(step, self.total, self.warmup, settings.schedule, settings.lr_floor)
+        start, length = self.cycles.of(step)
+        warmup = 0 if start else self.warmup
+        return self.lr * factor(step - start, length, warmup, settings.schedule, settings.lr_floor)
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
         """One update from the batches of this process, of ``count`` samples in all. Returns the mean loss before it."""
@@ -162,6 +168,15 @@ class Training:
             hint = f"lower --lr, or raise --warmup; {file.path} has the last good state"
         raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=hint)
 
+    def _end_cycle(self) -> None:
+        """Where a cycle of ``--snapshots`` ends, keep its weights."""
+        steps, number = self.history.steps, len(self.snapshots) + 1
+        if self.settings.snapshots is None or steps != self.cycles.ends[number - 1]:
+            return
+        self.snapshots.append({name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()})
+        self.around.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
+        self.around.run_log.event("cycle", cycle=number, step=steps)
+
     def _end_epoch(self, done: int) -> None:
         """Validate, and keep the weights if they are the best so far (the first of equals)."""
         history, settings, data = self.history, self.settings, self.data
@@ -179,7 +194,7 @@ class Training:
         said = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in epoch.items())
         self.around.log.info(f"epoch {said}")
         self.around.run_log.event("epoch", **epoch)
-        if data.validation is None:
+        if data.validation is None or settings.snapshots is not None:
             return
         if self.best is None or epoch["val_accuracy"] > self.best[0] + settings.min_delta:
             self.best = (float(epoch["val_accuracy"]), {k: p.detach().clone() for k, p in self.parameters.items()})
@@ -242,7 +257,7 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save what :func:`hydractl.training.snapshot.restore` needs. All processes call it at the same step.
+        """Save what :func:`hydractl.training.position.restore` needs. All processes call it at the same step.
 
         Raises:
             NonFiniteError: the weights are not finite; what was saved before is kept.
@@ -251,7 +266,7 @@ class Training:
             raise NonFiniteError(
                 f"the weights are not finite after step {self.history.steps}", hint="lower --lr, or raise --warmup"
             )
-        saved = snapshot(self)
+        saved = position_of(self)
         if saved is not None:
             extra = self.around.extra
             self.around.keeper.save(Saved({**saved.progress, **extra.progress}, {**saved.tensors, **extra.tensors}))

@@ -10,7 +10,7 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.matching import check_labels, named_by_data
-from hydractl.training.start import drawn, with_new_head
+from hydractl.training.start import drawn, with_drawn_head, with_new_head
 
 if TYPE_CHECKING:
     from hydractl.models import Source
@@ -47,6 +47,8 @@ def open_all(source: Source, settings: FinetuneSettings) -> Opened:
     train_set = _open(settings.data, "--data", source, settings, names)
     if settings.reset_head:
         source = with_new_head(source, train_set.label_names, _classes(train_set))
+    if settings.init == "head":
+        source = with_drawn_head(source, settings.seed)
     check_labels(train_set, source)
     # A model from scratch takes its class names from the data it learns.
     labels = source.description.labels if source.description.labels is not None else train_set.label_names

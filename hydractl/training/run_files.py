@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
 
 # What the provenance of an output says beside what decided it.
-_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent")
+_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end")
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,37 @@ class RunFiles:
     """Where a training writes.
 
     Attributes:
-        path: the checkpoint, or the published folder.
-        folder: whether it is a folder.
+        paths: the checkpoints, or the published folders: one, or one for each cycle.
+        folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     folder: bool
     state: Path
     log: Path | None
 
     @classmethod
-    def of(cls, output: str, log: str | None) -> RunFiles:
-        """The files of an output as a person named it."""
+    def of(cls, output: str, log: str | None, snapshots: int | None = None) -> RunFiles:
+        """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
         folder = output.endswith("/") and bool(Path(output).name)
         path = Path(output) if folder else file_path(output)
         bare = path.name if folder else path.name.removesuffix(".safetensors").removesuffix(".st")
         beside = path.with_name(f"{bare}.log.jsonl")
         logged = None if log is None else beside if log == "beside" else file_path(log)
         state = path.with_name(f"{path.name}.state")
-        if logged is not None and os.path.realpath(logged) in map(os.path.realpath, (path, state)):
+        paths = (path,) if snapshots is None else numbered(path, snapshots, folder=folder)
+        if logged is not None and os.path.realpath(logged) in map(os.path.realpath, (*paths, state)):
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
-        return cls(path, folder, state, logged)
+        return cls(paths, folder, state, logged)
 
-    def weights(self) -> Path | None:
-        """The file of the output that describes itself, where there is one."""
+    def weights(self) -> list[Path]:
+        """The files of the outputs that describe themselves; an output that is not there has none."""
         if not self.folder:
-            return self.path if self.path.is_file() else None
-        return next(iter(sorted(self.path.glob("*.safetensors"))), None) if self.path.is_dir() else None
+            return [path for path in self.paths if path.is_file()]
+        found = (next(iter(sorted(path.glob("*.safetensors"))), None) for path in self.paths if path.is_dir())
+        return [path for path in found if path is not None]
 
     def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
         """The log, going on where the saved run was."""
@@ -64,8 +66,15 @@ class RunFiles:
         return FileLog(self.log, None if saved is None else saved.progress["log"], about, log)
 
 
+def numbered(path: Path, count: int, *, folder: bool = False) -> tuple[Path, ...]:
+    """``a.st`` as ``a.1.st``, ``a.2.st`` and so on; the folder ``a`` as ``a.1``, ``a.2``."""
+    suffix = "" if folder else path.suffix
+    bare = path.name.removesuffix(suffix)
+    return tuple(path.with_name(f"{bare}.{number}{suffix}") for number in range(1, count + 1))
+
+
 def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
-    """The provenance of an output that this very training has written; None where there is no output of a training.
+    """The provenance of the (last) output that this very training has written; None where one of them is missing.
 
     Args:
         files: of this training.
@@ -73,11 +82,13 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) ->
         force: an output of another training is in the way and may be replaced: None.
 
     Raises:
-        InputError: the output is of another training; all differences are listed.
+        InputError: an output is of another training; all differences are listed.
     """
-    path = files.weights()
-    if path is None:
-        return None
+    found = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    return found[-1] if len(found) == len(files.paths) and None not in found else None
+
+
+def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
     try:
         made = (read_header(path).description or {}).get("provenance", {})
     except HydraError:

@@ -1,7 +1,7 @@
 """The log of a training: lines of JSON with clocks and speeds, which belong into no artefact.
 
 The first line is ``{"schema": "hydractl.training-log/1", ...}``; then lines with ``"event"``: ``step``, ``epoch``,
-``candidate`` (of a grid of learning rates), ``resumed``, ``end``.
+``candidate`` (of a grid of learning rates), ``cycle`` (the end of one, of ``--snapshots``), ``resumed``, ``end``.
 """
 
 from __future__ import annotations

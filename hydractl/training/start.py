@@ -59,20 +59,39 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Sou
     """
     family, description = source.family, source.description
     config = family.with_classes(description.config, classes)
-    pattern = family.named_parts["head"]
-    shapes = {n: t.shape for n, t in family.build(config).state_dict().items() if re.match(pattern, n)}
-    if not shapes:
-        raise UsageError(f"--reset-head: {description.arch} has no classifier that can be made anew")
-    like = _dtype(source, shapes)
-    tensors = Replaced(source.tensors, {name: torch.zeros(shape, dtype=like) for name, shape in shapes.items()})
+    zeros = {n: torch.zeros(t.shape) for n, t in _head(source, family.build(config).state_dict(), "--reset-head")}
     labels = None if labels is None else list(labels)
-    return replace(source, description=replace(description, config=config, labels=labels), tensors=tensors)
+    made = replace(source, description=replace(description, config=config, labels=labels))
+    return replace(made, tensors=_with(source, zeros))
 
 
-def _dtype(source: Source, names: Mapping[str, object]) -> torch.dtype:
+def with_drawn_head(source: Source, seed: int) -> Source:
+    """The model with its classifier as the library draws it.
+
+    Raises:
+        UsageError: for a model without a classifier.
+    """
+    family, config = source.family, source.description.config
+    names = [name for name, _ in _head(source, family.build(config).state_dict(), "--init head")]
+    initial = family.initial(config, seed)
+    return replace(source, tensors=_with(source, {name: initial[name] for name in names}))
+
+
+def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tuple[str, Tensor]]:
+    """Of the tensors of a model those of its classifier."""
+    pattern = source.family.named_parts.get("head", "$.")
+    found = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
+    if not found:
+        raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
+    return found
+
+
+def _with(source: Source, tensors: Mapping[str, Tensor]) -> Replaced:
+    """The weights with some of them replaced, each in the dtype it has."""
     from hydractl.checkpoint import torch_dtype
 
-    return torch_dtype(source.tensors.info(next(iter(names))))
+    dtypes = {name: torch_dtype(source.tensors.info(name)) for name in tensors}
+    return Replaced(source.tensors, {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:

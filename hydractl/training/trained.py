@@ -8,12 +8,33 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl.baselines.adapters import Adapter, adapter_of, remove_idle
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
-from hydractl.training.lora import low_rank_names
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
+
+
+def adapt(model: HydraModel, settings: FinetuneSettings) -> None:
+    """Put on a model what is trained in the place of its weights, as far as these would be trained.
+
+    Raises:
+        UsageError: as :func:`trainable` does.
+    """
+    adapter = adapter_of(settings)
+    if adapter is not None:
+        adapter.add(model, settings.seed)
+        trained_by(model, settings)
+        remove_idle(model)
+
+
+def trained_by(model: HydraModel, settings: FinetuneSettings) -> dict[str, torch.nn.Parameter]:
+    """:func:`trainable` as the options of ``finetune`` say."""
+    lenient = "freeze" in settings.from_recipe
+    return trainable(
+        model, settings.train_last, settings.tower, settings.freeze, lenient=lenient, adapter=adapter_of(settings)
+    )
 
 
 def trainable(
@@ -23,10 +44,9 @@ def trainable(
     freeze: Sequence[str] = (),
     *,
     lenient: bool = False,
+    adapter: Adapter | None = None,
 ) -> dict[str, torch.nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
-
-    Where heads have low-rank matrices, of all that only these and the classifier.
 
     Args:
         model: with one member.
@@ -34,6 +54,7 @@ def trainable(
         tower: the one tower to train; the others stay as they are. None or ``both``: all.
         freeze: parts that are left as they are besides, of ``settings.finetuning.FREEZABLE``.
         lenient: pass over parts that the model does not have: a recipe is for many models.
+        adapter: of all that, train only what it says and the classifier.
 
     Returns:
         What is trained, by name within the model.
@@ -58,11 +79,9 @@ def trainable(
         if not found and not lenient:
             raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
     left = {name for found in parts.values() for name in found}
-    low_rank = low_rank_names(names)
-    if low_rank:
-        # Beside them only the classifier is trained.
-        head = model.family.named_parts.get("head", "$.")
-        left |= {name for name in names if name not in low_rank and not re.match(head, name)}
+    if adapter is not None:
+        head, adapted = model.family.named_parts.get("head", "$."), adapter.trains(model)
+        left |= {name for name in names if name not in adapted and not re.match(head, name)}
     for name, parameter in network.named_parameters():
         if name.startswith(frozen) or name in left:
             parameter.requires_grad_(False)

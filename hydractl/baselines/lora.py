@@ -10,15 +10,13 @@ Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hydractl.baselines.adapters import added_names
 from hydractl.fusion.runtime import HydraModel
-
-_INSIDE = ".parametrizations."
 
 
 class LowRank(nn.Module):
@@ -70,28 +68,37 @@ class OnOutput(LowRank):
         return weight + self.delta()[0]
 
 
-def add_lora(model: HydraModel, rank: int, alpha: float, seed: int) -> None:
-    """Put low-rank matrices on the heads of every site, in place; sites without heads have none.
+class LoRA:
+    """Puts low-rank matrices on the heads of every site.
 
     Args:
-        model: with one member.
         rank: of the matrices.
-        alpha: the sum is scaled by alpha / rank.
-        seed: draws A.
+        alpha: their product is scaled by alpha / rank.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for attention in model.attentions:
-        bank = attention.only.bank
-        if not bank.heads:
-            continue
-        for name, added in (
-            ("qkv", OnProjections(bank.heads, bank.qkv.detach(), rank, alpha)),
-            ("out", OnOutput(bank.out.detach(), rank, alpha)),
-        ):
-            added.draw(generator)
-            parametrize.register_parametrization(bank, name, added)
+
+    def __init__(self, rank: int, alpha: float) -> None:
+        self.rank, self.alpha = rank, alpha
+
+    def add(self, model: HydraModel, seed: int) -> None:
+        """As of :class:`hydractl.baselines.adapters.Adapter`; the seed draws A."""
+        generator = torch.Generator().manual_seed(seed)
+        for attention in model.attentions:
+            bank = attention.only.bank
+            if not bank.heads:
+                continue
+            for name, added in (
+                ("qkv", OnProjections(bank.heads, bank.qkv.detach(), self.rank, self.alpha)),
+                ("out", OnOutput(bank.out.detach(), self.rank, self.alpha)),
+            ):
+                added.draw(generator)
+                parametrize.register_parametrization(bank, name, added)
+
+    def trains(self, model: HydraModel) -> set[str]:
+        """A and B."""
+        return added_names(model)
 
 
-def low_rank_names(names: Sequence[str]) -> set[str]:
-    """Of the names of all parameters, those of low-rank matrices."""
-    return {name for name in names if _INSIDE in name and not name.endswith(".original")}
+def adapter(value: str) -> LoRA:
+    """As ``--lora`` says: ``R,ALPHA``."""
+    rank, alpha = value.split(",")
+    return LoRA(int(rank), float(alpha))

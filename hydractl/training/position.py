@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydractl.training.loop import Training
 
 
-def snapshot(run: Training) -> Saved | None:
+def position_of(run: Training) -> Saved | None:
     """What :func:`restore` needs; None in processes other than the first. All processes call it at the same step."""
     history, team = run.history, run.around.team
     random = [bytes.fromhex(one) for one in team.gather(_random_state(run.device).numpy().tobytes().hex())]
@@ -28,6 +28,7 @@ def snapshot(run: Training) -> Saved | None:
         "stopped_early": history.stopped_early,
         "waited": run.waited,
         "best": None if run.best is None else run.best[0],
+        "snapshots": len(run.snapshots),
         "log": run.around.run_log.position(),
     }
     tensors = {
@@ -35,6 +36,7 @@ def snapshot(run: Training) -> Saved | None:
         **{f"best.{name}": t for name, t in (run.best[1] if run.best else {}).items()},
         **{f"optimizer.{name}": t for name, t in optimizer_tensors(run.optimizer).items()},
         **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
+        **{f"snapshot.{index}.{n}": t for index, one in enumerate(run.snapshots) for n, t in one.items()},
         "order": run.epoch_start,
         "losses": torch.tensor(history.losses, dtype=torch.float64),
     }
@@ -48,6 +50,7 @@ def restore(run: Training, saved: Saved) -> None:
     load_optimizer(run.optimizer, saved.part("optimizer."))
     if progress["best"] is not None:
         run.best = (progress["best"], {name: t.to(run.device) for name, t in saved.part("best.").items()})
+    run.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
     run.order.set_state(saved.tensors["order"])
     history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
     history.losses, history.stopped_early = saved.tensors["losses"].tolist(), progress["stopped_early"]

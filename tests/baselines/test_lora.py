@@ -11,14 +11,14 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from hydractl.baselines.lora import LoRA
 from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
 from hydractl.models import build_model
 from hydractl.training.loop import train
-from hydractl.training.lora import add_lora
-from hydractl.training.trained import trainable
+from hydractl.training.trained import adapt, trainable
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
@@ -30,22 +30,22 @@ def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
-    add_lora(adapted, R, ALPHA, seed=0)
+    LoRA(R, ALPHA).add(adapted, seed=0)
     assert torch.equal(base.member_logits(inputs(variant)), adapted.member_logits(inputs(variant)))
     assert all(torch.equal(t, adapted.stock_tensors()[name]) for name, t in base.stock_tensors().items())
 
 
 def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
     model = build_model(source_of(stock("class-token"), "class-token"))
-    add_lora(model, R, ALPHA, seed=0)
-    trained = trainable(model, None)
+    LoRA(R, ALPHA).add(model, seed=0)
+    trained = trainable(model, None, adapter=LoRA(R, ALPHA))
     shapes = sorted(tuple(p.shape) for name, p in trained.items() if "parametrizations" in name)
     assert shapes == sorted([(3, R, 24), (3, 24, R), (1, R, 24), (1, 24, R)] * 3)
     assert {n.removeprefix("networks.0.") for n in trained if "parametrizations" not in n} == {
         "head.weight",
         "head.bias",
     }
-    few = trainable(model, 1)
+    few = trainable(model, 1, adapter=LoRA(R, ALPHA))
     assert len(few) == 4 + 2
     assert all(".blocks.2." in name or ".head." in name for name in few)
 
@@ -54,10 +54,19 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
     reference = stock("class-token")
     source = source_of(reference, "class-token")
     s = settings(
-        optimizer="sgd", steps=4, lr=0.02, clip=0.0, weight_decay=0.0, momentum=0.9, warmup=0, schedule="constant"
+        lora=f"{R},{ALPHA}",
+        seed=5,
+        optimizer="sgd",
+        steps=4,
+        lr=0.02,
+        clip=0.0,
+        weight_decay=0.0,
+        momentum=0.9,
+        warmup=0,
+        schedule="constant",
     )
     model = HydraModel(source.description, source.tensors)
-    add_lora(model, R, ALPHA, seed=5)
+    adapt(model, s)
     factors: dict[str, Any] = {}
     for block, attention in enumerate(model.attentions):
         added = attention.only.bank.parametrizations
