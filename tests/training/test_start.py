@@ -8,10 +8,10 @@ from torch import nn
 
 from hydractl.errors import UsageError
 from hydractl.models import build_model
-from hydractl.training.start import drawn, with_dropout, with_new_head
+from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
 from hydractl.training.trained import trainable
 from hydractl.weights import check_tensors
-from tests.pico import CLIP, VARIANTS, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, source_of, stock
 
 CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
 
@@ -38,6 +38,41 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_a_zero_shot_model_has_no_head() -> None:
     with pytest.raises(UsageError, match="--reset-head: open_clip models have no classifier"):
         with_new_head(source_of(stock("clip"), "clip"), ["a"], 1)
+
+
+@pytest.mark.parametrize("variant", ["class-token", "distilled", "bert", "roberta", "hf-deit-distilled"])
+def test_a_drawn_head_is_the_librarys(variant: str) -> None:
+    source = source_of(stock(variant), variant)
+    made, other = with_drawn_head(source, 3), with_drawn_head(source, 4)
+    torch.manual_seed(3)
+    library = _as_the_library_draws(variant).state_dict()
+    names = [n for n in made.tensors.names() if not torch.equal(made.tensors.read(n), source.tensors.read(n))]
+    assert names and all("classifier" in n or n.startswith("head") for n in names)
+    assert all(torch.equal(made.tensors.read(n), library[n]) for n in names)
+    weights = [n for n in names if n.endswith("weight")]
+    assert all(not torch.equal(made.tensors.read(n), other.tensors.read(n)) for n in weights)
+    seven = with_drawn_head(with_new_head(source, None, 7), 3)
+    assert all(seven.tensors.read(n).shape[0] == 7 and bool(seven.tensors.read(n).any()) for n in weights)
+
+
+def _as_the_library_draws(variant: str) -> nn.Module:
+    if variant in TIMM:
+        import timm
+        import yaml
+
+        name, _, query = TIMM[variant].partition("?")
+        options = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in query.split("&"))}
+        return timm.create_model(name, **{**options, "pretrained": False})
+    import transformers
+
+    name, config, given = HF[variant]
+    made = getattr(transformers, config)(**given, num_labels=5)
+    return getattr(transformers, name)._from_config(made)
+
+
+def test_a_zero_shot_model_has_no_head_to_draw() -> None:
+    with pytest.raises(UsageError, match="--init head: .* has no classifier"):
+        with_drawn_head(source_of(stock("clip"), "clip"), 0)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
