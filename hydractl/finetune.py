@@ -9,6 +9,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 from hydractl.matching import asked_classes, only_one, sites_of
 from hydractl.outcome import Outcome
+from hydractl.settings.finetuning import ADAPTERS
 
 if TYPE_CHECKING:
     from hydractl.fusion.runtime import HydraModel
@@ -41,8 +42,7 @@ DECISIVE = (
     "init",
     "reset_head",
     "dropout",
-    "lora",
-    "batch_ensemble",
+    *ADAPTERS,
     "augment",
     "autocast",
     "snapshots",
@@ -235,6 +235,7 @@ def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[
         "kept_epoch": None if "snapshots" in plan else history.kept_epoch,
         "stopped_early": history.stopped_early,
         "lr": trained.lr,
+        "trained_params": sum(p.numel() for p in trained.run.parameters.values()),
         **({"grid": trained.grid} if trained.grid else {}),
         "loss_curve": history.loss_curve(),
         "sha256": digests[-1],

@@ -1,7 +1,7 @@
 """What ``finetune`` trains in the place of the weights themselves, each chosen by an option of its own.
 
-A module named in :data:`MODULES` has a function ``adapter(value)``, which makes an :class:`Adapter` of what the option
-says. It works by torch's parametrisations, so whoever asks for a weight gets the adapted one, and what is written is an
+The module named as the option has a function ``adapter(value)``, which makes an :class:`Adapter` of what the option
+says. That works by torch's parametrisations: whoever asks for a weight gets the adapted one, so what is written is an
 ordinary checkpoint.
 """
 
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from torch.nn.utils import parametrize
 
 from hydractl.fusion.runtime import HydraModel
+from hydractl.settings.finetuning import ADAPTERS
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
-
-MODULES = {"lora": "hydractl.baselines.lora", "batch_ensemble": "hydractl.baselines.batch_ensemble"}
-"""The option of ``finetune`` -> the module."""
 
 _INSIDE = ".parametrizations."
 
@@ -42,10 +40,10 @@ class Adapter(Protocol):
 
 def adapter_of(settings: FinetuneSettings) -> Adapter | None:
     """What the options ask for, or None; they exclude each other."""
-    for name, module in MODULES.items():
+    for name in ADAPTERS:
         value = getattr(settings, name)
         if value is not None:
-            made: Adapter = import_module(module).adapter(value)
+            made: Adapter = import_module(f"hydractl.baselines.{name}").adapter(value)
             return made
     return None
 

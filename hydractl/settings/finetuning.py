@@ -15,6 +15,9 @@ LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is
 FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head")
 """Parts of a model that can be left as they are; ``stem`` is everything before the first block."""
 
+ADAPTERS = ("lora", "batch_ensemble")
+"""Options that train something in the place of the weights: as each module of this name in ``baselines`` says."""
+
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
 _NOT_IN_RECIPES = ("recipe", "val", "log", "save_every", "resume", "timeout")
 
@@ -229,7 +232,7 @@ class FinetuneSettings(Prescribed):
 
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
-        found = self.needs("data") + self.at_most_one("epochs", "steps") + self.at_most_one("lora", "batch_ensemble")
+        found = self.needs("data") + self.at_most_one("epochs", "steps") + self.at_most_one(*ADAPTERS)
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,9 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
         assert torch.allclose(trained[name], tensor, rtol=1e-4, atol=1e-5), name
 
 
-def test_what_comes_out_is_an_ordinary_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_out_is_an_ordinary_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
     np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
@@ -114,8 +117,13 @@ def test_what_comes_out_is_an_ordinary_checkpoint(tmp_path: Path, monkeypatch: p
         "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
     )
     command = ["finetune", model, "--data", "d.npz", "--steps", "3", "--lr", "0.01", "--device", "cpu", "-q"]
-    assert main([*command, "--lora", "4,8", "-o", "lora.st"]) == 0
-    assert main([*command, "-o", "plain.st"]) == 0
+    for name, more, numbers in (
+        ("lora", ["--lora", "4,8"], 2 * 4 * 4 * (24 + 24) + 5 * 24 + 5),  # A and B of four matrices in two blocks
+        ("plain", [], None),
+    ):
+        assert main([*command, *more, "-o", f"{name}.st", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["trained_params"] == numbers if numbers else answer["trained_params"] == answer["cost"]["params"]
     assert FileTensors("lora.st").names() == FileTensors("plain.st").names()
     assert read_header("lora.st").description["provenance"]["settings"]["lora"] == "4,8"  # type: ignore[index]
     assert main(["prune", "lora.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st"]) == 0
