@@ -55,15 +55,35 @@ DECISIVE = (
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model."""
+    """Train one model, or several, each in a process of its own."""
     from hydractl.processes import processes
 
+    if settings.several:
+        from hydractl.training.members import train_members
+
+        return train_members(settings, log, _check, _earlier)
+    if settings.devices:
+        from hydractl.training.members import on_first_device
+
+        settings = on_first_device(settings)
     with processes(settings.timeout) as team:
         return _run(settings, team.quieted(log), team)
 
 
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     from hydractl.atomic import check_outputs
+
+    opened, files, plan = _prepared(settings, log)
+    if settings.dry_run:
+        if team.rank:
+            return Outcome({}, silent=True)
+        check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
+        return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
+    return _train_and_write(opened, settings, files, plan, log, team)
+
+
+def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, dict[str, Any]]:
+    """Everything that is known and checked before a training begins; the plan is for its answer."""
     from hydractl.baselines.snapshots import Cycles
     from hydractl.cost import cost_of
     from hydractl.fusion.plan import label_differences
@@ -96,12 +116,18 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
     work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
     log.info(f"{steps} steps of {per_step} samples, about {work:.2g} mult-adds")
-    if settings.dry_run:
-        if team.rank:
-            return Outcome({}, silent=True)
-        check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
-        return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
-    return _train_and_write(opened, settings, files, plan, log, team)
+    return opened, files, plan
+
+
+def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One of several trainings before they begin: its plan, and what decides its result."""
+    opened, _, plan = _prepared(settings, log)
+    return plan, {"model": opened.source.sha256, "seed": settings.seed, **_decisive(opened, settings)}
+
+
+def _earlier(files: RunFiles, made: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    """The answer of one of several trainings that was finished before."""
+    return _finished(files, made, plan, silent=True).document
 
 
 def _train_and_write(

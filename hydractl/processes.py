@@ -103,6 +103,15 @@ def processes(timeout_s: float) -> Processes:
     return _Group(rank, size)
 
 
+def alone() -> bool:
+    """Whether this process is no part of a team that ``torchrun`` started.
+
+    Raises:
+        UsageError: for an environment that makes no sense.
+    """
+    return _place()[1] == 1
+
+
 def local_device(device: str) -> str:
     """The device of this process: ``cuda`` and ``auto`` are a GPU of its own for each process of a machine.
 

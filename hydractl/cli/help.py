@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
 
 if TYPE_CHECKING:
-    from hydractl.settings import Option
+    from hydractl.settings import Common, Option
 
 _LEFT = 26
 _WIDEST = 100
@@ -63,7 +63,7 @@ def verb_help(name: str, columns: int) -> str:
     verb = VERBS[name]
     groups: dict[str, list[Row]] = {}
     for one in options_of(SETTINGS[name]):
-        groups.setdefault(one.group, []).append(_row(one, SETTINGS[name].many_models))
+        groups.setdefault(one.group, []).append(_row(one, SETTINGS[name]))
     last = list(groups)[-1]
     groups[last].append(("-h, --help", "Show this help"))
     parts = [_usage(f"{name} {verb.usage}", columns), _wrap(verb.about, columns)]
@@ -88,10 +88,10 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _row(one: Option, many_models: bool) -> Row:
+def _row(one: Option, settings: type[Common]) -> Row:
     if one.name == "model":
-        if many_models:
-            return "MODEL...", "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
+        if settings.many_models:
+            return "MODEL...", settings.models_help
         return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
     left = f"{one.short}, {one.flag}" if one.short else f"    {one.flag}"
     default = default_text(one)

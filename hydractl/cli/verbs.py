@@ -80,8 +80,9 @@ VERBS: dict[str, Verb] = {
     "finetune": Verb(
         module="hydractl.finetune",
         summary="Train a pruned model on",
-        usage="MODEL --data SPEC [--val SPEC] [-o a.st] [options]",
-        about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept.",
+        usage="MODEL... --data SPEC [--val SPEC] [-o a.st] [options]",
+        about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept. Of several "
+        "models each is trained by itself; -o then names their folder, as in out/.",
         examples=(
             ("three epochs", "hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st"),
             (
@@ -91,6 +92,10 @@ VERBS: dict[str, Verb] = {
             (
                 "a recipe of the paper; the best of four learning rates is kept",
                 "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k",
+            ),
+            (
+                "three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st",
+                "hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st",
             ),
             ("go on after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
         ),

@@ -41,6 +41,20 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
+def finetunes_table(document: dict[str, Any], width: int) -> RenderableType:
+    """Several finished trainings, a row each, or the plan of them."""
+    if document.get("dry_run"):
+        return _plans(document)
+    rows = []
+    for member in document["members"]:
+        kept: dict[str, Any] = next((e for e in member["epochs"] if e["epoch"] == member["kept_epoch"]), {})
+        found = [number(kept.get(key)) for key in ("loss", "val_accuracy", "val_nll")]
+        epochs = f"{member['kept_epoch']} of {len(member['epochs'])}"
+        curve = member.get("loss_curve")
+        rows.append([member["name"], str(member["seed"]), epochs, *found, sparkline(curve[::3]) if curve else ""])
+    return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)
+
+
 def sparkline(values: Sequence[float]) -> str:
     """Numbers as a row of bars, the lowest of them an eighth of the highest."""
     low, high = min(values), max(values)
@@ -56,14 +70,30 @@ def _grid(grid: Sequence[dict[str, Any]], kept: float) -> RenderableType:
     return table("learning rates", ("lr", "val accuracy", "val nll", ""), rows, left=0)
 
 
+def _plans(document: dict[str, Any]) -> RenderableType:
+    columns = ("", "model", "seed", "steps", "samples", "output", "")
+    rows = [
+        [*[str(m[key]) for key in ("name", "model", "seed", "steps", "samples", "output")], "done" * ("finished" in m)]
+        for m in document["members"]
+    ]
+    devices = document["devices"]
+    said = f"{len(devices)} at a time, on {', '.join(devices)}"
+    said += f", {document['threads']} threads each" if "threads" in document else ""
+    return Group(_recipe(document), Text(""), table("", columns, rows, left=2), Text(""), Text(said))
+
+
 def _plan(document: dict[str, Any]) -> RenderableType:
+    written = ", ".join(one["output"] for one in document.get("snapshots", [document]))
+    said = f"{document['steps']} steps on {document['samples']} samples; would write {written}"
+    return Group(_recipe(document), Text(""), Text(said))
+
+
+def _recipe(document: dict[str, Any]) -> RenderableType:
     rows = [
         [f"--{name.replace('_', '-')}", _text(entry["value"]), entry["source"]]
         for name, entry in document["recipe"].items()
     ]
-    written = ", ".join(one["output"] for one in document.get("snapshots", [document]))
-    said = f"{document['steps']} steps on {document['samples']} samples; would write {written}"
-    return Group(table("the recipe in effect", ("option", "value", "from"), rows, left=3), Text(""), Text(said))
+    return table("the recipe in effect", ("option", "value", "from"), rows, left=3)
 
 
 def _text(value: Any) -> str:

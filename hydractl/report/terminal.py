@@ -13,7 +13,7 @@ from rich.text import Text
 from hydractl.report.bench_table import bench_table
 from hydractl.report.eval_table import eval_table
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
-from hydractl.report.finetune_table import finetune_table
+from hydractl.report.finetune_table import finetune_table, finetunes_table
 from hydractl.report.head_map import HeatMap, KeptMap
 from hydractl.report.tables import facts as _facts
 from hydractl.report.tables import table as _table
@@ -217,7 +217,11 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.circuit/1": _circuit,
     "hydractl.circuits/1": _circuits,
     "hydractl.finetune/1": finetune_table,
+    "hydractl.finetunes/1": finetunes_table,
     "hydractl.info/1": _info,
     "hydractl.overlap/1": _overlap,
 }
-_WITH_DRY_RUN = {"hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.finetune/1"}
+_WITH_DRY_RUN = {
+    *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1"],
+    *["hydractl.finetune/1", "hydractl.finetunes/1"],
+}

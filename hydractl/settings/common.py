@@ -26,6 +26,7 @@ class Common:
         verb: the name on the command line.
         alternatives: groups of options of which one replaces the others: a flag sets aside what a file says.
         many_models: whether several MODELs are taken.
+        models_help: what they are, for the help.
         needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
         sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep``
             or ``default``. Empty when built in Python.
@@ -36,6 +37,7 @@ class Common:
     verb: ClassVar[str]
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
     many_models: ClassVar[bool] = False
+    models_help: ClassVar[str] = "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
     needs_output_file: ClassVar[bool] = False
 
     model: list[str] = option([], help="The model to work on, or several where a verb takes several", group=FILES)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from hydractl.settings.common import FILES, RUNNING
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.recipes import Prescribed
+from hydractl.settings.several import Several
 
 LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
 
@@ -23,11 +24,11 @@ _NOT_IN_RECIPES = ("recipe", "val", "log", "save_every", "resume", "timeout")
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(Prescribed):
+class FinetuneSettings(Prescribed, Several):
     """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
     verb: ClassVar[str] = "finetune"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"),)
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), ("device", "devices"))
     needs_output_file: ClassVar[bool] = True
 
     recipe: str | None = option(
@@ -223,8 +224,12 @@ class FinetuneSettings(Prescribed):
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine; of snapshots none is chosen."""
+        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine; of snapshots none is chosen.
+
+        Several devices are no device.
+        """
         found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
+        found |= {"device": "devices"} if self.given("devices") else {}
         if self.snapshots is not None:
             found |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return found if self.schedule == "cosine" else {**found, "schedule": "snapshots"}
@@ -233,6 +238,9 @@ class FinetuneSettings(Prescribed):
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
         found = self.needs("data") + self.at_most_one("epochs", "steps") + self.at_most_one(*ADAPTERS)
+        found += self.several_conflicts(self.log)
+        if self.several and self.snapshots is not None:
+            found.append(f"--snapshots is for one training, not {len(self.model) * self.members}")
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):

@@ -34,6 +34,7 @@ def option(
     below: float | None = None,
     pattern: str | None = None,
     split: bool = False,
+    repeats: bool = False,
     names: bool = False,
     default_text: str | None = None,
 ) -> Any:
@@ -51,6 +52,7 @@ def option(
         at_least, at_most, above, below: the range of a number (of each number of a list).
         pattern: a regular expression for the whole text; ``metavar`` then says what is allowed.
         split: a list written with commas; without it, a list repeats its flag.
+        repeats: such a list may have an item twice.
         names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
         default_text: what the help says of the default where the value does not say it.
     """
@@ -89,6 +91,7 @@ class Option:
     below: float | None
     pattern: str | None
     split: bool
+    repeats: bool
     names: bool
     default_text: str | None
 
@@ -169,7 +172,7 @@ class Option:
         if value is None:
             return []
         found = [self._complaint(item) for item in (value if self.many else [value])]
-        if self.many and self.split and len(set(value)) < len(value):
+        if self.many and self.split and not self.repeats and len(set(value)) < len(value):
             found.append(f"lists something twice: {','.join(str(item) for item in value)}")
         return [complaint for complaint in found if complaint is not None]
 

@@ -97,13 +97,7 @@ class StateFile:
             InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
         """
         file = FileTensors(self.path)
-        header = file.header.description or {}
-        if header.get("schema") != SCHEMA:
-            raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
-        problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")
-        if problems:
-            hint = f"give the settings it was begun with, or {START_OVER}"
-            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+        header = self._checked(file)
         tensors = {name: file.read(name) for name in file.names()}
         if header["data_sha256"] != _digest(tensors):
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
@@ -111,6 +105,24 @@ class StateFile:
         if changed:
             log.warn("the run was begun in another environment: " + "; ".join(changed))
         return Saved(dict(header["progress"]), tensors)
+
+    def check(self) -> None:
+        """See, by its header, that what is saved is of this run.
+
+        Raises:
+            InputError: it is no such file, or it is of another run; all differences are listed.
+        """
+        self._checked(FileTensors(self.path))
+
+    def _checked(self, file: FileTensors) -> dict[str, Any]:
+        header = file.header.description or {}
+        if header.get("schema") != SCHEMA:
+            raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+        problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")
+        if problems:
+            hint = f"give the settings it was begun with, or {START_OVER}"
+            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+        return header
 
     def sweep(self) -> None:
         """Remove what a killed process left of a file it was writing."""
