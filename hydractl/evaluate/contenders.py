@@ -16,6 +16,7 @@ from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored
 from hydractl.report.document_check import count, record, text
 from hydractl.seen import Entry, merged
+from hydractl.training.told import trainings_of
 
 if TYPE_CHECKING:
     from hydractl.fusion.opening import ModelArgument
@@ -41,6 +42,7 @@ class Contender(ABC):
         calibration: that of the checkpoint, if it has one.
         threshold: that of the checkpoint, as ``{"score", "value", "rule"}``, if it has one.
         fitted_on: what the checkpoint says its calibration was fitted on, if it does.
+        training: the course of the trainings that its members came from (:mod:`hydractl.training.told`).
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
     """
@@ -59,6 +61,7 @@ class Contender(ABC):
     fitted_on: Mapping[str, Any] | None
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
+    training: Sequence[Mapping[str, Any]] = ()
 
     @abstractmethod
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
@@ -109,6 +112,7 @@ class Running(Contender):
             "macs": self._macs(passes),
             "single_macs": self._single(),
         }
+        self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
         self.calibration, self.threshold, self.fitted_on = self._chosen_before()
         self.conventions = {}

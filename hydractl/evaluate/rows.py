@@ -47,6 +47,8 @@ def row_of(
         "heads": contender.heads,
         "cost": contender.cost,
     }
+    if contender.training:
+        row["training"] = list(contender.training)
     calibration = chosen.calibration_json()
     if calibration is not None:
         row["calibration"] = calibration

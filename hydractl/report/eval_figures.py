@@ -1,11 +1,11 @@
-"""The pictures of one row of an eval: calibration, OOD scores, ROC and heads."""
+"""The pictures of one row of an eval: calibration, OOD scores, ROC, heads and training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydractl.report.chart import Axis, Figure, HeadGrid, Panel, Series, short_count
+from hydractl.report.chart import Axis, Figure, HeadGrid, Panel, Series, short_count, span
 from hydractl.report.eval_names import drawn_names, visible
 from hydractl.report.figures import number
 from hydractl.report.head_map import short_names
@@ -25,6 +25,9 @@ def model_figures(document: Mapping[str, Any], model: int) -> Iterator[Figure]:
         yield _roc(curves["roc"], row, model)
     if row.get("heads"):
         yield _heads(row["heads"], model)
+    training = _training(row.get("training") or (), row, model)
+    if training is not None:
+        yield training
 
 
 def samples(row: Mapping[str, Any], name: str = "id") -> str:
@@ -154,3 +157,44 @@ def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
         for index, name in zip(places, own, strict=True):
             found[index] = f"{tower[:_SITE_LETTERS]} {name}"
     return found
+
+
+def _training(trainings: Sequence[Mapping[str, Any]], row: Mapping[str, Any], model: int) -> Figure | None:
+    """Loss and validation accuracy over the epochs, a line for each member that was trained."""
+    losses: list[Series] = []
+    accuracies: list[Series] = []
+    for index, one in enumerate(trainings):
+        epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
+        label = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
+        label += f"epoch {_or_unknown(one.get('kept_epoch'))} of {epochs[-1]['epoch'] if epochs else 0} kept"
+        for key, drawn in (("loss", losses), ("val_accuracy", accuracies)):
+            points = [(float(entry["epoch"]), entry[key]) for entry in epochs if entry.get(key) is not None]
+            if points:
+                xs, ys = zip(*points, strict=True)
+                drawn.append(Series("line", tuple(xs), tuple(ys), index, label))
+    places = [x for series in (*losses, *accuracies) for x in series.x]
+    if not places:
+        return None
+    low, high = min(places), max(places)
+    ends = (low, high) if high > low else (low - 0.5, high + 0.5)
+    x = Axis(f"epoch ({_counted(trainings, 'steps')} steps)", *ends, counts=True)
+    panels = []
+    loss_title = f"training loss, nats\n({_counted(trainings, 'n')})"
+    accuracy_title = f"validation accuracy\n({_counted(trainings, 'n_val')})"
+    for title, drawn in ((loss_title, losses), (accuracy_title, accuracies)):
+        if drawn:
+            bottom, top = span([y for series in drawn for y in series.y])
+            panels.append(Panel("", x, Axis(title, max(bottom, 0), top), tuple(drawn), tall=0.45))
+    return Figure("training", visible(row["name"]), tuple(panels), model, stacked=True)
+
+
+def _counted(trainings: Sequence[Mapping[str, Any]], key: str) -> str:
+    """``n = 120``, or ``n = 100 to 120`` where trainings differ."""
+    sizes = {one[key] for one in trainings if one.get(key) is not None}
+    if not sizes:
+        return "n unknown"
+    return f"n = {min(sizes)}" if len(sizes) == 1 else f"n = {min(sizes)} to {max(sizes)}"
+
+
+def _or_unknown(value: Any) -> str:
+    return "?" if value is None else str(value)

@@ -30,6 +30,8 @@ _HOW = {
     "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
     "the model; every member has its own map.",
+    "training": "From fine-tuning: the loss of each epoch, the mean over its steps, and the accuracy on the validation "
+    "set after it. The legend says the weights of which epoch were kept.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
     "diversity": "How much the members of one model differ. More on OOD data than on ID data helps to tell them apart.",
     "corruptions": "What a model loses as images get worse; severity 0 is the uncorrupted ID data.",
@@ -84,6 +86,7 @@ def _sections(
         ("risk-coverage", "Risk and coverage", found["risk-coverage"] + tables.selective_table(rows)),
         ("cost", "Cost", found["cost"] + tables.cost_table(rows)),
         ("heads", "Heads", found["heads"]),
+        ("training", "Training", found["training"]),
         ("members", "Members alone", tables.members_table(rows)),
         ("diversity", "Diversity", found["diversity"] + tables.diversity_table(rows)),
         ("corruptions", "Corruptions", found["corruptions"] + tables.corruption_tables(rows)),

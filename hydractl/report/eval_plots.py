@@ -10,7 +10,7 @@ from hydractl.report.eval_comparisons import comparison_figures
 from hydractl.report.eval_figures import model_figures
 from hydractl.report.eval_names import file_names, shown_name
 
-OF_MODEL = ("reliability", "scores", "roc", "heads")
+OF_MODEL = ("reliability", "scores", "roc", "heads", "training")
 OF_ALL = ("risk-coverage", "cost-auroc", "cost-accuracy", "diversity", "corruptions")
 
 

@@ -13,8 +13,10 @@ from hydractl.errors import InputError
 from hydractl.heads import HeadMask, parse_json
 from hydractl.overlap import comparable, mask_overlap
 from hydractl.predictions.reading import read_predictions
+from hydractl.training.told import training_text, trainings_of, unfinished
 
 INFO_SCHEMA = "hydractl.info/1"
+TRAINING_SCHEMA = "hydractl.training/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"
 _MOST_HEADS = 4096  # of a site, where a file may say any number: each is drawn
 
@@ -112,6 +114,8 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     info["holds"] = document.get("schema")
     if str(document.get("schema")).startswith("hydractl.predictions/"):
         return {**info, **_predictions(path)}
+    if document.get("schema") == TRAINING_SCHEMA:
+        return {**info, **unfinished(document)}
     description = Description.from_json(document, str(path))
     info.update(
         kind=description.kind,
@@ -136,6 +140,10 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     info.update({key: value for key, value in extra.items() if key not in info})
     if description.seen:
         info["seen"] = [f"{one['n']} samples ({one['as']}) by {one['by']}" for one in description.seen]
+    trainings = trainings_of([description])
+    if trainings:
+        names = [f"member {one['member']}: " if description.kind == "fused" else "" for one in trainings]
+        info["training"] = [name + training_text(one) for name, one in zip(names, trainings, strict=True)]
     info["source"] = dict(description.provenance)
     return info
 

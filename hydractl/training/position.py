@@ -22,6 +22,7 @@ def position_of(run: Training) -> Saved | None:
         return None
     progress = {
         "steps": history.steps,
+        "total": run.total,
         "position": run.position,
         "epochs": history.epochs,
         "kept_epoch": history.kept_epoch,

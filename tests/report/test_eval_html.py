@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hydractl.report.eval_html import render
@@ -74,6 +75,7 @@ def test_every_section_is_there_and_linked(page: Node) -> None:
         "risk-coverage",
         "cost",
         "heads",
+        "training",
         "members",
     ]
     wanted += ["diversity", "corruptions", "settings", "conventions", "provenance"]
@@ -86,6 +88,7 @@ def test_every_picture_is_there(page: Node) -> None:
     counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
     assert counts == {"roc": models, "scores": models * sets, "reliability": 2 * models, "risk-coverage": 1, "cost": 2}
     assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
+    assert len(svgs(page.by_id("training"))) == 2 * 2  # loss and accuracy of the two rows that were trained
     assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
 
 
@@ -220,6 +223,30 @@ def test_curves_are_drawn_from_their_points(page: Node, document: dict[str, Any]
         for (x, y), fpr, tpr in zip(line, curve["fpr"], curve["tpr"], strict=True):
             assert ((x - left) / (right - left), (bottom - y) / (bottom - top)) == pytest.approx((fpr, tpr), abs=0.002)
         assert all(a[0] <= b[0] for a, b in pairwise(line))
+
+
+def test_training_is_drawn_from_its_epochs(page: Node, document: dict[str, Any]) -> None:
+    several = page.by_id("training").all("figure")[1]
+    loss, accuracy = svgs(several)
+    assert [t.text() for t in loss.all("text", "name")] == [
+        "epoch (n = 80 to 120 steps)",
+        "training loss, nats",
+        "(n = 320)",
+    ]
+    assert [t.text() for t in accuracy.all("text", "name")][1:] == ["validation accuracy", "(n = 50)"]
+    told = document["models"][-1]["training"]
+    legend = [item.text() for item in several.all("li")]
+    assert legend == [f"member {member}: epoch {n} of {n} kept" for member, n in enumerate((2, 2, 3))]
+    for picture, key in ((loss, "loss"), (accuracy, "val_accuracy")):
+        lines = [points(d) for d in paths(picture, "line")]
+        assert [len(line) for line in lines] == [len(one["epochs"]) for one in told] == [2, 2, 3]
+        # Places on the page are a straight line of the numbers, upwards where they are higher.
+        drawn = [place for line in lines for place in line]
+        entries = [entry for one in told for entry in one["epochs"]]
+        assert np.corrcoef([y for _, y in drawn], [entry[key] for entry in entries])[0, 1] < -0.9999
+        assert np.corrcoef([x for x, _ in drawn], [entry["epoch"] for entry in entries])[0, 1] > 0.9999
+    single = page.by_id("training").all("figure")[0]
+    assert "epoch 1 of 1 kept" in single.text() and "epoch (n = 40 steps)" in single.text()
 
 
 def test_heads_are_drawn_one_by_one(page: Node, document: dict[str, Any]) -> None:
