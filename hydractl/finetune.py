@@ -96,9 +96,15 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
-    files = RunFiles.of(settings.output or f"{source.name}.tuned.st", settings.log, settings.snapshots)
+    files = RunFiles.of(
+        settings.output or f"{source.name}.tuned.st", settings.log, settings.snapshots, settings.tensorboard
+    )
     for note in settings.passed_over:
         log.info(note)
+    if settings.tensorboard is not None:
+        from hydractl.training.board import check_tensorboard
+
+        check_tensorboard()
     opened = open_all(source, settings)
     differences = label_differences(
         opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None

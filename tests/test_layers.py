@@ -58,6 +58,7 @@ LIBRARIES = {
     "sklearn": ["data/", "criteria/separability.py", "analysis/centroids.py"],
     "kmedoids": ["criteria/cahp.py"],
     "scipy": [],  # comes with scikit-learn, which is an extra
+    "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }

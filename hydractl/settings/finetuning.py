@@ -20,7 +20,7 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights: as each module of this name in ``baselines`` says."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "save_every", "resume", "timeout")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
 
 
 @dataclass(kw_only=True)
@@ -180,6 +180,13 @@ class FinetuneSettings(Prescribed, Several):
         help="Write a line of JSON for each step that is logged and each epoch; beside is a.log.jsonl for a.st",
         metavar="FILE|beside",
         default_text="no log",
+        group=FILES,
+    )
+    tensorboard: str | None = option(
+        None,
+        help="Write loss, learning rate, speed and validation into this folder, for TensorBoard",
+        metavar="DIR",
+        default_text="none",
         group=FILES,
     )
     save_every: str = option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
@@ -27,7 +28,7 @@ Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], dict[str, Any]
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
 
-_REPLACED = ("output", "seed", "device", "devices", "members", "log", "json", "config", "dry_run", "quiet", "verbose")
+_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
 _SUFFIXES = (".safetensors", ".st")
 
 
@@ -49,8 +50,7 @@ class Member:
         """The command line that trains it on a device."""
         settings = self.settings
         said = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
-        log = [] if settings.log is None else [f"--log={settings.log}"]
-        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}", *log]
+        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
         given = words_of(settings, _REPLACED)
         # /dev/null instead of hydra.yaml: what that says is among the words.
         return ["finetune", *given, *own, "--config=/dev/null", "--json", *said, "--", *settings.model]
@@ -119,10 +119,11 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
         for index in range(settings.members):
             path = numbered(output, index) if settings.members > 1 else output
             files = RunFiles.of(path, settings.log)
-            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
             (written,) = files.paths
             name = written.name if files.folder else _stem(written.name)
-            found.append(Member(name, replace(settings, **own), files))  # type: ignore[arg-type]
+            board = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
+            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
+            found.append(Member(name, replace(settings, **own, tensorboard=board), files))  # type: ignore[arg-type]
     names = [member.name for member in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -12,7 +12,7 @@ from hydractl.atomic import file_path
 from hydractl.checkpoint import read_header
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.log import Log
-from hydractl.training.run_log import FileLog, RunLog
+from hydractl.training.run_log import FileLog, RunLog, Together
 from hydractl.training.state import START_OVER, Saved, StateFile, differences
 
 if TYPE_CHECKING:
@@ -31,15 +31,17 @@ class RunFiles:
         folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
+        board: the folder for TensorBoard, or None.
     """
 
     paths: tuple[Path, ...]
     folder: bool
     state: Path
     log: Path | None
+    board: Path | None = None
 
     @classmethod
-    def of(cls, output: str, log: str | None, snapshots: int | None = None) -> RunFiles:
+    def of(cls, output: str, log: str | None, snapshots: int | None = None, board: str | None = None) -> RunFiles:
         """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
         folder = output.endswith("/") and bool(Path(output).name)
         path = Path(output) if folder else file_path(output)
@@ -50,7 +52,9 @@ class RunFiles:
         paths = (path,) if snapshots is None else numbered(path, snapshots, folder=folder)
         if logged is not None and os.path.realpath(logged) in map(os.path.realpath, (*paths, state)):
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
-        return cls(paths, folder, state, logged)
+        if board is not None and os.path.realpath(board) in map(os.path.realpath, (*paths, state)):
+            raise UsageError(f"--tensorboard {board} is the name of another file of this training")
+        return cls(paths, folder, state, logged, None if board is None else Path(board))
 
     def weights(self) -> list[Path]:
         """The files of the outputs that describe themselves; an output that is not there has none."""
@@ -61,9 +65,14 @@ class RunFiles:
 
     def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
         """The log, going on where the saved run was."""
-        if self.log is None:
-            return RunLog()
-        return FileLog(self.log, None if saved is None else saved.progress["log"], about, log)
+        logs: list[RunLog] = []
+        if self.log is not None:
+            logs.append(FileLog(self.log, None if saved is None else saved.progress["log"], about, log))
+        if self.board is not None:
+            from hydractl.training.board import Board, first_step
+
+            logs.append(Board(self.board, first_step(saved, about), log))
+        return Together(logs) if logs else RunLog()
 
 
 def numbered(path: Path, count: int, *, folder: bool = False) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,7 @@ class RunLog:
     """Keeps nothing; :class:`FileLog` does."""
 
     def position(self) -> int:
-        """Bytes written so far."""
+        """Bytes written so far; asked for when the run is saved, so that what was logged by then is on the disk."""
         return 0
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
@@ -42,7 +42,49 @@ class RunLog:
         """Nothing more will be said."""
 
 
-class FileLog(RunLog):
+class Thinned(RunLog):
+    """Makes about a thousand events ``step`` of all steps, one a minute at least, with the mean loss since the last."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._samples, self._since = 0, time.monotonic()
+
+    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
+        self._losses.append(loss)
+        self._samples += samples
+        now = time.monotonic()
+        if step % max(1, total // _LINES) and step != total and now - self._since < _SECONDS:
+            return
+        speed = self._samples / max(now - self._since, 1e-9)
+        mean = sum(self._losses) / len(self._losses)
+        self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
+        self._losses, self._samples, self._since = [], 0, now
+
+
+class Together(RunLog):
+    """Several logs of one training; the position is that of the first."""
+
+    def __init__(self, logs: Sequence[RunLog]) -> None:
+        self._logs = logs
+
+    def position(self) -> int:
+        positions = [log.position() for log in self._logs]  # each is asked
+        return positions[0]
+
+    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
+        for log in self._logs:
+            log.step(step, total, loss, lr, samples)
+
+    def event(self, event: str, **values: Any) -> None:
+        for log in self._logs:
+            log.event(event, **values)
+
+    def close(self) -> None:
+        for log in self._logs:
+            log.close()
+
+
+class FileLog(Thinned):
     """A log in a file. What cannot be written later on is warned of once; the training goes on.
 
     Args:
@@ -56,6 +98,7 @@ class FileLog(RunLog):
     """
 
     def __init__(self, path: Path, position: int | None, about: Mapping[str, Any], log: Log) -> None:
+        super().__init__()
         self.path, self._log, self._failed = path, log, False
         try:
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
@@ -67,8 +110,6 @@ class FileLog(RunLog):
             self._file.truncate(min(position or 0, self._size()))
         except OSError as error:
             raise storage_error(error, path) from error
-        self._losses: list[float] = []
-        self._samples, self._since = 0, time.monotonic()
         if self._size():
             self.event("resumed")
         else:
@@ -76,17 +117,6 @@ class FileLog(RunLog):
 
     def position(self) -> int:
         return self._size()
-
-    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        self._losses.append(loss)
-        self._samples += samples
-        now = time.monotonic()
-        if step % max(1, total // _LINES) and step != total and now - self._since < _SECONDS:
-            return
-        speed = self._samples / max(now - self._since, 1e-9)
-        mean = sum(self._losses) / len(self._losses)
-        self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
-        self._losses, self._samples, self._since = [], 0, now
 
     def event(self, event: str, **values: Any) -> None:
         self._write({"event": event, "time": _now(), **values})
