@@ -106,6 +106,8 @@ def _drawn_by(seed: int, device: torch.device) -> Iterator[None]:
                 torch.cuda.manual_seed(seed)
         elif before is not None:
             torch.mps.manual_seed(seed)
-        yield
-    if before is not None:
-        torch.mps.set_rng_state(before)
+        try:
+            yield
+        finally:
+            if before is not None:
+                torch.mps.set_rng_state(before)

@@ -151,7 +151,7 @@ _ROW = record(
         "corruptions": mapping(_SEVERITY),
         "corruption_avg": _SEVERITY,
         "seen": mapping(maybe(count)),
-        "mc_dropout": record({"p": number, "samples": count, "seed": count}),
+        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
     },
     ("name", "id"),
 )
