@@ -42,7 +42,7 @@ def adapter_of(settings: FinetuneSettings) -> Adapter | None:
     """What the options ask for, or None; they exclude each other."""
     for name in ADAPTERS:
         value = getattr(settings, name)
-        if value is not None:
+        if value is not None and value is not False:
             made: Adapter = import_module(f"hydractl.baselines.{name}").adapter(value)
             return made
     return None

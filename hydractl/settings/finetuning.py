@@ -244,7 +244,8 @@ class FinetuneSettings(Prescribed, Several):
 
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
-        found = self.needs("data") + self.at_most_one("epochs", "steps") + self.at_most_one(*ADAPTERS)
+        found = self.needs("data") + self.at_most_one("epochs", "steps")
+        found += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         found += self.several_conflicts(self.log)
         if self.several and self.snapshots is not None:
             found.append(f"--snapshots is for one training, not {len(self.model) * self.members}")
