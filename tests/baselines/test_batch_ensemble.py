@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import hydractl
 from hydractl.baselines.batch_ensemble import BatchEnsemble
 from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
@@ -18,9 +20,11 @@ from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
 from hydractl.models import build_model
+from hydractl.projections import HeadBank
 from hydractl.training.loop import train
 from hydractl.training.trained import adapt, trainable
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock
+from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock
+from tests.test_attention import weights
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 STD = 0.3
@@ -113,6 +117,44 @@ def test_the_forward_pass_is_that_of_the_paper(variant: str) -> None:
         said = model.member_logits(batch)[0]
         assert float((said - plain).abs().max()) > 0.1
         close(said, logits(reference, batch))
+
+
+@pytest.mark.parametrize(
+    "variant", ["average-pooling", "qk-norm", "pre-norm-no-bias", "distilbert", "hf-dinov2-swiglu", *CLIP]
+)
+def test_the_library_says_the_same_with_the_weights_that_are_written(variant: str) -> None:
+    """And these are W o (s r^T), in the layout of the library."""
+    reference, batch = stock(variant), inputs(variant)
+    model = build_model(source_of(reference, variant))
+    BatchEnsemble(STD).add(model, seed=4)
+    before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    written = model.stock_tensors()
+    ours = model.member_logits(batch)[0]
+    with torch.no_grad():
+        assert float((ours - logits(reference, batch)).abs().max()) > 0.01
+    reference.load_state_dict(written)
+    with torch.no_grad():
+        close(ours, logits(reference, batch))
+    changed = [name for name, tensor in written.items() if not torch.equal(tensor, before[name])]
+    assert len(changed) >= 3 * 4  # attention and MLP of each block: two matrices at least
+    for name in changed:
+        for ratio in (written[name] / before[name]).double().chunk(3 if "qkv" in name or "in_proj" in name else 1):
+            assert torch.linalg.matrix_rank(ratio, rtol=1e-4) == 1
+
+
+def test_a_gate_is_a_layer_too() -> None:
+    """No model by name has one here, but a bank may."""
+    bank = HeadBank(weights(4, gated=True))
+    before = bank.weights()
+    model: Any = SimpleNamespace(
+        attentions=[SimpleNamespace(only=SimpleNamespace(bank=bank))], networks=[nn.Module()], block_paths=[]
+    )
+    BatchEnsemble(STD).add(model, seed=0)
+    factors, after = bank.parametrizations.gate[0], bank.weights()
+    assert before.gate is not None and after.gate is not None
+    expected = before.gate.flatten(0, 1) * factors.s.detach()[:, None] * factors.r.detach()
+    assert torch.allclose(after.gate.flatten(0, 1), expected)
+    assert not torch.allclose(before.gate, after.gate)
 
 
 def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() -> None:
@@ -238,6 +280,11 @@ def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
     assert read_header("one.st").description["provenance"]["settings"]["batch_ensemble"] == 0.2  # type: ignore[index]
     assert main(["prune", "one.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st", "-q"]) == 0
     finetune("cut.st", "--steps", "2", "-o", "again.st")
+    finetune("cut.st", "--steps", "2", "-o", "again/")
+    library = timm.create_model("local-dir:again", pretrained=True).eval()
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        close(hydractl.load("again.st", device="cpu").member_logits(x)[0], library(x))
     assert main(["fuse", "one.st", "again.st", "--merge", "none", "-o", "both.st", "-q"]) == 0
 
 
