@@ -173,6 +173,7 @@ class Training:
         steps, number = self.history.steps, len(self.snapshots) + 1
         if self.settings.snapshots is None or steps != self.cycles.ends[number - 1]:
             return
+        self._check_weights()  # all that is written must be good before anything is
         self.snapshots.append({name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()})
         self.around.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
         self.around.run_log.event("cycle", cycle=number, step=steps)
@@ -230,6 +231,12 @@ class Training:
         self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
         return float(flat[0])
 
+    def _check_weights(self) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
+            raise NonFiniteError(
+                f"the weights are not finite after step {self.history.steps}", hint="lower --lr, or raise --warmup"
+            )
+
     # --- saving -------------------------------------------------------------------------------------------------------
 
     @property
@@ -262,10 +269,7 @@ class Training:
         Raises:
             NonFiniteError: the weights are not finite; what was saved before is kept.
         """
-        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
-            raise NonFiniteError(
-                f"the weights are not finite after step {self.history.steps}", hint="lower --lr, or raise --warmup"
-            )
+        self._check_weights()
         saved = position_of(self)
         if saved is not None:
             extra = self.around.extra
