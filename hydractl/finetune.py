@@ -264,7 +264,7 @@ def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[
         "schema": SCHEMA,
         **_with_digests(plan, digests),
         "epochs": history.epochs,
-        "kept_epoch": None if "snapshots" in plan else history.kept_epoch,
+        "kept_epoch": history.kept_epoch,
         "stopped_early": history.stopped_early,
         "lr": trained.lr,
         "trained_params": sum(p.numel() for p in trained.run.parameters.values()),

@@ -33,13 +33,13 @@ class TrainingData:
 
 @dataclass
 class History:
-    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept.
+    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept (None: several).
 
     ``curve`` stands for the losses where only it is known.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    kept_epoch: int = 0
+    kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
     curve: list[float] = field(default_factory=list)

@@ -95,6 +95,7 @@ def best_of(results: list[dict[str, Any]]) -> int:
 
 
 def _result(lr: float, history: History) -> dict[str, Any]:
+    assert history.kept_epoch is not None  # several learning rates have no snapshots
     kept = history.epochs[history.kept_epoch - 1]
     return {
         "lr": lr,

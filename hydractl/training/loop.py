@@ -99,8 +99,8 @@ class Training:
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
-        else:
-            history.kept_epoch = len(history.epochs)
+        else:  # of the weights at the ends of cycles none is kept for its epoch
+            history.kept_epoch = len(history.epochs) if self.settings.snapshots is None else None
         self.model.eval()
         return history
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.nn import functional as F
 
 import hydractl
@@ -22,6 +24,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from hydractl.report.finetune_table import finetune_table
 from hydractl.training import loop
 from hydractl.training.course import Around
 from tests.pico import source_of, stock
@@ -133,6 +136,7 @@ def test_each_cycle_leaves_an_ordinary_checkpoint(capsys: pytest.CaptureFixture[
     assert [(e["cycle"], e["step"]) for e in events if e.get("event") == "cycle"] == list(
         zip((1, 2, 3, 4), ENDS, strict=True)
     )
+    assert (events[-1]["event"], events[-1]["kept_epoch"]) == ("end", None)
     rates = {e["step"]: e["lr"] for e in events if e.get("event") == "step"}
     assert [rates[step] for step in (6, 11, 16)] == [0.01] * 3  # the first step of every cycle but the first
     run("fuse", *names, "--merge", "none", "-o", "fused.st", "-q")
@@ -149,6 +153,17 @@ def test_a_snapshot_is_what_a_training_of_its_own_would_give() -> None:
     run(*short, "--warmup", "1", "-o", "one.st", "-q")  # 0.05 of 18 steps are one step, of 5 as well
     one, snapshot = FileTensors("one.st"), FileTensors("whole.1.st")
     assert all(torch.equal(one.read(name), snapshot.read(name)) for name in one.names())
+
+
+def test_a_person_is_told_of_each() -> None:
+    ends = [{"output": f"s.{number}.st", "cycle": number, "steps": 4 * number} for number in (1, 2)]
+    epoch = {"epoch": 1, "steps": 8, "loss": 0.5}
+    document = {"epochs": [epoch], "kept_epoch": None, "snapshots": ends, "loss_curve": [0.6, 0.5]}
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(finetune_table(document, 80))
+    told = [line.split() for line in console.export_text().splitlines()]
+    assert ["1", "4", "s.1.st"] in told and ["2", "8", "s.2.st"] in told
+    assert not [line for line in told if "kept" in line]
 
 
 def test_folders_are_numbered_too() -> None:
