@@ -34,6 +34,7 @@ DECISIVE = (
     "warmup",
     "schedule",
     "lr_floor",
+    "loss",
     "label_smoothing",
     "clip",
     "accumulate",
@@ -86,8 +87,10 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     """Everything that is known and checked before a training begins; the plan is for its answer."""
     from hydractl.baselines.snapshots import Cycles
     from hydractl.cost import cost_of
+    from hydractl.data.base import PAIRS
     from hydractl.fusion.plan import label_differences
     from hydractl.models import ModelOptions, open_sources
+    from hydractl.training.losses import steps_per_epoch
     from hydractl.training.opening import open_all
     from hydractl.training.run_files import RunFiles
 
@@ -113,15 +116,17 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
     source, samples = opened.source, len(opened.train_set)
     per_step = settings.batch_size * settings.accumulate
-    steps = settings.steps or (settings.epochs or 0) * -(-samples // per_step)
+    steps = settings.steps or (settings.epochs or 0) * steps_per_epoch(samples, settings)
     cost = cost_of(source.description, source.tensors)
     plan = {"output": str(files.paths[-1]), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
     if settings.snapshots is not None:
         ends = enumerate(zip(files.paths, Cycles(steps, settings.snapshots).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. What captions
+    # cost depends on how long they are.
     work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
-    log.info(f"{steps} steps of {per_step} samples, about {work:.2g} mult-adds")
+    about = f"samples, about {work:.2g} mult-adds" if opened.train_set.kind != PAIRS else "pairs"
+    log.info(f"{steps} steps of {per_step} {about}")
     return opened, files, plan
 
 
@@ -140,11 +145,13 @@ def _train_and_write(
     opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
 ) -> Outcome:
     from hydractl.atomic import Output
+    from hydractl.data.base import PAIRS
     from hydractl.data.text_cut import report_cut
     from hydractl.training.course import Around
     from hydractl.training.grid import train_each
     from hydractl.training.keeping import Keeper
     from hydractl.training.outputs import write_all
+    from hydractl.training.pairs import report_cut_captions
     from hydractl.training.run_files import begin, finished
     from hydractl.training.run_log import RunLog
     from hydractl.training.state import StateFile
@@ -173,7 +180,9 @@ def _train_and_write(
         stack.callback(run_log.close)
         first = _model(opened, settings)
         for dataset in (opened.train_set, opened.val_set):
-            if dataset is not None:
+            if dataset is not None and dataset.kind == PAIRS:
+                report_cut_captions(first, dataset, log)
+            elif dataset is not None:
                 report_cut(dataset, first.preprocess, log)
         around = Around(log, run_log, Keeper(state, settings.save_every), team)
         trained = train_each(_maker(first, opened, settings, team), settings, around, saved)

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from hydractl.errors import InputError
 
+PAIRS = "image-caption pair"
+"""The :attr:`Dataset.kind` of images with captions."""
+
 
 class UnreadableSample(InputError):
     """One sample that is damaged, empty or gone, in a set whose other samples may be in order."""
@@ -23,7 +26,7 @@ class Dataset(ABC):
 
     Attributes:
         spec: the SPEC it was opened from.
-        kind: ``"image"`` or ``"text"``: what a sample is.
+        kind: ``"image"``, ``"text"`` or :data:`PAIRS`: what a sample is.
         where: how messages call this data set (option and SPEC).
         ids: one id per sample, the same on every machine.
         labels: int64 ``[samples]``, in the order of the checkpoint's names when such were given; None when unlabelled.
@@ -47,7 +50,8 @@ class Dataset(ABC):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, or ``(str, str)``.
+        """The sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, ``(str, str)``, or
+        an image and its caption.
 
         Raises:
             IndexError: outside the data set.

@@ -51,7 +51,7 @@ class CorruptedImages(Dataset):
     def __init__(self, clean: Dataset, name: str, severity: int) -> None:
         check_corruption(clean.where, name, severity)
         if clean.kind != "image":
-            raise UsageError(f"{clean.where} holds texts, and {name} is for images")
+            raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         sign = "&" if "?" in clean.spec else "?"
         super().__init__(f"{clean.spec}{sign}corruption={name}&severity={severity}", clean.where, clean.ids)
         self.clean, self.name, self.severity = clean, name, severity

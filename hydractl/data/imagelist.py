@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     root = Path(spec.query["root"]).expanduser() if "root" in spec.query else path.parent
     paths = [os.path.join(root, name) for _, name, _ in entries]
     _check_files(spec, root, entries, paths, raw.problems)
-    return FileImages(spec.text, spec.where, _ids([name for _, name, _ in entries]), paths), raw
+    return FileImages(spec.text, spec.where, path_ids([name for _, name, _ in entries]), paths), raw
 
 
 def split_line(line: str) -> tuple[str, str | None]:
@@ -99,7 +100,8 @@ def _check_files(
     )
 
 
-def _ids(names: list[str]) -> list[str]:
+def path_ids(names: Sequence[str]) -> list[str]:
+    """Paths as ids: one that comes again gets ``#2``, ``#3``, ..."""
     seen: dict[str, int] = {}
     ids = []
     for name in names:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.data.spec import SUPPORTED, Spec, parse_spec
@@ -25,6 +25,7 @@ _READERS = {
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
     "hf": ("hydractl.data.hub_sets", "read_hub_set", ""),  # known once it is open
+    "captions": ("hydractl.data.captions", "read_captions", PAIRS),
     "image parquet": ("hydractl.data.image_parquet", "read_image_parquet", "image"),
 }
 _FILES = ("npz", "text")  # kinds whose path has to be there
@@ -32,6 +33,7 @@ _FILES = ("npz", "text")  # kinds whose path has to be there
 _FORMS = {
     "image": "folders, .npz and .parquet files, image lists, builtin:, torchvision: and hf: sets, wds: shards",
     "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, hf: sets",
+    PAIRS: "captions: files and shards",
 }
 
 _LIST_SUFFIXES = ("", ".txt", ".lst", ".list")
@@ -63,7 +65,7 @@ def open_data(
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
         need_labels: refuse a set without labels.
         ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
-        reads: name of each model it is for -> what that model reads, ``image`` or ``text``.
+        reads: name of each model it is for -> what is read for it: ``image``, ``text`` or :data:`PAIRS`.
         on_bad: ``error`` or ``skip``: what becomes of an image that cannot be read, see :mod:`hydractl.data.skipping`.
 
     Returns:

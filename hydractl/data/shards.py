@@ -99,7 +99,25 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         InputError: listing shards that are missing, damaged or compressed, and samples without an image.
     """
     spec.check_query(QUERY)
-    index = _Index(spec)
+    dataset, index = index_shards(spec, limit, spec.query.get("label"))
+    return dataset, index.raw_labels(limit)
+
+
+def index_shards(
+    spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
+) -> tuple[ShardImages, ShardIndex]:
+    """List the shards of a SPEC.
+
+    Args:
+        spec: as of :func:`read_shards`; only its path and ``?image=`` count.
+        limit: as of :func:`read_shards`.
+        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: what :func:`read_shards` says.
+        texts: what is asked for are texts, and one that looks like a number is a text too.
+
+    Raises:
+        UsageError, InputError: as of :func:`read_shards`.
+    """
+    index = ShardIndex(spec, asked, texts)
     shards = shard_paths(spec)
     for shard in shards:
         if limit is not None and len(index.keys) >= limit:
@@ -111,15 +129,22 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raise InputError(f"{spec.where}: these shards cannot be used", problems=index.problems[:_MOST_PROBLEMS])
     if not index.keys:
         raise InputError(f"{spec.where}: no images in {len(shards)} {'shard' if len(shards) == 1 else 'shards'}")
-    dataset = ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit])
-    return dataset, index.raw_labels(limit)
+    return ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit]), index
 
 
 @dataclass
-class _Index:
-    """The samples of the shards so far."""
+class ShardIndex:
+    """The samples of the shards so far.
+
+    Attributes:
+        spec, asked, texts: as of :func:`index_shards`.
+        keys, places, labels: one for each sample; a label that is not there is None.
+        problems: one line for each shard or sample that cannot be used.
+    """
 
     spec: Spec
+    asked: str | None
+    texts: bool = False
     keys: list[str] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
@@ -159,8 +184,7 @@ class _Index:
             self._take(shard, name, key, members, contents)
 
     def _label_endings(self) -> tuple[str, ...]:
-        asked = self.spec.query.get("label")
-        return ("cls", "json") if asked is None else (asked.partition(".")[0].lower(),)
+        return ("cls", "json") if self.asked is None else (self.asked.partition(".")[0].lower(),)
 
     def _take(
         self,
@@ -180,7 +204,7 @@ class _Index:
         try:
             label = self._label(key, contents)
         except ValueError as error:
-            self.problems.append(f"{name}: the label of {printable(key)} {error}")
+            self.problems.append(f"{name}: the {'text' if self.texts else 'label'} of {printable(key)} {error}")
             return
         member = members[images[0]]
         self.keys.append(f"{name}/{printable(key)}")
@@ -193,7 +217,6 @@ class _Index:
         Raises:
             ValueError: with the rest of a sentence that starts with the label.
         """
-        asked = self.spec.query.get("label")
         ending = next((e for e in self._label_endings() if (key, e) in contents), None)
         if ending is None:
             return None
@@ -202,13 +225,15 @@ class _Index:
         except UnicodeDecodeError:
             raise ValueError("is not UTF-8 text") from None
         if ending != "json":
-            return int(text) if _INTEGER.fullmatch(text) else (text or None)
+            return int(text) if _INTEGER.fullmatch(text) and not self.texts else (text or None)
         try:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"cannot be read: {error.message}") from None
-        field_name = (asked or "").partition(".")[2] or "label"
+        field_name = (self.asked or "").partition(".")[2] or "label"
         value = document.get(field_name) if isinstance(document, dict) else None
+        if self.texts and value is not None and not isinstance(value, str):
+            raise ValueError(f"is {shown(value)}, which is no text")
         if value is not None and (type(value) not in (int, str) or (type(value) is int and abs(value) >= 2**63)):
             raise ValueError(f"is {shown(value)}, neither an integer nor a name")
         return value

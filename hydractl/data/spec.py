@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from hydractl.errors import UsageError
 
-SCHEMES = ("builtin", "torchvision", "hf", "wds")
+SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
 """The words that may stand before a colon."""
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
@@ -17,7 +17,7 @@ TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".j
 SUPPORTED = (
     "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
     "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
-    "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, wds:SHARDS"
+    "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, wds:SHARDS, captions:FILE or SHARDS"
 )
 """What this version opens, for messages."""
 

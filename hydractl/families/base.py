@@ -219,6 +219,18 @@ class ModelFamily(Protocol):
         """The configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
+    def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
+        """How many texts the model cuts when they are its :meth:`prompts`, and how many tokens it takes."""
+        raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
+
+    def judges_each_pair(self, model: nn.Module) -> bool:
+        """Whether logits of images and texts say yes or no to each pair (SigLIP), not which one is right (CLIP)."""
+        return False
+
+    def bound_scale(self, model: nn.Module) -> None:
+        """Keep the factor of the logits within the bounds of the library's own training, in place, if it is trained."""
+        return
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")

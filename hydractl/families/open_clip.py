@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ class OpenClip(ModelFamily):
         "position": r"((visual|text)\.)?positional_embedding$",
         "class_token": r"visual\.class_embedding$",
         "words": r"(text\.)?token_embedding\.",
+        "scale": r"logit_(scale|bias)$",
     }
 
     @property
@@ -248,6 +250,22 @@ class OpenClip(ModelFamily):
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
         """By open_clip's own initialisation."""
         return drawn_weights(config, seed)
+
+    def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
+        """By open_clip's own tokenizer, whose marks of start and end count."""
+        tokenizer = tokenizer_of(config)
+        most = tokenizer.context_length
+        return sum(len(tokenizer.encode(text)) + 2 > most for text in texts), most
+
+    def judges_each_pair(self, model: Any) -> bool:
+        """A model with a bias of its logits is one of SigLIP's."""
+        return model.logit_bias is not None
+
+    def bound_scale(self, model: Any) -> None:
+        """Between 1 and 100, as ``open_clip_train`` does after each step."""
+        if model.logit_scale.requires_grad:
+            with torch.no_grad():
+                model.logit_scale.clamp_(0, math.log(100))
 
     # --- MC dropout ---------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from hydractl.settings.several import Several
 
 LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
 
-FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head")
-"""Parts of a model that can be left as they are; ``stem`` is everything before the first block."""
+FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
+"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
+factor (and bias) by which the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights: as each module of this name in ``baselines`` says."""
@@ -107,6 +108,13 @@ class FinetuneSettings(Prescribed, Several):
     )
     lr_floor: float = option(
         1e-5, help="Where the cosine ends, a fraction of the peak", at_least=0, at_most=1, group=OPTIMIZATION
+    )
+    loss: str = option(
+        "cross-entropy",
+        help="What is minimised: the cross-entropy of the classes, or, for a CLIP on --data captions:..., the "
+        "contrastive loss of open_clip",
+        choices=("cross-entropy", "contrastive"),
+        group=OPTIMIZATION,
     )
     label_smoothing: float = option(0.0, help="Label smoothing", at_least=0, below=1, group=OPTIMIZATION)
     clip: float = option(1.0, help="Largest gradient norm; 0 means no limit", at_least=0, group=OPTIMIZATION)
@@ -231,12 +239,14 @@ class FinetuneSettings(Prescribed, Several):
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine; of snapshots none is chosen.
+        """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy.
 
-        Several devices are no device.
+        Of snapshots none is chosen; several devices are no device.
         """
         found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         found |= {"device": "devices"} if self.given("devices") else {}
+        if self.loss == "contrastive":
+            found |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
         if self.snapshots is not None:
             found |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return found if self.schedule == "cosine" else {**found, "schedule": "snapshots"}
@@ -249,6 +259,13 @@ class FinetuneSettings(Prescribed, Several):
         found += self.several_conflicts(self.log)
         if self.several and self.snapshots is not None:
             found.append(f"--snapshots is for one training, not {len(self.model) * self.members}")
+        pairs, contrastive = (self.data or "").startswith("captions:"), self.loss == "contrastive"
+        if self.given("data") and pairs and not contrastive and "loss" not in self.unread:
+            found.append(f"--data {self.data}{self.where('data')}: captions need --loss contrastive")
+        if self.given("data") and contrastive and not pairs:
+            found.append(
+                f"--loss contrastive{self.where('loss')} needs pairs of images and captions: --data captions:FILE"
+            )
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):

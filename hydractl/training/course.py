@@ -15,9 +15,9 @@ from hydractl.training.keeping import Keeper
 from hydractl.training.run_log import RunLog
 from hydractl.training.state import Saved
 
-Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Tensor]]]
-"""Given indices and the epoch (from 0), batches of (inputs, labels) on the model's device, ``--batch-size`` samples
-divided by the number of processes in each, the last one of an epoch smaller."""
+Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
+"""Given indices and the epoch (from 0), batches of (inputs, labels), or of (images, captions), on the model's device,
+``--batch-size`` samples divided by the number of processes in each, the last one of an epoch smaller."""
 
 _POINTS = 60
 

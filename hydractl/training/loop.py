@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hydractl.baselines.snapshots import Cycles
 from hydractl.errors import Interrupted, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log, Progress
 from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.losses import make_loss, steps_per_epoch
 from hydractl.training.position import position_of
 from hydractl.training.schedule import factor, warmup_steps
 from hydractl.training.state import Saved
@@ -58,6 +57,7 @@ class Training:
         cycles: of the learning rate; one but for ``--snapshots``.
         snapshots: the weights at the end of each cycle so far, on the CPU.
         device: where it computes.
+        loss: what is minimised.
     """
 
     def __init__(
@@ -68,9 +68,10 @@ class Training:
         self.model, self.data, self.settings, self.lr, self.around = model, data, settings, lr, around
         self.parameters = trained_by(model, settings)
         self.optimizer = make_optimizer(list(self.parameters.values()), settings)
+        self.loss = make_loss(model, settings, around.team)
         self.per_step = settings.batch_size * settings.accumulate
-        per_epoch = -(-data.size // self.per_step)
-        self.total = settings.steps if settings.steps is not None else (settings.epochs or 0) * per_epoch
+        self.per_epoch = steps_per_epoch(data.size, settings)
+        self.total = settings.steps if settings.steps is not None else (settings.epochs or 0) * self.per_epoch
         self.cycles = Cycles(self.total, settings.snapshots or 1)
         self.warmup = min(warmup_steps(settings.warmup, self.total), self.cycles.length)
         self.snapshots: list[dict[str, Tensor]] = []
@@ -95,7 +96,7 @@ class Training:
                 self.epoch_start = self.order.get_state()
                 done = history.epochs[-1]["steps"] if history.epochs else 0
                 indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                self._steps(indices[: (self.total - done) * self.per_step], progress)
+                self._steps(indices[: min(self.total - done, self.per_epoch) * self.per_step], progress)
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
@@ -137,28 +138,15 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad(set_to_none=True)
-        value = 0.0
-        for inputs, labels in batches:
-            with self._autocast():
-                logits = self.model.member_logits(inputs)[0]
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            loss = F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
-            if len(labels) < count:
-                loss = loss * (len(labels) / count)
-            value += float(loss.detach())
-            loss.backward()
+        value = self.loss.backward(batches, count)
         if team.size > 1:
             value = self._shared(value)
         self._check(value)
         if settings.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), settings.clip)
         self.optimizer.step()
+        self.loss.after_step()
         return value
-
-    def _autocast(self) -> Any:
-        if self.settings.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.settings.autocast))
 
     def _check(self, value: float) -> None:
         if math.isfinite(value):

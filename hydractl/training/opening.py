@@ -10,6 +10,7 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.matching import check_labels, named_by_data
+from hydractl.training.pairs import open_pairs
 from hydractl.training.start import drawn, with_drawn_head, with_new_head
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def open_all(source: Source, settings: FinetuneSettings) -> Opened:
     assert settings.data is not None  # settings.check() holds it
     if settings.init == "random":
         source = drawn(source, settings.seed)
+    if settings.loss == "contrastive":
+        return _with_pairs(source, settings)
     source = named_by_data(source, settings.data, settings.limit)
     names = None if settings.reset_head else source.description.labels
     train_set = _open(settings.data, "--data", source, settings, names)
@@ -60,11 +63,27 @@ def open_all(source: Source, settings: FinetuneSettings) -> Opened:
     source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
     if settings.val is None:
         return Opened(source, train_set, None)
+    return Opened(source, train_set, _validation(source, settings, train_set, labels))
+
+
+def _validation(
+    source: Source, settings: FinetuneSettings, train_set: Dataset, labels: Sequence[str] | None
+) -> Dataset:
+    assert settings.val is not None
     val_set = _open(settings.val, "--val", source, settings, labels)
     check_labels(val_set, source)
     if val_set.sample_fingerprints() == train_set.sample_fingerprints():
         raise InputError("--data and --val are the same samples", hint="give a validation set of its own")
-    return Opened(source, train_set, val_set)
+    return val_set
+
+
+def _with_pairs(source: Source, settings: FinetuneSettings) -> Opened:
+    """Pairs have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
+    train_set = open_pairs(source, settings)
+    if settings.val is None:
+        return Opened(source, train_set, None)
+    source = named_by_data(source, settings.val, settings.limit, "--val")
+    return Opened(source, train_set, _validation(source, settings, train_set, source.description.labels))
 
 
 def _open(spec: str, option: str, source: Source, settings: FinetuneSettings, names: Sequence[str] | None) -> Dataset:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from hydractl.data import batches
-from hydractl.data.base import Dataset
+from hydractl.data.base import PAIRS, Dataset
 from hydractl.errors import UsageError
 from hydractl.fusion.runtime import HydraModel, move
 from hydractl.matching import known
 from hydractl.processes import Processes
 from hydractl.training.augment import Augmentation, Numbered
-from hydractl.training.course import TrainingData
+from hydractl.training.course import Batches, TrainingData
+from hydractl.training.pairs import PairReader
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
@@ -37,7 +38,10 @@ def training_data(
     size, rest = divmod(settings.batch_size, team.size)
     if rest:
         raise UsageError(f"--batch-size {settings.batch_size} cannot be divided among {team.size} processes")
-    if settings.augment:
+    read: Batches
+    if train_set.kind == PAIRS:
+        read = PairReader(model, train_set, settings, size, CACHE_BYTES)
+    elif settings.augment:
         read = augmented(model, train_set, settings, size)
     else:
         read = reader(model, train_set, settings.workers, size)

@@ -79,6 +79,8 @@ def trainable(
         if not found and not lenient:
             raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
     left = {name for found in parts.values() for name in found}
+    # Sines and cosines of positions are parameters that the library itself never trains.
+    left |= {name for name, p in model.family.build(model.description.config).named_parameters() if not p.requires_grad}
     if adapter is not None:
         head, adapted = model.family.named_parts.get("head", "$."), adapter.trains(model)
         left |= {name for name in names if name not in adapted and not re.match(head, name)}

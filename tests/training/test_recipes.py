@@ -25,7 +25,8 @@ PAPER: dict[str, dict[str, Any]] = {
     "sst2": {"optimizer": "adamw", "lr": [1e-5], "weight_decay": 0.01, "warmup": 0.1, "schedule": "linear", "clip": 1.0,
              "max_length": 128, "epochs": 7, "patience": 2, "min_delta": 5e-4},
     "clip-locked-image": {"tower": "text", "epochs": 1, "lr": [5e-5], "warmup": 100, "optimizer": "adamw",
-                          "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.2},
+                          "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.2, "loss": "contrastive",
+                          "augment": ["crop:0.9"], "clip": 0.0, "lr_floor": 0.0, "data": "captions:d.csv"},
 }  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def _options() -> Any:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_recipe_says_what_the_paper_says(name: str) -> None:
-    made = settings(recipe=name)
+    made = settings(recipe=name, data=PAPER[name].get("data", "d"))
     assert {key: getattr(made, key) for key in PAPER[name]} == PAPER[name]
 
 

@@ -1,0 +1,232 @@
+"""``captions:`` pairs: every form gives the same pairs, and what is wrong is named by its row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.data import batches, open_data
+from hydractl.data.base import PAIRS
+from hydractl.errors import InputError, UsageError
+from hydractl.seen import entry, marked
+
+CAPTIONS = ["a photo of a tin, unpainted", "an oak", "007", "salt é", "an oak"]
+NAMES = ["in/0.png", "in/1.png", "in/2.png", "in/3.png", "in/1.png"]
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (value, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for value in range(4):
+        Path(f"in/{value}.png").write_bytes(png(value))
+
+
+def jsonl(path: str, image: str = "image", caption: str = "caption") -> str:
+    rows = [json.dumps({image: n, "id": i, caption: c}) for i, (n, c) in enumerate(zip(NAMES, CAPTIONS, strict=True))]
+    Path(path).write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+def table(path: str, header: str, sign: str) -> str:
+    rows = [
+        f"{n}{sign}{json.dumps(c, ensure_ascii=False) if sign == ',' else c}"
+        for n, c in zip(NAMES, CAPTIONS, strict=True)
+    ]
+    Path(path).write_text("\n".join([header, *rows] if header else rows) + "\n", encoding="utf-8")
+    return path
+
+
+def shards(path: str, caption: str = "txt") -> str:
+    """Two shards; the second image of the pairs has two captions, so it is there twice."""
+    for shard, part in enumerate(([0, 1, 2], [3, 4])):
+        with tarfile.open(path.format(shard), "w") as archive:
+            for i in part:
+                text = (
+                    CAPTIONS[i].encode() if caption == "txt" else json.dumps({"said": CAPTIONS[i], "label": 3}).encode()
+                )
+                for ending, content in (("png", Path(NAMES[i]).read_bytes()), (caption, text)):
+                    info = tarfile.TarInfo(f"{i:03}.{ending}")
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def parquet(path: str, image: Callable[[str], Any]) -> str:
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"image": [image(name) for name in NAMES], "caption": CAPTIONS, "label": list(range(5))}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+    return path
+
+
+def zipped(path: str) -> str:
+    Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+    return f"{path}.gz"
+
+
+FORMS: dict[str, Callable[[], str]] = {
+    "jsonl": lambda: jsonl("a.jsonl"),
+    "jsonl.gz": lambda: zipped(jsonl("a.jsonl")),
+    "jsonl of other names": lambda: jsonl("a.jsonl", "where", "said") + "?image=where&caption=said",
+    "csv of open_clip": lambda: table("a.csv", "filepath,title", ","),
+    "csv without a header": lambda: table("a.csv", "", ",") + "?columns=image,caption",
+    "tsv": lambda: table("a.tsv", "path\ttext", "\t"),
+    "parquet of paths": lambda: parquet("a.parquet", str),
+    "parquet of images": lambda: parquet("a.parquet", lambda n: {"bytes": Path(n).read_bytes(), "path": n}),
+    "one shard after another": lambda: shards("s-{:02}.tar").format("{00..01}"),
+    "a folder of shards": lambda: (shards("in/s-{:02}.tar"), "in")[1],
+    "shards with json": lambda: (shards("in/s-{:02}.tar", "json"), "in?caption=json.said")[1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_pairs(form: str) -> None:
+    data = open_data(f"captions:{FORMS[form]()}", reads={"clip": PAIRS})
+    assert (len(data), data.kind, data.labels) == (5, PAIRS, None)
+    assert len(set(data.ids)) == 5
+    assert [caption for _, caption in data] == CAPTIONS
+    assert [np.array(image)[0, 0, 0] for image, _ in data] == [0, 1, 2, 3, 1]
+    reference = open_data(f"captions:{jsonl('reference.jsonl')}")
+    assert data.fingerprint() == reference.fingerprint()
+    # With other captions it is another set of the same images.
+    Path("reference.jsonl").write_text(Path("reference.jsonl").read_text().replace("an oak", "a tree"))
+    other = open_data("captions:reference.jsonl")
+    assert other.fingerprint() != data.fingerprint()
+    assert other.sample_fingerprints() == data.sample_fingerprints()
+    limited = open_data(f"captions:{FORMS[form]()}", limit=2)
+    assert [caption for _, caption in limited] == CAPTIONS[:2]
+
+
+def test_workers_change_nothing() -> None:
+    data = open_data(f"captions:{jsonl('a.jsonl')}")
+
+    def collate(samples: list[Any]) -> list[Any]:
+        return [(image.getpixel((0, 0)), caption) for image, caption in samples]
+
+    one, two = ([b.inputs for b in batches(data, collate, 2, workers=n, indices=[4, 2, 0])] for n in (0, 2))
+    assert one == two == [[((1, 0, 0), "an oak"), ((2, 0, 0), "007")], [((0, 0, 0), CAPTIONS[0])]]
+
+
+def test_the_leak_guard_knows_the_images_of_pairs() -> None:
+    pairs = open_data(f"captions:{jsonl('a.jsonl')}", limit=3)
+    assert marked([entry("finetune", "train", pairs)], open_data("in")).tolist() == [True, True, True, False]
+
+
+def test_paths_are_relative_to_the_root() -> None:
+    Path("lists").mkdir()
+    jsonl("lists/a.jsonl")
+    with pytest.raises(InputError, match=r"none of the 5 images is under lists; the first is 'in/0\.png'") as caught:
+        open_data("captions:lists/a.jsonl")
+    assert "?root=FOLDER" in (caught.value.hint or "")
+    assert open_data("captions:lists/a.jsonl?root=.").ids == [
+        "in/0.png",
+        "in/1.png",
+        "in/2.png",
+        "in/3.png",
+        "in/1.png#2",
+    ]
+
+
+def test_what_is_wrong_with_rows_is_said_by_line() -> None:
+    rows = [
+        {"image": "in/0.png", "caption": "a tin"},
+        {"image": "in/1.png", "caption": "  "},
+        {"image": "in/1.png"},
+        {"image": 3, "caption": "a tin"},
+        {"image": "in/1.png", "caption": ["a tin", "a box"]},
+    ]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{no json\n")
+    with pytest.raises(InputError, match="5 pairs cannot be used") as caught:
+        open_data("captions:a.jsonl")
+    said = [*caught.value.problems]
+    assert said[:3] == [
+        "line 2 has an empty caption",
+        "line 3 has no 'caption'",
+        "line 4 has 3 for 'image', which is no text",
+    ]
+    assert said[3].startswith("line 5 has ['a tin', 'a box'] for 'caption'") and said[4].startswith("line 6 ")
+    rows = [{"image": f"in/{i}.png", "caption": "x"} for i in (0, 9, 8)]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"2 of 3 images do not exist under \.") as caught:
+        open_data("captions:a.jsonl")
+    assert [*caught.value.problems] == ["line 2: no file 'in/9.png'", "line 3: no file 'in/8.png'"]
+
+
+def test_a_shard_without_captions() -> None:
+    shards("s-{}.tar")
+    with pytest.raises(InputError, match="3 pairs cannot be used") as caught:
+        open_data("captions:s-0.tar?caption=json.said")
+    assert caught.value.problems[0] == "s-0.tar/000 has no caption, or an empty one"
+    shards("j-{}.tar", "json")
+    with pytest.raises(InputError, match="these shards cannot be used") as caught:
+        open_data("captions:j-0.tar?caption=json.label")
+    assert caught.value.problems[0] == "j-0.tar: the text of 000 is 3, which is no text"
+
+
+BAD: dict[str, tuple[Callable[[], object], str, str]] = {
+    "no such column": (
+        lambda: table("a.csv", "image,words", ","),
+        "captions:a.csv",
+        "no column of the caption: it has",
+    ),
+    "several columns": (
+        lambda: Path("a.jsonl").write_text('{"image": "a", "path": "b", "text": "c"}'),
+        "captions:a.jsonl",
+        "'image' and 'path' may be the image",
+    ),
+    "asked column": (lambda: jsonl("a.jsonl"), "captions:a.jsonl?caption=x", r"no key of \?caption=x: it has 'image'"),
+    "empty": (lambda: Path("a.jsonl").write_text(""), "captions:a.jsonl", "no pairs in the file"),
+    "empty csv": (lambda: Path("a.csv").write_text(""), "captions:a.csv", "no pairs in the file"),
+    "gone": (lambda: None, "captions:a.jsonl", "cannot read the file: No such file"),
+    "another kind": (lambda: Path("a.npz").write_text(""), "captions:a.npz", "not a kind of file that captions"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_read_is_refused(case: str) -> None:
+    make, spec, complaint = BAD[case]
+    make()
+    with pytest.raises(InputError, match=complaint):
+        open_data(spec)
+
+
+def test_settings_and_models_that_do_not_fit() -> None:
+    spec = f"captions:{jsonl('a.jsonl')}"
+    with pytest.raises(UsageError, match="unknown setting 'label'"):
+        open_data(f"{spec}?label=x")
+    with pytest.raises(UsageError, match="holds image-caption pairs, and fog is for images"):
+        open_data(f"{spec}?corruption=fog&severity=1")
+    with pytest.raises(InputError, match="holds image-caption pairs, and vit reads images"):
+        open_data(spec, reads={"vit": "image"})
+    with pytest.raises(InputError, match="holds images, and clip reads image-caption pairs"):
+        open_data("in", reads={"clip": PAIRS})
+
+
+def test_an_image_that_cannot_be_read_is_named_or_left_out() -> None:
+    Path("in/1.png").write_bytes(b"no image")
+    spec = f"captions:{jsonl('a.jsonl')}"
+    with pytest.raises(InputError, match=r"cannot read image \S*in/1\.png"):
+        list(batches(open_data(spec), list, 2))
+    data = open_data(spec, on_bad="skip")
+    assert [caption for batch in batches(data, list, 2) for _, caption in batch.inputs] == [
+        CAPTIONS[i] for i in (0, 2, 3)
+    ]
+    assert sorted(data.skipped or {}) == [1, 4]
