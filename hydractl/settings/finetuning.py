@@ -266,6 +266,10 @@ class FinetuneSettings(Prescribed, Several):
             found.append(
                 f"--loss contrastive{self.where('loss')} needs pairs of images and captions: --data captions:FILE"
             )
+        if (self.val or "").startswith("captions:"):
+            found.append(
+                f"--val {self.val}{self.where('val')}: validation is by zero-shot accuracy, on labelled images"
+            )
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):

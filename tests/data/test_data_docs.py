@@ -27,7 +27,7 @@ def table(heading: str) -> list[list[str]]:
 def test_every_spec_can_be_read() -> None:
     specs = [cell[0].strip("`") for cell in table("SPEC")]
     kinds = {take_corruption(parse_spec(spec))[0].kind for spec in specs}
-    assert kinds == {"path", "npz", "text", "wds", "torchvision", "hf", "builtin"}
+    assert kinds == {"path", "npz", "text", "wds", "torchvision", "hf", "builtin", "captions"}
 
 
 def names(cell: str) -> set[str]:
