@@ -80,6 +80,8 @@ def _validation(
 def _with_pairs(source: Source, settings: FinetuneSettings) -> Opened:
     """Pairs have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
     train_set = open_pairs(source, settings)
+    if settings.init == "head":
+        source = with_drawn_head(source, settings.seed)  # says that there is none
     if settings.val is None:
         return Opened(source, train_set, None)
     source = named_by_data(source, settings.val, settings.limit, "--val")

@@ -159,6 +159,7 @@ REFUSED: dict[str, tuple[list[str], int, str]] = {
     "one tower": ([*TRAIN, VIT], 2, "has a classifier and does not compare images with texts"),
     "images": (["finetune", "clip", "--data", "val", "--loss", "contrastive"], 2, "needs pairs of images and captions"),
     "no loss": (["finetune", "clip", "--data", "captions:pairs.jsonl"], 2, "captions need --loss contrastive"),
+    "a head to draw": ([*TRAIN, "clip", "--init", "head"], 2, "--init head: CLIP has no classifier"),
     "too few": ([*TRAIN, "clip", "--batch-size", "97"], 3, "has 96 pairs, and a step compares 97"),
     "captions to validate": (
         [*TRAIN, "clip", "--val", "captions:pairs.jsonl"],
