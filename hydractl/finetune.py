@@ -87,7 +87,6 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     """Everything that is known and checked before a training begins; the plan is for its answer."""
     from hydractl.baselines.snapshots import Cycles
     from hydractl.cost import cost_of
-    from hydractl.data.base import PAIRS
     from hydractl.fusion.plan import label_differences
     from hydractl.models import ModelOptions, open_sources
     from hydractl.training.losses import steps_per_epoch
@@ -122,11 +121,9 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     if settings.snapshots is not None:
         ends = enumerate(zip(files.paths, Cycles(steps, settings.snapshots).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. What captions
-    # cost depends on how long they are.
-    work = 3 * cost["macs"] * steps * per_step * len(settings.lr)
-    about = f"samples, about {work:.2g} mult-adds" if opened.train_set.kind != PAIRS else "pairs"
-    log.info(f"{steps} steps of {per_step} {about}")
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
+    work = f", about {3 * cost['macs'] * steps * per_step * len(settings.lr):.2g} mult-adds"
+    log.info(f"{steps} steps of {per_step} {'pairs' if settings.loss == 'contrastive' else f'samples{work}'}")
     return opened, files, plan
 
 
@@ -145,13 +142,11 @@ def _train_and_write(
     opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
 ) -> Outcome:
     from hydractl.atomic import Output
-    from hydractl.data.base import PAIRS
-    from hydractl.data.text_cut import report_cut
     from hydractl.training.course import Around
     from hydractl.training.grid import train_each
     from hydractl.training.keeping import Keeper
     from hydractl.training.outputs import write_all
-    from hydractl.training.pairs import report_cut_captions
+    from hydractl.training.pairs import report_all_cut
     from hydractl.training.run_files import begin, finished
     from hydractl.training.run_log import RunLog
     from hydractl.training.state import StateFile
@@ -179,11 +174,7 @@ def _train_and_write(
         run_log = RunLog() if team.rank else files.open_log(saved, _about(plan, settings), log)
         stack.callback(run_log.close)
         first = _model(opened, settings)
-        for dataset in (opened.train_set, opened.val_set):
-            if dataset is not None and dataset.kind == PAIRS:
-                report_cut_captions(first, dataset, log)
-            elif dataset is not None:
-                report_cut(dataset, first.preprocess, log)
+        report_all_cut(first, (opened.train_set, opened.val_set), log)
         around = Around(log, run_log, Keeper(state, settings.save_every), team)
         trained = train_each(_maker(first, opened, settings, team), settings, around, saved)
         run_log.event("end", lr=trained.lr, kept_epoch=trained.history.kept_epoch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hydractl.settings.captions import pair_problems
 from hydractl.settings.common import FILES, RUNNING
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.recipes import Prescribed
@@ -259,17 +260,7 @@ class FinetuneSettings(Prescribed, Several):
         found += self.several_conflicts(self.log)
         if self.several and self.snapshots is not None:
             found.append(f"--snapshots is for one training, not {len(self.model) * self.members}")
-        pairs, contrastive = (self.data or "").startswith("captions:"), self.loss == "contrastive"
-        if self.given("data") and pairs and not contrastive and "loss" not in self.unread:
-            found.append(f"--data {self.data}{self.where('data')}: captions need --loss contrastive")
-        if self.given("data") and contrastive and not pairs:
-            found.append(
-                f"--loss contrastive{self.where('loss')} needs pairs of images and captions: --data captions:FILE"
-            )
-        if (self.val or "").startswith("captions:"):
-            found.append(
-                f"--val {self.val}{self.where('val')}: validation is by zero-shot accuracy, on labelled images"
-            )
+        found += pair_problems(self)
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):

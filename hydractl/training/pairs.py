@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.captions import CaptionedImages
+from hydractl.data.text_cut import report_cut
 from hydractl.errors import InputError, UsageError
 from hydractl.fusion.runtime import HydraModel, move
 from hydractl.log import Log
@@ -113,6 +114,15 @@ class PairReader:
 
 def _without_numbers(collate: Callable[[list[Any]], Any]) -> Callable[[list[tuple[int, Any]]], Any]:
     return lambda samples: collate([sample for _, sample in samples])
+
+
+def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: Log) -> None:
+    """Warn of the texts and captions of some data sets that the model cuts."""
+    for dataset in datasets:
+        if dataset is not None and dataset.kind == PAIRS:
+            report_cut_captions(model, dataset, log)
+        elif dataset is not None:
+            report_cut(dataset, model.preprocess, log)
 
 
 def report_cut_captions(model: HydraModel, dataset: Dataset, log: Log) -> int:
