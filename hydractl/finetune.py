@@ -62,7 +62,7 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     if settings.several:
         from hydractl.training.members import train_members
 
-        return train_members(settings, log, _check, _earlier)
+        return train_members(settings, log, _check, _finished)
     if settings.devices:
         from hydractl.training.members import on_first_device
 
@@ -98,15 +98,14 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
-    files = RunFiles.of(
-        settings.output or f"{source.name}.tuned.st", settings.log, settings.snapshots, settings.tensorboard
-    )
-    for note in settings.passed_over:
-        log.info(note)
+    output = settings.output or f"{source.name}.tuned.st"
+    files = RunFiles.of(output, settings.log, settings.snapshots, settings.tensorboard)
     if settings.tensorboard is not None:
         from hydractl.training.board import check_tensorboard
 
         check_tensorboard()
+    for note in settings.passed_over:
+        log.info(note)
     opened = open_all(source, settings)
     differences = label_differences(
         opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
@@ -133,11 +132,6 @@ def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], dict[s
     return plan, {"model": opened.source.sha256, "seed": settings.seed, **_decisive(opened, settings)}
 
 
-def _earlier(files: RunFiles, made: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    """The answer of one of several trainings that was finished before."""
-    return _finished(files, made, plan, silent=True).document
-
-
 def _train_and_write(
     opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
 ) -> Outcome:
@@ -159,7 +153,7 @@ def _train_and_write(
         made = finished(files, fingerprint, force=settings.force)
         if made is not None:
             log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
-            return _finished(files, made, plan, silent=bool(team.rank))
+            return Outcome(_finished(files, made, plan), files=list(files.paths), silent=bool(team.rank))
     with ExitStack() as stack:
         outputs: list[Output] = []
         saved = None
@@ -282,12 +276,12 @@ def _with_digests(plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
     return {**plan, "snapshots": each}
 
 
-def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any], *, silent: bool) -> Outcome:
+def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """The answer for a training that was finished before."""
     from hydractl.checkpoint import sha256_file
 
     digests, settings = [sha256_file(path) for path in files.weights()], made["settings"]
-    document = {
+    return {
         "schema": SCHEMA,
         **_with_digests(plan, digests),
         "epochs": settings["history"],
@@ -297,4 +291,3 @@ def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any], *, si
         **({"grid": settings["grid"]} if "grid" in settings else {}),
         "sha256": digests[-1],
     }
-    return Outcome(document, files=list(files.paths), silent=silent)

@@ -89,6 +89,8 @@ def predictions_writer(
         "cost": contender.cost,
         **contender.decisive(),
     }
+    if contender.training:
+        model["training"] = list(contender.training)
     if contender.calibration is not None:
         model["calibration"] = contender.calibration.to_json()
         if contender.fitted_on is not None:

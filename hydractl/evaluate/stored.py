@@ -27,6 +27,7 @@ class Stored(Contender):
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
         self.seen: Sequence[Entry] = []
         self.calibration, self.threshold, self.fitted_on = chosen_before(model, predictions.origin)
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}

@@ -14,7 +14,7 @@ from hydractl.heads import shown
 from hydractl.predictions.reading import Predictions, in_pieces
 from hydractl.predictions.store import SetEntry
 
-_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold")
+_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "training")
 """What the models of an ensemble may differ in. All else in a header decides logits, or names classes."""
 
 _MOST_PROBLEMS = 20
@@ -46,7 +46,7 @@ class Joined:
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        self.model = _joined([part.model for part in parts])
+        self.model = _joined([part.model for part in parts], [part.shape(0)[0] for part in parts])
         self.sets = [
             replace(one, seen=max(part.sets[at].seen for part, at in self._of_parts(index)))
             for index, one in enumerate(parts[0].sets)
@@ -104,13 +104,23 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
     return problems
 
 
-def _joined(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
+def _joined(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
+    """What the header of the ensemble says of its model: no calibration, as none was fitted for it.
+
+    Args:
+        models: what each header says.
+        members: how many each has.
+    """
     digests = [one.get("sha256") for one in models]
     costs = [one.get("cost") or {} for one in models]
     found = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
     found["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
     found["heads"] = _heads([one.get("heads") or [] for one in models])
+    found["training"] = [
+        {**one, "member": sum(members[:place]) + (one.get("member") or 0)}
+        for place, model in enumerate(models)
+        for one in model.get("training") or ()
+    ]
     found["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hydractl.heads import shown
 from hydractl.report.document_check import anything, count, listing, maybe, number, record, text
+from hydractl.training.told import COURSE
 
 _SITE = record(
     {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "tower", "heads", "kept")
@@ -17,6 +18,7 @@ _MODEL = record(
         "sha256": anything,
         "labels": listing(text, 1),
         "heads": listing(_SITE),
+        "training": listing(COURSE),
         "cost": record({"params": maybe(count), "macs": maybe(number), "single_macs": maybe(number)}),
         "prompt": listing(text),
         "max_length": count,

@@ -20,6 +20,7 @@ from hydractl.report.document_check import (
     record,
     text,
 )
+from hydractl.training.told import COURSE
 
 SCHEMA = "hydractl.eval/1"
 _MOST_HEADS = 4096
@@ -77,19 +78,6 @@ _OOD_NUMBERS: dict[str, Check] = dict.fromkeys(("auroc", "fpr95", "fpr95_nearest
 _SPREAD: dict[str, Check] = {"mi": number, "disagreement": number}
 _PAIRS = listing(record({"a": count, "b": count, **_SPREAD}, ("a", "b")))
 _DATA = record({"spec": text, "n": count, "fingerprint": text, "list": text, "skipped": anything})
-_TRAINING = record(
-    {
-        **dict.fromkeys(("member", "steps", "kept_epoch", "n", "n_val"), count),
-        "epochs": listing(
-            record(
-                {
-                    **dict.fromkeys(("epoch", "steps"), count),
-                    **dict.fromkeys(("loss", "val_accuracy", "val_nll"), number),
-                }
-            )
-        ),
-    }
-)
 _SEVERITY = mapping(record({"n": count, "accuracy": number, "brier": number, "ece": number}))
 _CURVES = record(
     {
@@ -125,7 +113,7 @@ _ROW = record(
         "members": listing(_ID),
         "curves": _CURVES,
         "heads": listing(_site),
-        "training": listing(_TRAINING),
+        "training": listing(COURSE),
         "cost": record(dict.fromkeys(("params", "macs", "single_macs"), count)),
         "ci": mapping(maybe(_pair(number))),
         "difference": mapping(maybe(record({"value": number, "ci": _pair(number)}))),

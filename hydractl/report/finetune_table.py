@@ -47,9 +47,10 @@ def finetunes_table(document: dict[str, Any], width: int) -> RenderableType:
         return _plans(document)
     rows = []
     for member in document["members"]:
-        kept: dict[str, Any] = next((e for e in member["epochs"] if e["epoch"] == member["kept_epoch"]), {})
+        number_kept = member["kept_epoch"] or len(member["epochs"])  # of snapshots none is chosen
+        kept: dict[str, Any] = next((e for e in member["epochs"] if e["epoch"] == number_kept), {})
         found = [number(kept.get(key)) for key in ("loss", "val_accuracy", "val_nll")]
-        epochs = f"{member['kept_epoch']} of {len(member['epochs'])}"
+        epochs = f"{number_kept} of {len(member['epochs'])}"
         curve = member.get("loss_curve")
         rows.append([member["name"], str(member["seed"]), epochs, *found, sparkline(curve[::3]) if curve else ""])
     return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)

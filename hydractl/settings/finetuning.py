@@ -258,8 +258,6 @@ class FinetuneSettings(Prescribed, Several):
         found = self.needs("data") + self.at_most_one("epochs", "steps")
         found += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         found += self.several_conflicts(self.log)
-        if self.several and self.snapshots is not None:
-            found.append(f"--snapshots is for one training, not {len(self.model) * self.members}")
         found += pair_problems(self)
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")

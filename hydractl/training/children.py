@@ -97,7 +97,7 @@ class _Child:
             ended.problems.append(line.removeprefix("  - "))
         elif kind == "warning":
             log.warn(f"{self.name}: {rest}")
-        elif line and kind != "wrote":
+        elif line and not line.startswith("wrote "):  # the answer says so
             self._rest = [*self._rest, line][-_TAIL:]
             log.info(f"{self.name}: {line}")
 
@@ -169,18 +169,18 @@ def run_commands(
                 free.append(child.device)
                 ended[child.name] = child.ended
                 progress.advance(1, child.name)
-                _report(child, log)
+                _report(child, log, asked=asked)
         finally:  # whatever went wrong here, nobody is left behind
             for child in running:
                 child.stop()
     return {command.name: ended[command.name] for command in commands if command.name in ended}
 
 
-def _report(child: _Child, log: Log) -> None:
+def _report(child: _Child, log: Log, *, asked: bool) -> None:
     ended = child.ended
     if ended.code == 0:
         log.info(f"{child.name}: done")
-    elif ended.code == 128 + signal.SIGINT:
+    elif ended.code == 128 + signal.SIGINT or (asked and ended.code == 128 + signal.SIGTERM):  # before it could listen
         saved = (ended.hint or "").rpartition("; ")[2]  # "add --resume ...; a.st.state has step 5 of 10"
         log.info(f"{child.name}: stopped, {saved or 'nothing was saved'}")
     else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hydractl.baselines.snapshots import Cycles
-from hydractl.errors import Interrupted, NonFiniteError
+from hydractl.errors import HydraError, Interrupted, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log, Progress
 from hydractl.training.course import Around, History, TrainingData
@@ -23,6 +25,9 @@ from hydractl.training.validation import Broken, validate
 
 if TYPE_CHECKING:
     from hydractl.settings import FinetuneSettings
+
+_SIGNALS_APART_S = 0.5
+"""A signal to several processes reaches one of them before another."""
 
 
 def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log | Around) -> History:
@@ -117,13 +122,26 @@ class Training:
             parts = batches[start : start + self.settings.accumulate]
             count = sum(map(len, parts))
             with_samples = [part for part in parts if len(part) > team.rank]
-            loss = self._step([next(stream) for _ in with_samples], count)
+            with self._saving():
+                read = [next(stream) for _ in with_samples]
+            loss = self._step(read, count)
             self.history.losses.append(loss)
             self.position += count
             self.around.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
             progress.advance(1, f"loss {loss:.4f}")
             self._end_cycle()
             self._save_or_stop()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Around reading: a signal to all processes of a job ends those that read data too; then save and go."""
+        try:
+            yield
+        except HydraError:
+            time.sleep(_SIGNALS_APART_S)
+            if self._requested and self.around.team.size == 1:
+                self._interrupt()
+            raise
 
     def _rate(self, offset: int = 0) -> float:
         """The learning rate of the step that comes, or of one before it."""
@@ -175,7 +193,9 @@ class Training:
             # Processes can only stop together, which they agree on at the next step.
             alone = self.around.team.size == 1
             try:
-                epoch.update(validate(self.model, data.validation, self.around.team, lambda: alone and self._requested))
+                with self._saving():
+                    found = validate(self.model, data.validation, self.around.team, lambda: alone and self._requested)
+                epoch.update(found)
             except Broken:
                 self._interrupt()
         history.epochs.append(epoch)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.log import Log
 from hydractl.outcome import Outcome
 from hydractl.processes import alone
-from hydractl.settings.words import words_of
 from hydractl.training.children import Command, Ended, run_commands
 from hydractl.training.interruptions import Interruptions
+from hydractl.training.member import Member, device_name, members_of
 from hydractl.training.run_files import RunFiles, finished
 from hydractl.training.state import StateFile
 
@@ -27,33 +26,6 @@ Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], dict[str, Any]
 """Checks one training without beginning it; gives its plan and what decides its result."""
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
-
-_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
-_SUFFIXES = (".safetensors", ".st")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of several trainings.
-
-    Attributes:
-        name: what a person calls it: its output without the ending.
-        settings: of its training alone.
-        files: it writes.
-    """
-
-    name: str
-    settings: FinetuneSettings
-    files: RunFiles
-
-    def words(self, device: str) -> list[str]:
-        """The command line that trains it on a device."""
-        settings = self.settings
-        said = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
-        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
-        given = words_of(settings, _REPLACED)
-        # /dev/null instead of hydra.yaml: what that says is among the words.
-        return ["finetune", *given, *own, "--config=/dev/null", "--json", *said, "--", *settings.model]
 
 
 class MembersError(HydraError):
@@ -89,8 +61,9 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     _raise_failures(members, ended, done, interrupted=signals.requested)
     answers = {name: _answer(name, one) for name, one in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
-    files = [path for member in members for path in member.files.paths]
-    return Outcome({"schema": SCHEMA, "members": entries}, files=files)
+    return Outcome(
+        {"schema": SCHEMA, "members": entries}, files=[path for member in members for path in member.files.paths]
+    )
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
@@ -102,58 +75,6 @@ def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
     if not alone():
         raise UsageError("--devices is for several trainings, not for torchrun", hint="give --device cuda or cpu")
     return replace(settings, device=device_name(settings.devices[0]), devices=[])
-
-
-# --- which ------------------------------------------------------------------------------------------------------------
-
-
-def members_of(settings: FinetuneSettings) -> list[Member]:
-    """The trainings that are asked for: of each model as many as there are members.
-
-    Raises:
-        UsageError: two of them would write the same file.
-        InputError: for models that cannot be opened.
-    """
-    found = []
-    for model, output in zip(settings.model, _outputs(settings), strict=True):
-        for index in range(settings.members):
-            path = numbered(output, index) if settings.members > 1 else output
-            files = RunFiles.of(path, settings.log)
-            (written,) = files.paths
-            name = written.name if files.folder else _stem(written.name)
-            board = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
-            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
-            found.append(Member(name, replace(settings, **own, tensorboard=board), files))  # type: ignore[arg-type]
-    names = [member.name for member in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"several trainings would write {', '.join(twice)}", hint="give MODELs with different file names"
-        )
-    return found
-
-
-def _outputs(settings: FinetuneSettings) -> list[str]:
-    """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
-    several = len(settings.model) > 1
-    if settings.output is not None and not several:
-        return [settings.output]
-    from hydractl.models import ModelOptions, open_sources
-
-    folder = settings.output or ""
-    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]
-
-
-def numbered(output: str, index: int) -> str:
-    """``a.st`` becomes ``a.0.st``, a folder ``a/`` becomes ``a.0/``."""
-    if output.endswith("/"):
-        return f"{output.rstrip('/')}.{index}/"
-    stem = _stem(output)
-    return f"{stem}.{index}{output.removeprefix(stem)}"
-
-
-def _stem(name: str) -> str:
-    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
 def _devices(settings: FinetuneSettings) -> list[str]:
@@ -168,11 +89,6 @@ def _devices(settings: FinetuneSettings) -> list[str]:
     for device in dict.fromkeys(devices):
         resolve_device(device)
     return devices
-
-
-def device_name(device: str) -> str:
-    """``0`` is short for ``cuda:0``."""
-    return f"cuda:{device}" if device.isdigit() else device
 
 
 def _threads(at_once: int) -> int | None:
@@ -205,7 +121,7 @@ def _checked(
         begun = settings.resume and (state.exists() or bool(member.files.weights()))
         model = settings.model[0]
         if model in of_model and not begun:
-            plans[member.name] = {**of_model[model], "output": str(member.files.paths[0])}
+            plans[member.name] = _plan_of(of_model[model], member.files)
             continue
         plan, fingerprint = check(settings, Log() if of_model else log)
         plans[member.name] = of_model[model] = plan
@@ -217,6 +133,15 @@ def _checked(
                 done[member.name] = answer(member.files, made, plan)
     _check_files([member for member in members if member.name not in done])
     return done, plans
+
+
+def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
+    """The plan of a member, from that of another one of the same model."""
+    plan = {**other, "output": str(files.paths[-1])}
+    if "snapshots" in plan:
+        pairs = zip(plan["snapshots"], files.paths, strict=True)
+        plan["snapshots"] = [{**one, "output": str(path)} for one, path in pairs]
+    return plan
 
 
 def _check_files(members: Sequence[Member]) -> None:

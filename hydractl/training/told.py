@@ -7,10 +7,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydractl.description import Description
+from hydractl.report.document_check import count, listing, number, record
 
 _POINTS = 60
 _PARTS = ("progress", "fingerprint", "environment")
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
+COURSE = record(
+    {
+        **dict.fromkeys(("member", "steps", "kept_epoch", "n", "n_val"), count),
+        "epochs": listing(
+            record(
+                {
+                    **dict.fromkeys(("epoch", "steps"), count),
+                    **dict.fromkeys(_NUMBERS, number),
+                }
+            )
+        ),
+    }
+)
+"""The form of an entry of :func:`trainings_of`, where it is read from a file; every number may be missing."""
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
@@ -76,7 +91,8 @@ def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
     if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
         return None
     assert isinstance(settings, Mapping)  # there is a history in it
-    kept = settings.get("kept_epoch")
+    # Of snapshots none is chosen: the weights are those at the end.
+    kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
     if type(kept) is not int:
         return None
     every = -(-len(history) // _POINTS)
@@ -84,7 +100,7 @@ def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
     chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]
     keys = ("epoch", "steps", *_NUMBERS)
     return {
-        "steps": history[-1]["steps"],
+        "steps": settings.get("cycle_end", history[-1]["steps"]),
         "kept_epoch": kept,
         "n": _samples(seen, settings.get("data")),
         "n_val": _samples(seen, settings.get("val")),

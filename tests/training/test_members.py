@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 
-from hydractl.checkpoint import read_header
+import hydractl
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse, main
 from hydractl.log import Log
@@ -26,7 +27,7 @@ from hydractl.settings import SETTINGS, merge
 from hydractl.settings.words import bare_environment, words_of
 from hydractl.training.children import Command, run_commands
 from hydractl.training.interruptions import Interruptions
-from hydractl.training.members import numbered
+from hydractl.training.member import numbered
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--batch-size", "8"]
@@ -59,94 +60,179 @@ def same(one: str, other: str) -> None:
     assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
+class ForkedPopen:
+    """As ``subprocess.Popen``, but the command runs in a copy of this process, which has imported torch already."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
+                os.environ.clear()
+                os.environ.update(env)
+                for number, (_read, write) in enumerate(pipes, start=1):
+                    os.dup2(write, number)
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+                code = main(command[4:])
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # nothing of the test runner may run in the copy
+                os._exit(code)
+        for _read, write in pipes:
+            os.close(write)
+        self.stdout, self.stderr = (os.fdopen(read, "rb") for read, _write in pipes)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (done := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(done[1])
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
 # --- what they write --------------------------------------------------------------------------------------------------
 
 
-def test_members_are_what_the_single_command_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a recipe and hydra.yaml too; the variables that start the members do not reach the single trainings."""
-    Path("mine.yaml").write_text("epochs: 2\nlabel_smoothing: 0.1\nfreeze: [class_token, words]\nlr: 0.5\n")
+# In the place of hydractl: training 1 fails, the others say what they were called with.
+FAILS = """
+import json, sys
+words = sys.argv[2:]
+if "--seed=1" in words:
+    sys.exit("error: the loss is nan at step 1\\nhint: lower --lr")
+print(json.dumps({"sha256": "0", "words": words, "epochs": [], "kept_epoch": 0}))
+"""
+
+
+def test_one_that_fails_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydractl.training.children._START", FAILS)
+    train = ["finetune", MODEL, *DATA, "--device", "cpu", "-o", "x.st", "--members"]
+    run(*train, "4", code=1)
+    err = capsys.readouterr().err
+    assert "error: 1 of 4 members failed, first x.1; x.0, x.2, x.3 finished" in err
+    assert "  - x.1: the loss is nan at step 1 (exit code 1)" in err and "hint: lower --lr" in err
+    assert [line for line in err.splitlines() if ": begun on" in line] == [f"x.{i}: begun on cpu" for i in range(4)]
+
+    # Several models, a folder for the outputs, and several seeds of each.
+    pruned("a.st", "b.st")
+    Path("out").mkdir()
+    capsys.readouterr()
+    run("finetune", "a.st", "b.st", *DATA, "--members", "2", "--seed", "6", "-o", "out/", "--json", "-q", "--force")
+    found = json.loads(capsys.readouterr().out)["members"]
+    assert [(m["name"], m["seed"]) for m in found] == [(f"{n}.tuned.{i}", 6 + i) for n in "ab" for i in (0, 1)]
+    for member, output in zip(found, ("a.tuned.0", "a.tuned.1", "b.tuned.0", "b.tuned.1"), strict=True):
+        words = member["words"]
+        assert words[-2:] == ["--", f"{output[0]}.st"]
+        assert {f"--output=out/{output}.st", f"--seed={member['seed']}", "--quiet", "--force", "--json"} <= set(words)
+    Path("out/a.tuned.1.st").touch()
+    Path("out/b.tuned.0.st").touch()
+    run("finetune", "a.st", "b.st", *DATA, "--members", "2", "-o", "out/", code=5)
+    err = capsys.readouterr().err
+    assert "error: 2 outputs are in the way" in err and "  - the output exists: out/b.tuned.0.st" in err
+
+
+def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a recipe and hydra.yaml too; the variables that start the members do not reach the single trainings."""
+    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
+    Path("mine.yaml").write_text("steps: 60\nlabel_smoothing: 0.1\nfreeze: [class_token, words]\nlr: 0.5\n")
     Path("hydra.yaml").write_text("device: cpu\nfinetune:\n  lr: 0.003\n  momentum: 0.5\n  optimizer: sgd\n")
     train = ["finetune", MODEL, *DATA, "--recipe", "mine.yaml", "--dropout", "0.1", "--log", "beside"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HYDRACTL_MEMBERS", "2")
-        patch.setenv("HYDRACTL_DEVICES", "cpu,cpu")
-        capsys.readouterr()
-        run(*train, "--seed", "4", "-o", "deep.st", "--json")
-    out, err = capsys.readouterr()
-    for index, seed in enumerate((4, 5)):
-        run(*train, "-q", "--seed", str(seed), "-o", f"single.{index}.st")
-        same(f"deep.{index}.st", f"single.{index}.st")
-        assert Path(f"deep.{index}.log.jsonl").exists()
-    found = json.loads(out)
-    assert found["schema"] == "hydractl.finetunes/1"
-    assert [(m["name"], m["seed"], m["output"]) for m in found["members"]] == [
-        ("deep.0", 4, "deep.0.st"),
-        ("deep.1", 5, "deep.1.st"),
-    ]
-    assert [m["sha256"] for m in found["members"]] == [
-        hashlib.sha256(Path(m["output"]).read_bytes()).hexdigest() for m in found["members"]
-    ]
-    assert len({m["sha256"] for m in found["members"]}) == 2
-    lines = [line for line in err.splitlines() if "epoch 1, " in line]
-    assert sorted(line.partition(": ")[0] for line in lines) == ["deep.0", "deep.1"]
-
-
-def test_one_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    pruned("a.st", "b.st")
-    wild = {name: t * np.float32(1e30) if "qkv.weight" in name else t for name, t in load_file("a.st").items()}
-    save_file(wild, "a.st", metadata={"format": "pt", "hydractl": json.dumps(read_header("a.st").description)})
-    Path("out").mkdir()
-    train = [*DATA, "--device", "cpu", "--epochs", "1"]
-    run("finetune", "a.st", "b.st", *train, "-o", "out/", code=6)
-    err = capsys.readouterr().err
-    assert "error: 1 of 2 members failed, first a.tuned; b.tuned finished" in err
-    assert "  - a.tuned: the loss is nan at step 1 (exit code 6)" in err
-    assert [file.name for file in Path("out").iterdir()] == ["b.tuned.st"]
-    run("finetune", "b.st", *train, "-q", "-o", "alone.st")
-    same("out/b.tuned.st", "alone.st")
-    run("finetune", "a.st", "b.st", *train, "-o", "out/", code=5)
-    assert "error: the output exists: out/b.tuned.st" in capsys.readouterr().err
-
-
-def test_a_signal_stops_all_and_they_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    train = ["finetune", MODEL, *DATA, "--steps", "150", "--save-every", "1"]
-    members = [*train, "--members", "2", "--devices", "cpu,cpu", "-o", "part.st"]
+    train += ["--save-every", "1"]
+    members = [*train, "--seed", "4", "-o", "part.st"]
     states = [Path("part.0.st.state"), Path("part.1.st.state")]
 
     def stop() -> None:
-        while not all(state.exists() for state in states) and not Path("part.0.st").exists():
+        while not any(state.exists() for state in states):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop).start()
-    run(*members, code=130)
-    err = capsys.readouterr().err
-    assert "hint: add --resume to the same command to go on; 0 of 2 members are finished" in err
-    assert "part.0: stopped, part.0.st.state has step" in err
-    assert not Path("part.0.st").exists() and all(state.exists() for state in states)
-    run(*members, code=5)
-    assert "  - an unfinished run is saved in part.1.st.state" in capsys.readouterr().err
-    run(*members, "--lr", "0.5", "--resume", code=3)
-    assert "part.0.st.state is of another run" in capsys.readouterr().err
-
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDRACTL_MEMBERS", "2")
+        patch.setenv("HYDRACTL_DEVICES", "cpu,cpu")
+        threading.Thread(target=stop).start()
+        run(*members, code=130)
+        err = capsys.readouterr().err
+        assert "hint: add --resume to the same command to go on; 0 of 2 members are finished" in err
+        first = next(index for index, state in enumerate(states) if state.exists())
+        assert f"part.{first}: stopped, part.{first}.st.state has step" in err
+        assert not list(Path().glob("part.*.st"))
+        run(*members, code=5)
+        assert f"an unfinished run is saved in part.{first}.st.state" in capsys.readouterr().err
+        run(*members, "--lr", "0.5", "--resume", code=3)
+        assert f"part.{first}.st.state is of another run" in capsys.readouterr().err
     # The command for one of them may go on with it; what is finished is not begun again.
-    run(*train, "--device", "cpu", "--seed", "1", "-q", "-o", "part.1.st", "--resume")
+    run(*train, "--seed", str(4 + first), "-q", "-o", f"part.{first}.st", "--resume")
     capsys.readouterr()
-    run(*members, "--resume")
+    run(*members, "--members", "2", "--devices", "cpu,cpu", "--resume", "--json")
     out, err = capsys.readouterr()
-    assert out.splitlines() == ["part.0.st", "part.1.st"]
-    assert "part.1: finished before, nothing to do" in err
-    assert "part.0: going on with the run in part.0.st.state" in err
-    run(*train, "--device", "cpu", "-q", "-o", "whole.st")
-    same("part.0.st", "whole.st")
+    found = json.loads(out)
+    assert found["schema"] == "hydractl.finetunes/1"
+    assert [(m["name"], m["seed"], m["output"], m["steps"]) for m in found["members"]] == [
+        ("part.0", 4, "part.0.st", 60),
+        ("part.1", 5, "part.1.st", 60),
+    ]
+    assert f"part.{first}: finished before, nothing to do" in err and f"part.{1 - first}: begun on cpu" in err
+    assert any(line.startswith(f"part.{1 - first}: epoch 1, ") for line in err.splitlines())
     assert not any(state.exists() for state in states)
+    for index, member in enumerate(found["members"]):
+        run(*train, "--seed", str(4 + index), "-q", "-o", f"whole.{index}.st")
+        same(f"part.{index}.st", f"whole.{index}.st")
+        assert member["sha256"] == hashlib.sha256(Path(f"whole.{index}.st").read_bytes()).hexdigest()
+        assert Path(f"part.{index}.log.jsonl").exists()
+    assert len({member["sha256"] for member in found["members"]}) == 2
+
     monkeypatch.setattr(subprocess, "Popen", None)
-    run(*members, "--resume", "--json")
-    assert [member["steps"] for member in json.loads(capsys.readouterr().out.partition("\n")[2])["members"]] == [
-        150
-    ] * 2
-    run(*members, "--resume", "--lr", "0.5", code=3)
+    capsys.readouterr()
+    run(*members, "--members", "2", "--resume")
+    assert capsys.readouterr().out.splitlines() == ["part.0.st", "part.1.st"]
+    run(*members, "--members", "2", "--resume", "--lr", "0.5", code=3)
     assert "part.0.st is the output of another training" in capsys.readouterr().err
+
+
+def test_a_signal_to_all_processes_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a scheduler sends it: to those that read data, and to the training twice; it saves, and goes on as ever."""
+    train = ["finetune", MODEL, *DATA, "--device", "cpu", "--epochs", "12", "--augment", "flip"]
+
+    def stop() -> None:
+        while not Path("part.st.state").exists() or not multiprocessing.active_children():
+            time.sleep(0.001)
+        pids = [str(child.pid) for child in multiprocessing.active_children()]
+        subprocess.run(["kill", "-TERM", *pids, str(os.getpid()), str(os.getpid())], stderr=subprocess.DEVNULL)
+
+    threading.Thread(target=stop).start()
+    run(*train, "--workers", "2", "--save-every", "1", "-o", "part.st", code=130)
+    assert "part.st.state has step" in capsys.readouterr().err
+    run(*train, "-o", "part.st", "--resume", "-q")
+    run(*train, "-q", "-o", "whole.st")
+    same("part.st", "whole.st")
+
+
+def test_a_second_signal_ends_the_process() -> None:
+    def twice(apart: float) -> int:
+        child = os.fork()
+        if child == 0:
+            with Interruptions() as signals:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signals._since -= apart
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(10 + signals.requested)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert twice(0) == 11
+    assert twice(2) == -signal.SIGTERM
 
 
 # --- what is refused before anything begins ---------------------------------------------------------------------------
@@ -197,6 +283,11 @@ def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str], monk
         ("x.2", 2, 9, "x.2"),
     ]
     assert (found["devices"], found["threads"]) == (["cpu", "cpu"], 2)
+    cycles = ["--steps", "4", "--snapshots", "2", "-o", "x.st"]
+    run("finetune", MODEL, *DATA, "--members", "2", *cycles, "--dry-run", "--json")
+    found = json.loads(capsys.readouterr().out)
+    outputs = [[one["output"] for one in member["snapshots"]] for member in found["members"]]
+    assert outputs == [["x.0.1.st", "x.0.2.st"], ["x.1.1.st", "x.1.2.st"]]
     assert not list(Path().glob("x*"))
 
 
@@ -247,6 +338,15 @@ def test_words_give_the_same_settings_again(flags: list[str], env: dict[str, str
         "HYDRACTL_DEBUG": "1",
         "PATH": "p",
     }
+
+
+def test_a_command_is_the_hydractl_of_this_process(tmp_path: Path) -> None:
+    """Whatever lies in the working directory."""
+    for name in ("hydractl", "json", "ast"):
+        Path(f"{name}.py").write_text("raise RuntimeError")
+    with Interruptions() as signals:
+        ended = run_commands([Command("one", lambda device: ["--version"])], ["cpu"], None, Log(), signals)
+    assert (ended["one"].code, ended["one"].answer) == (0, f"hydractl {hydractl.__version__}\n")
 
 
 class Heard(Log):

@@ -52,6 +52,11 @@ def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixtu
     assert a == [{"member": 0, "steps": 9, "kept_epoch": first["kept_epoch"], **about, "epochs": first["epochs"]}]
     of_b = {"steps": 3, "kept_epoch": 1, **about, "epochs": second["epochs"]}
     assert (ab, c, deep) == ([*a, {"member": 1, **of_b}], None, [{"member": 1, **of_b}])
+    # Predictions that were kept tell the same, side by side too.
+    for name in ("a", "b"):
+        run("eval", f"{name}.st", "--data", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
+    both = answer(capsys, "eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
+    assert both["models"][0]["training"] == ab
     run("eval", "--from", "eval.json", "--report", "report.html", "-q")
     page = Path("report.html").read_text()
     assert page.count("validation accuracy\n(n = 11)") == 0  # a line break is drawn as two lines
@@ -102,6 +107,11 @@ def test_of_a_long_training_some_epochs_are_told() -> None:
     assert found["epochs"][0] == {"epoch": 1, "steps": 2, "loss": 1.0, "val_accuracy": 0.5}
     assert (found["steps"], found["n"], found["n_val"]) == (400, None, None)
     assert training_text(found) == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
+
+
+def test_of_a_snapshot_its_last_epoch_is_told() -> None:
+    (found,) = trainings_of([described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15})])
+    assert (found["kept_epoch"], found["steps"], len(found["epochs"])) == (7, 15, 7)
 
 
 @pytest.mark.parametrize(
