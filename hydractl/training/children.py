@@ -78,11 +78,13 @@ class _Child:
             thread.start()
 
     def _read_answer(self, pipe: IO[bytes]) -> None:
-        self.ended.answer = pipe.read().decode("utf-8", "replace")
+        with pipe:
+            self.ended.answer = pipe.read().decode("utf-8", "replace")
 
     def _read_lines(self, pipe: IO[bytes], heard: queue.Queue[_Heard]) -> None:
-        for line in pipe:
-            heard.put((self, line.decode("utf-8", "replace").rstrip()))
+        with pipe:
+            for line in pipe:
+                heard.put((self, line.decode("utf-8", "replace").rstrip()))
         heard.put((self, None))
 
     def say(self, line: str, log: Log) -> None:
