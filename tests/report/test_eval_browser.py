@@ -63,7 +63,7 @@ def measured(folder: Path, document: dict[str, Any], width: int) -> dict[str, An
 def test_every_picture_is_drawn_and_nothing_is_wider_than_the_page(width: int, tmp_path: Path) -> None:
     document = everything()
     found = measured(tmp_path, document, width)
-    assert len(found["seen"]) == 31
+    assert len(found["seen"]) == 35
     for wide, tall, right, paths, drawn in found["seen"]:
         assert wide >= 240 and tall >= 60 and right <= width
         assert paths >= 1 and drawn >= paths - 1  # a line without height, such as a whisker of no width, is none
