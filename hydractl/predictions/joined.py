@@ -100,7 +100,8 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
     for key in sorted({*first.model, *other.model} - set(_OWN)):
         before, now = first.model.get(key), other.model.get(key)
         if before != now:
-            problems.append(f"{other.origin}: {key} is {shown(now)}, not {shown(before)}")
+            said = ["missing" if value is None else shown(value) for value in (now, before)]
+            problems.append(f"{other.origin}: {key} is {said[0]}, not {said[1]}")
     return problems
 
 
