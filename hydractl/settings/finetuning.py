@@ -231,7 +231,9 @@ class FinetuneSettings(Prescribed, Several):
         given: Any = self.lr
         if isinstance(given, (int, float)):  # one number, from Python
             self.lr = [float(given)]
-        prescribed = [] if self.recipe is None or "recipe" in self.unread else self.take_recipe(self.recipe)
+        prescribed = []
+        if self.recipe is not None and "recipe" not in self.unread:
+            prescribed = self.take_recipe(self.recipe, list(recipe_options()))
         return prescribed + super().problems()
 
     def settle(self) -> None:
@@ -283,10 +285,6 @@ class FinetuneSettings(Prescribed, Several):
             one.name: {"value": getattr(self, one.name), "source": self.sources.get(one.name, "default")}
             for one in recipe_options()
         }
-
-    def may_be_prescribed(self) -> list[Option]:
-        """As :func:`recipe_options`."""
-        return list(recipe_options())
 
 
 def recipe_options() -> Iterator[Option]:

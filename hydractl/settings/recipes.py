@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,12 @@ class Prescribed(Batched):
     from_recipe: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
-    def may_be_prescribed(self) -> list[Option]:
-        """The options that a recipe may decide."""
-        raise NotImplementedError
-
     def _rank(self, name: str) -> int:
         return RECIPE if self.ranks is None and name in self.from_recipe else super()._rank(name)
 
-    def take_recipe(self, recipe: str) -> list[str]:
-        """Fill in what a recipe says and nobody gave. Returns what is wrong with it."""
-        options = {one.key: one for one in self.may_be_prescribed()}
+    def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
+        """Fill in what a recipe says and nobody gave, of the options it may decide. Returns what is wrong with it."""
+        options = {one.key: one for one in may_decide}
         found, problems = read_recipe(recipe, options)
         for key, raw in found.items():
             one = options[key]
