@@ -28,8 +28,8 @@ def compared(row: Row, key: str) -> str:
     """The difference to the first row and its interval."""
     if "difference" not in row:
         return ""
-    found = row["difference"].get(key)
-    if found is None or found["ci"] is None:  # a group without a set, or too few samples
+    found = row["difference"][key]
+    if found["ci"] is None:
         return "-"
     low, high = found["ci"]
     mark = "**" if low > 0 or high < 0 else ""
@@ -98,15 +98,16 @@ def calibration_table(rows: Sequence[Row], after: Sequence[Row]) -> str:
 def sets_table(rows: Sequence[Row]) -> str:
     """AUROC of each OOD set, and of the groups."""
     names = list(rows[0]["ood"])
+    groups = [group for group in ("near", "far") if value(rows[0], f"{group}_avg.auroc") is not None]
     cells = [
         [
             row["name"],
             *(number(row["ood"][name], "auroc") for name in names),
-            *(text for group in ("near", "far") for text in _group(row, group)),
+            *(text for group in groups for text in _group(row, group)),
         ]
         for row in rows
     ]
-    return table(["AUROC", *names, "near", "difference", "far", "difference"], cells)
+    return table(["AUROC", *names, *(text for group in groups for text in (group, "difference"))], cells)
 
 
 def _group(row: Row, group: str) -> tuple[str, str]:
