@@ -10,7 +10,7 @@ from hydractl.cost import dense_macs, macs
 from hydractl.cost_formula import Block, BlockWork, Work, macs_formula, single_work, stock_work, work_of
 from hydractl.fusion.plan import plan_fusion
 from hydractl.models import ModelOptions, Source, open_source
-from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 # ViT-B/16: 196 patches of 768 values, 197 tokens of 768, heads of 64, MLP of 3072, 1000 classes.
@@ -61,11 +61,11 @@ def test_gates_and_gated_mlps_are_counted() -> None:
     assert plain.macs(BlockWork([1, 0], pool=2), 3, 3) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
-@pytest.mark.parametrize("seeds", [(0, 0, 0), (0, 1, 2)], ids=["one-checkpoint", "three"])
+@pytest.mark.parametrize(
+    ("variant", "merge", "seeds"), spread(VARIANTS, [["mlp", "norm", "embed"], []], [(0, 0, 0), (0, 1, 2)])
+)
 def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str], seeds: tuple[int, ...]) -> None:
-    sources = [source_of(stock(variant, seed=seed), variant) for seed in seeds]
+    sources = [source_of(shared_stock(variant, seed=seed), variant) for seed in seeds]
     plan = plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)], merge)
     for one in (sources[0], replace(sources[0], description=plan.description, tensors=plan.tensors)):
         # A readout that attends over all tokens is beyond the formula, which then says so.
@@ -79,7 +79,7 @@ def test_the_formula_agrees_with_the_counter(variant: str, merge: list[str], see
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_the_single_model_behind_a_pruned_one(variant: str) -> None:
     """By torch's counter on the model with all its heads."""
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0]] * len(source.sites)))
     found = macs_formula(pruned.description, single_work(pruned.description))
     assert found in (None, dense_macs(pruned.description))

@@ -17,11 +17,11 @@ from hydractl.heads import HeadScores, all_heads
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import OOD_SCORES
 from hydractl.metrics.summary import id_metrics, ood_metrics
-from tests.pico import images, inputs, logits, source_of, stock, zero_columns
+from tests.pico import images, inputs, logits, shared_stock, source_of, stock, zero_columns
 
 
 def built(variant: str) -> HydraModel:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     return HydraModel(source.description, source.tensors)
 
 

@@ -13,7 +13,7 @@ from hydractl.baselines.batch_ensemble import BatchEnsemble
 from hydractl.baselines.lora import LoRA
 from hydractl.models import build_model
 from hydractl.training.trained import trainable
-from tests.pico import source_of, stock
+from tests.pico import shared_stock, source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ensembles.md").read_text(encoding="utf-8")
 
@@ -41,7 +41,7 @@ def test_the_table_counts_what_is_trained(kind: str) -> None:
     adapter: Adapter = LoRA(r, 8.0) if kind == "lora" else BatchEnsemble(0.1)
     text = "8 d r L + (d + 1) C" if kind == "lora" else "(15 d + 3 m) L + (d + 1) C"
     assert f"| {text} |" in PAGE
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     adapter.add(model, 0)
     count = 8 * d * r * blocks if kind == "lora" else (15 * d + 3 * m) * blocks
     trained = trainable(model, None, adapter=adapter)

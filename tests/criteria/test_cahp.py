@@ -25,7 +25,7 @@ from hydractl.criteria.separability import class_pairs, jeffries_matusita, signa
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
-from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 from tests.pico_clip import pico_clip, publish_clip
 
 # --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_what_is_not_finite_is_no_class() -> None:
 
 
 def test_too_few_samples_of_a_class() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
 
     def given(labels: list[int]) -> Calibration:

@@ -30,7 +30,7 @@ from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
 from hydractl.report.terminal import render
-from tests.pico import LABELS, images, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import LABELS, images, inputs, mask_of, prune_source, shared_stock, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Ragged, and with members that have no head at a site.
@@ -54,7 +54,7 @@ torch.save(found, "answers")
 
 def plan_of(variant: str) -> FusionPlan:
     """Two members with weights of their own."""
-    sources = [source_of(stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
+    sources = [source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
     return plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)])
 
 
