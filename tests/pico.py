@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -186,10 +187,20 @@ def source_of(model: Any, variant: str, name: str = "pico") -> Source:
 def _opened(variant: str) -> Source:
     if variant in TIMM:
         return open_source(f"timm:{TIMM[variant]}")
-    with tempfile.TemporaryDirectory() as folder:
-        publish(stock(variant), variant, Path(folder))
-        source = open_source(folder)
-        return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+    source = open_source(_published(variant).name)
+    return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+
+
+@cache
+def _published(variant: str) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    publish(stock(variant), variant, Path(folder.name))
+    return folder
+
+
+def published(variant: str, folder: Path) -> Path:
+    """A folder of its own with the stock model, as the library itself saves it."""
+    return Path(shutil.copytree(_published(variant).name, folder, dirs_exist_ok=True))
 
 
 def publish(model: Any, variant: str, folder: Path) -> None:

@@ -11,13 +11,12 @@ from hydractl.models import build_model
 from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
 from hydractl.training.trained import trainable
 from hydractl.weights import check_tensors
-from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, spread
 
 CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
 
 
-@pytest.mark.parametrize("variant", CLASSIFIERS)
-@pytest.mark.parametrize("classes", [5, 7])
+@pytest.mark.parametrize(("variant", "classes"), spread(CLASSIFIERS, [5, 7]))
 def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: int) -> None:
     source = source_of(shared_stock(variant), variant)
     made = with_new_head(source, [f"c{i}" for i in range(classes)], classes)
