@@ -10,7 +10,8 @@ from hydractl.cost import dense_macs, macs
 from hydractl.cost_formula import Block, BlockWork, Work, macs_formula, single_work, stock_work, work_of
 from hydractl.fusion.plan import plan_fusion
 from hydractl.models import ModelOptions, Source, open_source
-from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of, spread
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.spread import spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 # ViT-B/16: 196 patches of 768 values, 197 tokens of 768, heads of 64, MLP of 3072, 1000 classes.

@@ -22,7 +22,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.heads import Site
 from hydractl.projections import HeadBank, MemberProjections
-from tests.pico import close, spread
+from tests.pico import close
 from tests.pico_clip import (
     CLIP,
     class_features,
@@ -36,6 +36,7 @@ from tests.pico_clip import (
     zero_clip_columns,
     zero_shot_logits,
 )
+from tests.spread import spread
 
 declare_operators()
 

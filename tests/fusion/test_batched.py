@@ -16,7 +16,8 @@ from hydractl.fusion.runtime import HydraModel, move
 from hydractl.per_member import PerMember
 from hydractl.projections import MemberProjections
 from hydractl.stacking import StackedProjections
-from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, spread, stock_logits
+from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
+from tests.spread import spread
 
 EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
 NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [0, 2], [0, 1, 2]]]
