@@ -26,7 +26,7 @@ from typing import Any
 
 MIB = 1 << 20
 
-IMPORTS = "import torch, hydractl.families.timm_vit, hydractl.fusion.runtime, hydractl.fusion.selfcheck, hydractl.prune"
+IMPORTS = "import torch, hydractl.families.timm_vit, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.prune"
 
 MAKE = """
 import sys, zlib

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydractl._torchvision import declare_operators
 from hydractl.data import Dataset, batches, open_data
+from hydractl.families.torchvision_operators import declare_operators
 
 declare_operators()
 import timm.data  # noqa: E402  (it needs the operators)

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.evaluate import Plan, plan_of
 from hydractl.evaluate.contenders import Running
 from hydractl.evaluate.measuring import Measuring
-from hydractl.fusion.runtime import move
 from hydractl.log import Log
+from hydractl.model.runtime import move
 from hydractl.settings import EvalSettings
+from hydractl.verbs.eval import Plan, plan_of
 
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import yaml
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import DictTensors
-from hydractl.heads import Head, HeadMask
-from hydractl.models import Source, open_source, with_labels
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors
+from hydractl.heads.mask import Head, HeadMask
+from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
 
 declare_operators()
@@ -221,7 +221,7 @@ def write_tokenizer(folder: Path, *, pair_types: bool = True, roberta: bool = Fa
 
 def prune_source(source: Source, mask: HeadMask) -> Source:
     """The source with only the heads of ``mask``, by the product's own slicing."""
-    from hydractl.prune import pruned
+    from hydractl.model.source import pruned
 
     description, tensors = pruned(source, mask, "sliced")
     return replace(source, description=description, tensors=tensors, sha256=f"{source.sha256}-{mask.counts()}")

@@ -16,8 +16,8 @@ from PIL import Image
 
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration
-from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 from tests.forked import hydractl_on_the_path
 from tests.pico import publish, source_of, stock
 from tests.pico_clip import pico_clip, publish_clip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydractl.bench.stock import build_stock, stock_cost, unsliced
 from hydractl.errors import UsageError
-from hydractl.fusion.opening import ModelArgument
-from hydractl.fusion.stored import member_source
-
-if TYPE_CHECKING:
-    from hydractl.models import Source
+from hydractl.model.arguments import ModelArgument
+from hydractl.model.cost import cost_of, total_cost
+from hydractl.model.cost_formula import macs_formula, stock_work, work_of
+from hydractl.model.source import Source, member_source
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
 
@@ -25,7 +25,7 @@ class Contender:
             member of a fused model), ``members`` (all of them, one after another) or ``deep`` (full copies of the
             first MODEL, one after another).
         model: what runs, under the name of the row.
-        whole_last_block: as of :class:`hydractl.fusion.runtime.HydraModel`; ``stock`` always runs it whole.
+        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`; ``stock`` always runs it whole.
     """
 
     kind: str
@@ -41,15 +41,11 @@ class Contender:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
         if self.kind != STOCK:
             return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
-        from hydractl.bench.stock import build_stock
 
         return build_stock(self.model.sources[0], device, dtype)
 
     def cost(self) -> dict[str, Any]:
         """The part of a row that needs no measurement."""
-        from hydractl.bench.stock import stock_cost
-        from hydractl.cost import cost_of, total_cost
-
         sources = self.model.sources
         if self.kind == STOCK:
             cost = stock_cost(sources[0])
@@ -71,8 +67,6 @@ class Contender:
 
 
 def _formula(source: Source, kind: str, whole: bool) -> int | None:
-    from hydractl.cost_formula import macs_formula, stock_work, work_of
-
     if kind == STOCK:
         work = stock_work(source.description)
     else:
@@ -88,8 +82,6 @@ def contenders(
     Raises:
         UsageError: listing every comparison that these models do not allow, and names that would stand twice.
     """
-    from hydractl.bench.stock import unsliced
-
     first = models[0]
     fused = [model for model in models if _members(model) > 1]
     whole = unsliced(first.sources[0]) if len(first.sources) == 1 else None

@@ -7,19 +7,17 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hydractl.bench.contenders import Contender
 from hydractl.bench.figures import NOISY, timed
+from hydractl.bench.timing import Contest
 from hydractl.log import Log, Progress
-from hydractl.machine import peak_macs_per_s, slow_format
-from hydractl.models import resolve_dtype
-from hydractl.timing import Contest
-
-if TYPE_CHECKING:
-    from hydractl.settings import BenchSettings
+from hydractl.model.loading import resolve_dtype
+from hydractl.model.machine import peak_macs_per_s, slow_format
+from hydractl.settings import BenchSettings
 
 
 def measure(

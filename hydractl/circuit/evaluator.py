@@ -12,8 +12,8 @@ from hydractl.circuit.samples import Sample
 from hydractl.circuit.tally import Values, values_of
 from hydractl.circuit.tower import Candidate, Tower, Trace
 from hydractl.families.base import State
-from hydractl.fusion.prompted import PROMPTS_AT_ONCE
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.prompted import PROMPTS_AT_ONCE
+from hydractl.model.runtime import HydraModel
 
 
 class Evaluator:

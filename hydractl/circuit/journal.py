@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydractl.atomic import _sync_folder, storage_error
 from hydractl.circuit.journal_files import (
     BIRTH,
     ORDER,
@@ -29,6 +28,7 @@ from hydractl.circuit.journal_files import (
     parse,
 )
 from hydractl.errors import HydraError, InputError, OutputError
+from hydractl.files.atomic import _sync_folder, storage_error
 from hydractl.log import Log
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydractl.atomic import storage_error
 from hydractl.errors import InputError, OutputError
-from hydractl.heads import parse_json, shown
+from hydractl.files.atomic import storage_error
+from hydractl.jsonio import parse_json, shown
 
 SCHEMA = "hydractl.journal/1"
 ORDER = "order"

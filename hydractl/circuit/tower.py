@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention
 from hydractl.families.base import State
-from hydractl.fusion.chain import Chain
-from hydractl.fusion.runtime import HydraModel
-from hydractl.projections import HeadBank, MemberProjections
+from hydractl.model.attention import HeadAttention
+from hydractl.model.chain import Chain
+from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.runtime import HydraModel
 
 Candidate = tuple[int, int]
 """(index of the site, position of the head among those present in the model)."""
@@ -57,7 +57,7 @@ class Tower:
     """A tower of a model with one member, some of its heads sliced away.
 
     Attributes:
-        sites: as in :class:`hydractl.fusion.chain.Chain`.
+        sites: as in :class:`hydractl.model.chain.Chain`.
         full: the heads of the model.
         kept: those that are present now.
         work: block evaluations of samples so far, in mult-adds as fractions of a block with all heads and tokens.

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 from torch.nn import functional as F
 
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Site
+from hydractl.heads.mask import Site
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 
 
 @dataclass

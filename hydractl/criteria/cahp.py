@@ -22,9 +22,9 @@ from hydractl.criteria.head_outputs import Batches, count_correct, head_outputs,
 from hydractl.criteria.knee import Knee, find_knee
 from hydractl.criteria.separability import LEAST_SAMPLES, Floats, Ints, class_pairs, signatures
 from hydractl.errors import InputError, UsageError
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Site
+from hydractl.heads.mask import Site
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 
 DEGREES = (2, 3, 4, 5)
 """The degrees whose knees are reported beside that of the degree asked for."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 
 
 class Gate:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import NonFiniteError
-from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 
 Batches = Sequence[tuple[Any, Tensor]]
 """(inputs, labels ``[B]``), kept in memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 
 
 class Magnitude:

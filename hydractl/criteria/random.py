@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 
 
 class Random:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hydractl.data.arrays import ArrayImages
 from hydractl.data.base import Dataset
+from hydractl.data.glyphs import glyph_images, to_grey
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
 from hydractl.errors import UsageError
@@ -75,8 +76,6 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
     """
     from sklearn.datasets import load_digits
 
-    from hydractl.data.glyphs import to_grey
-
     source = load_digits()
     target = np.asarray(source.target, dtype=np.int64)
     # Class after class, each in random order; then every split takes its even share along this line.
@@ -104,8 +103,6 @@ def ood_images(name: str) -> Images:
     if name == "photos":
         images = _photo_patches()
     else:
-        from hydractl.data.glyphs import glyph_images
-
         characters, seed = {"symbols": (SYMBOLS, 1), "letters": (LETTERS, 2)}[name]
         images = glyph_images(characters, _VARIANTS[name], seed)
     images.setflags(write=False)

@@ -24,7 +24,7 @@ from hydractl.data.labels import RawLabels
 from hydractl.data.shard_names import shard_paths
 from hydractl.data.spec import Spec
 from hydractl.errors import InputError
-from hydractl.heads import parse_json, shown
+from hydractl.jsonio import parse_json, shown
 
 QUERY = ("image", "label")
 

@@ -19,7 +19,7 @@ from hydractl.data.text_columns import Columns, choose_columns, second_text
 from hydractl.data.text_parquet import ParquetTable
 from hydractl.data.text_rows import Row, open_csv, open_jsonl, open_tsv
 from hydractl.errors import InputError
-from hydractl.heads import shown
+from hydractl.jsonio import shown
 
 Text = str | tuple[str, str]
 """One text, or a pair."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from hydractl.data.spec import Spec
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import parse_json, shown
+from hydractl.jsonio import parse_json, shown
 
 _BOM = "\ufeff"
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hydractl.evaluate.contenders import Contender
+from hydractl.evaluate.eval_set import VAL, VAL_OOD, EvalSet
 from hydractl.evaluate.gathering import Kept, gather
-from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, chosen_on
+from hydractl.evaluate.running import Reader
+from hydractl.evaluate.sets import chosen_on
 from hydractl.metrics import conformal, threshold
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.samples import samples_of
-
-if TYPE_CHECKING:
-    from hydractl.evaluate.running import Reader
-    from hydractl.settings import EvalSettings
+from hydractl.settings import EvalSettings
 
 
 @dataclass

@@ -5,22 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from hydractl.data import batches
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluate.sets import EvalSet
+from hydractl.evaluate.eval_set import EvalSet
+from hydractl.evaluate.mc_dropout import MCDropout, with_layers
+from hydractl.files.document_check import count, record, text
+from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored
-from hydractl.report.document_check import count, record, text
-from hydractl.seen import Entry, merged
-from hydractl.training.told import trainings_of
-
-if TYPE_CHECKING:
-    from hydractl.fusion.opening import ModelArgument
-    from hydractl.settings import EvalSettings
+from hydractl.model.arguments import ModelArgument
+from hydractl.model.cost import parameters
+from hydractl.model.cost_formula import macs_formula, single_work, work_of
+from hydractl.model.runtime import move
+from hydractl.settings import EvalSettings
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
 """Rows of a data set, and the logits ``[M, rows, C]`` of every member."""
@@ -42,7 +45,7 @@ class Contender(ABC):
         calibration: that of the checkpoint, if it has one.
         threshold: that of the checkpoint, as ``{"score", "value", "rule"}``, if it has one.
         fitted_on: what the checkpoint says its calibration was fitted on, if it does.
-        training: the course of the trainings that its members came from (:mod:`hydractl.training.told`).
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
     """
@@ -86,8 +89,6 @@ class Running(Contender):
     """A model, or the members of an ensemble one after another."""
 
     def __init__(self, argument: ModelArgument, settings: EvalSettings, log: Log) -> None:
-        from hydractl.cost import parameters
-
         self._argument, self._settings, self._log = _runnable(argument, settings), settings, log
         self._model: Loaded | None = None
         descriptions = [source.description for source in argument.sources]
@@ -141,8 +142,6 @@ class Running(Contender):
         return self._settings.batch_size
 
     def _macs(self, passes: int) -> int | None:
-        from hydractl.cost_formula import macs_formula, work_of
-
         whole = self._settings.whole_last_block
         found = [
             macs_formula(source.description, work_of(source.description, source.tensors, whole_last_block=whole))
@@ -151,8 +150,6 @@ class Running(Contender):
         return None if None in found else passes * sum(one for one in found if one is not None)
 
     def _single(self) -> int | None:
-        from hydractl.cost_formula import macs_formula, single_work
-
         description = self._argument.sources[0].description
         return macs_formula(description, single_work(description, whole_last_block=self._settings.whole_last_block))
 
@@ -193,17 +190,12 @@ class Loaded:
         self.model, self._settings = model, settings
         self._passes = None
         if passes is not None:
-            from hydractl.baselines.mc_dropout import MCDropout
-
             self._passes = MCDropout(model, **passes)
         self._parameter = next(model.parameters())
         self.device_type = self._parameter.device.type
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None) -> Batches:
         import torch
-
-        from hydractl.data import batches
-        from hydractl.fusion.runtime import move
 
         model, settings, parameter = self.model, self._settings, self._parameter
         assert one.dataset is not None  # a model that runs needs --data
@@ -228,7 +220,6 @@ def _runnable(argument: ModelArgument, settings: EvalSettings) -> ModelArgument:
     """
     if settings.mc_dropout is None:
         return argument
-    from hydractl.baselines.mc_dropout import with_layers
 
     return replace(argument, sources=[with_layers(source) for source in argument.sources])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hydractl.evaluate import mc_dropout
 from hydractl.evaluate.contenders import Contender
+from hydractl.metrics.summary import CONVENTIONS
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
 """Objects whose keys are names that people give, and no names of metrics."""
@@ -19,9 +21,6 @@ def conventions(rows: Sequence[Mapping[str, Any]], contenders: Sequence[Contende
         contenders: what they are about.
         score: the OOD score.
     """
-    from hydractl.baselines import mc_dropout
-    from hydractl.metrics.summary import CONVENTIONS
-
     there = {"probability", *(key for row in rows for key in _keys(row))}
     sentences = {**CONVENTIONS, **mc_dropout.CONVENTIONS}
     found: dict[str, Any] = {key: text for key, text in sentences.items() if key in there}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluate.contenders import Contender, Running, warn_of_left_out
+from hydractl.evaluate.predictions.joined import Joined
+from hydractl.evaluate.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluate.stored import Stored
+from hydractl.files.checkpoint import read_header
 from hydractl.log import Log
-
-if TYPE_CHECKING:
-    from hydractl.fusion.opening import ModelArgument
-    from hydractl.settings import EvalSettings
+from hydractl.model.arguments import ModelArgument, find_models, with_classes
+from hydractl.model.source import ModelOptions, split_model
+from hydractl.settings import EvalSettings
 
 
 def check_writable(contenders: Sequence[Contender], settings: EvalSettings) -> None:
@@ -40,9 +41,6 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.
     """
-    from hydractl.fusion.opening import find_models, with_classes
-    from hydractl.models import ModelOptions, split_model
-
     kept: dict[int, Contender] = {}
     others: list[str] = []
     for place, text in enumerate(settings.model):
@@ -79,8 +77,6 @@ def _are_predictions(text: str, refs: Sequence[str]) -> bool:
     Raises:
         UsageError: some of its members are, and others run.
     """
-    from hydractl.predictions.reading import is_predictions
-
     found = [ref for ref in refs if is_predictions(ref)]
     others = [ref for ref in refs if ref not in found]
     if not found or not others:
@@ -96,8 +92,6 @@ def _are_predictions(text: str, refs: Sequence[str]) -> bool:
 
 def _check_file(ref: str) -> None:
     """Say what is wrong with a file that is damaged or not there, instead of calling it a model."""
-    from hydractl.checkpoint import read_header
-
     if not Path(ref).exists():
         raise InputError(f"no such file: {ref}")
     if Path(ref).is_file():
@@ -106,9 +100,6 @@ def _check_file(ref: str) -> None:
 
 def _stored(name: str | None, refs: Sequence[str], settings: EvalSettings, log: Log) -> Stored:
     """The row of one predictions file, or of several as one ensemble."""
-    from hydractl.predictions.joined import Joined
-    from hydractl.predictions.reading import read_predictions
-
     parts = [read_predictions(ref) for ref in refs]
     name = name or "+".join(Path(ref).stem for ref in refs)
     if len(parts) == 1:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluate.contenders import Batches
-from hydractl.evaluate.sets import EvalSet, called
+from hydractl.evaluate.eval_set import EvalSet
+from hydractl.evaluate.sets import called
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, samples_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydractl.evaluate.eval_set import CORRUPTION, EvalSet
 from hydractl.evaluate.rows import BY_SEVERITY
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
+from hydractl.evaluate.sets import chosen_on, tested
 from hydractl.metrics.summary import row_keys
 from hydractl.settings import EvalSettings
 

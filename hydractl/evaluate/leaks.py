@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from hydractl.errors import InputError
 from hydractl.evaluate.contenders import Contender
-from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, called, chosen_on, tested
+from hydractl.evaluate.eval_set import VAL, VAL_OOD, EvalSet
+from hydractl.evaluate.sets import called, chosen_on, tested
 from hydractl.evaluate.stored import Stored
-from hydractl.seen import Entry, entry, marked, told
+from hydractl.files.fingerprints import Entry, entry, marked, told
 
 Seen = dict[str, dict[str, int]]
 """By row and data set, how many of its samples the row has seen; what is 0 is left out."""
@@ -49,7 +50,7 @@ def seen_samples(contenders: Sequence[Contender], sets: Sequence[EvalSet], *, al
 
 
 def chosen_entries(sets: Sequence[EvalSet]) -> list[Entry]:
-    """What this command chooses on, as :mod:`hydractl.seen` notes it."""
+    """What this command chooses on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
         entry("eval", role, one.dataset)
         for role in (VAL, VAL_OOD)

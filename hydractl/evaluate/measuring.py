@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hydractl.evaluate.choosing import Chosen, choose
 from hydractl.evaluate.contenders import Contender, Running
+from hydractl.evaluate.eval_set import CORRUPTION, EvalSet
 from hydractl.evaluate.gathering import Gathered, Sink, gather
 from hydractl.evaluate.leaks import chosen_entries
+from hydractl.evaluate.predictions.lines import write_lines
+from hydractl.evaluate.predictions.reading import is_predictions, read_predictions
+from hydractl.evaluate.predictions.store import PredictionsWriter
 from hydractl.evaluate.rows import row_of
 from hydractl.evaluate.running import Reading, predictions_writer
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
+from hydractl.evaluate.sets import chosen_on, tested
 from hydractl.evaluate.stored import Stored
+from hydractl.files.atomic import Output, write_with
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
-from hydractl.predictions.lines import write_lines
-from hydractl.predictions.reading import is_predictions, read_predictions
-from hydractl.predictions.store import PredictionsWriter
-
-if TYPE_CHECKING:
-    from hydractl.atomic import Output
-    from hydractl.settings import EvalSettings
+from hydractl.settings import EvalSettings
 
 
 class Measuring:
@@ -159,10 +160,6 @@ class Measuring:
 
     def write_calibrated(self, contender: Contender, output: Output) -> Path:
         """The checkpoint of a contender with what was chosen for it in its description."""
-        from hydractl.atomic import write_with
-        from hydractl.checkpoint import write_tensors
-        from hydractl.seen import merged
-
         assert isinstance(contender, Running)  # check_writable() has been here
         (source,) = contender.argument.sources
         chosen = self._chosen[contender.name]

@@ -8,8 +8,9 @@ from typing import Any
 
 from hydractl.evaluate.choosing import Chosen
 from hydractl.evaluate.contenders import Contender
+from hydractl.evaluate.eval_set import CORRUPTION, EvalSet
 from hydractl.evaluate.gathering import Gathered
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
+from hydractl.evaluate.sets import chosen_on, tested
 from hydractl.metrics.curves import curves
 from hydractl.metrics.rows import id_block, row_blocks
 from hydractl.metrics.samples import Samples

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hydractl.data.batching import cheap_order
 from hydractl.evaluate.contenders import Batches, Contender, Running
-from hydractl.evaluate.sets import EvalSet
+from hydractl.evaluate.eval_set import EvalSet
+from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 from hydractl.log import Log
-from hydractl.predictions.store import PredictionsWriter, SetEntry
-
-if TYPE_CHECKING:
-    from hydractl.settings import EvalSettings
+from hydractl.settings import EvalSettings
 
 Reader = Callable[[EvalSet], Batches]
 """The logits of a data set, batch by batch."""
@@ -67,8 +66,6 @@ class Reading:
 
     def _kept(self, writer: PredictionsWriter, index: int, one: EvalSet) -> tuple[list[list[int]], list[int]]:
         """The batches of the unbroken run that the file has whole, and the samples of the others."""
-        from hydractl.data.batching import cheap_order
-
         assert isinstance(self._contender, Running) and one.dataset is not None
         size, order = self._contender.batch_size, cheap_order(one.dataset)
         missing = writer.missing(index)

@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
+from hydractl.data.corrupted import corruption_sets
+from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.errors import InputError
-
-if TYPE_CHECKING:
-    from hydractl.data.base import Dataset
-    from hydractl.data.suites import FoundSuite
-    from hydractl.evaluate.contenders import Contender
-    from hydractl.settings import EvalSettings, OodSet
-
-ID, OOD, VAL, VAL_OOD, CORRUPTION = "id", "ood", "val", "val_ood", "corruption"
-
-
-@dataclass(frozen=True)
-class EvalSet:
-    """One data set.
-
-    Attributes:
-        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
-        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
-        group: of an OOD set: ``near``, ``far`` or None.
-        spec: where it was opened from.
-        ids: one for each sample.
-        labels: int64 ``[N]``; None where unlabelled or not asked for.
-        fingerprint: of its samples, their order and labels.
-        dataset: the samples; None where only predictions of them are at hand.
-    """
-
-    name: str
-    role: str
-    group: str | None
-    spec: str
-    ids: Sequence[str]
-    labels: npt.NDArray[np.int64] | None
-    fingerprint: str
-    dataset: Dataset | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands under ``data`` in the answer."""
-        from hydractl.data.skipping import skipped_document
-        from hydractl.data.suites import id_list_of
-
-        found: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
-        if self.role == ID and id_list_of(self.spec) is not None:
-            found["list"] = id_list_of(self.spec)
-        if self.dataset is not None and skipped_document(self.dataset) is not None:
-            found["skipped"] = skipped_document(self.dataset)
-        return found
+from hydractl.evaluate.contenders import Contender
+from hydractl.evaluate.eval_set import CORRUPTION, ID, OOD, VAL, VAL_OOD, EvalSet
+from hydractl.jsonio import read_json_file
+from hydractl.model.agreement import label_differences
+from hydractl.settings import EvalSettings, OodSet
 
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
@@ -78,9 +35,6 @@ def open_sets(settings: EvalSettings, contenders: Sequence[Contender], suite: Fo
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
-    from hydractl.data import open_data
-    from hydractl.data.corrupted import corruption_sets
-
     labels = _class_names(contenders)
     reads = {one.name: one.reads for one in contenders if one.reads is not None}
     given: dict[str, Any] = {"limit": settings.limit, "reads": reads, "on_bad": settings.on_bad}
@@ -111,8 +65,6 @@ def find_ood_suite(settings: EvalSettings) -> FoundSuite | None:
     Raises:
         InputError: listing those that are missing.
     """
-    from hydractl.data.suites import find_suite
-
     choice = settings.suite()
     if choice is None:
         return None
@@ -174,8 +126,6 @@ def _check_classes(one: EvalSet, contender: Contender) -> None:
 
 
 def _label_map(path: str | None) -> Mapping[str, str] | None:
-    from hydractl.models import read_json_file
-
     if path is None:
         return None
     found = read_json_file(path)
@@ -190,8 +140,6 @@ def _class_names(contenders: Sequence[Contender]) -> Sequence[str] | None:
     Raises:
         InputError: listing the models that differ from the first.
     """
-    from hydractl.fusion.plan import label_differences
-
     first = contenders[0]
     known = next((one.labels for one in contenders if one.labels is not None), None)
     problems = []

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
 from hydractl.evaluate.contenders import Batches, Contender, chosen_before
-from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
-from hydractl.seen import Entry
-
-if TYPE_CHECKING:
-    from hydractl.predictions.joined import Joined
-    from hydractl.predictions.reading import Predictions
+from hydractl.evaluate.eval_set import CORRUPTION, ID, OOD, EvalSet
+from hydractl.evaluate.predictions.joined import Joined
+from hydractl.evaluate.predictions.reading import Predictions
+from hydractl.files.fingerprints import Entry
 
 
 class Stored(Contender):

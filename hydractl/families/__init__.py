@@ -7,9 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
+from hydractl.files.description import Description
 
 if TYPE_CHECKING:
-    from hydractl.description import Description
     from hydractl.families.base import ModelFamily
 
 # family name -> module that defines FAMILY; a module is imported when its family is first met

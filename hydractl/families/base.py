@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hydractl.checkpoint import TensorSource
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import Site, parse_json
-from hydractl.projections import HeadWeights
+from hydractl.files.checkpoint import TensorSource
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import parse_json
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""
@@ -48,7 +49,7 @@ class Stages:
         reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
             where it looks at all of them.
         per_sample: which entries of the context have the samples in dimension 0.
-        tower: as in :class:`hydractl.heads.Site`.
+        tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
     """

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import canonical_json
 from hydractl.errors import InputError
 from hydractl.families.base import first_line
-from hydractl.heads import shown
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl._torchvision import declare_operators
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf_architectures import (
@@ -28,8 +27,10 @@ from hydractl.families.hf_architectures import (
 from hydractl.families.hf_folder import WEIGHTS, download, open_folder
 from hydractl.families.hf_images import image_collate, image_format, random_pixels, write_processor
 from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
-from hydractl.heads import Site, shown
-from hydractl.projections import HeadWeights
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import shown
 
 declare_operators()
 
@@ -38,7 +39,7 @@ from transformers.masking_utils import create_bidirectional_mask  # noqa: E402
 
 
 class _InPlace(nn.Module):
-    """:class:`hydractl.attention.HeadAttention` with the call and the answer of the library's attention."""
+    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of the library's attention."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl._torchvision import declare_operators
-from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError
 from hydractl.families.base import ImageFormat, first_line
-from hydractl.heads import shown
+from hydractl.families.pixels import in_mode
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import shown
 
 declare_operators()
 

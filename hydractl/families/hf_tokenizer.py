@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import MAX_HEADER_BYTES, canonical_json
 from hydractl.errors import InputError
 from hydractl.families.base import first_line
-from hydractl.heads import shown
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import MAX_HEADER_BYTES
+from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
 

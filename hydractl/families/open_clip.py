@@ -13,17 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl._torchvision import declare_operators
 from hydractl.errors import UsageError
 from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages
-from hydractl.families.open_clip_folder import (
-    CONFIG,
-    WEIGHTS,
-    download,
-    drawn_weights,
-    open_folder,
-    random_model,
-)
+from hydractl.families.open_clip_folder import CONFIG, WEIGHTS, download, drawn_weights, open_folder, random_model
 from hydractl.families.open_clip_inputs import (
     filled_templates,
     image_collate,
@@ -33,8 +25,9 @@ from hydractl.families.open_clip_inputs import (
     tokenizer_of,
 )
 from hydractl.families.open_clip_models import blocks_of, skeleton, text_stages, text_tower, visual_stages
-from hydractl.heads import Site
-from hydractl.projections import HeadWeights
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
 
 declare_operators()
 
@@ -53,7 +46,7 @@ _HEAD_NORMS = {"ln_q": "q_norm", "ln_k": "k_norm"}
 
 
 class _InPlace(nn.Module):
-    """:class:`hydractl.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
+    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()

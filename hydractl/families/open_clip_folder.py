@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import DictTensors, FileTensors, read_header
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import LoadedModel, read_config
 from hydractl.families.open_clip_inputs import image_preprocess
 from hydractl.families.open_clip_models import SECTIONS, skeleton
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
 
 declare_operators()
 

@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import canonical_json
-from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import first_line
-from hydractl.heads import shown
+from hydractl.families.pixels import in_mode
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
 

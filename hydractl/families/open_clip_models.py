@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import canonical_json
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_line, first_tokens
 from hydractl.families.open_clip_inputs import tokenizer_of
-from hydractl.heads import shown
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
 

@@ -17,9 +17,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, read_header
-from hydractl.data.pixels import in_mode
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import (
     ImageFormat,
@@ -31,8 +28,12 @@ from hydractl.families.base import (
     first_tokens,
     read_config,
 )
-from hydractl.heads import Site, shown
-from hydractl.projections import HeadWeights
+from hydractl.families.pixels import in_mode
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import TensorInfo, tensor_info
 from hydractl.families.base import attention_names
-from hydractl.heads import Site
-from hydractl.models import Source
-from hydractl.projections import PER_HEAD, HeadWeights
-from hydractl.slicing import meta_tensor
+from hydractl.files.checkpoint import TensorInfo, tensor_info
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import PER_HEAD, HeadWeights
+from hydractl.model.slicing import meta_tensor
+from hydractl.model.source import Source
 
 Owners = Sequence[tuple[int, int]]
 """For every head of a site that any member has, ascending: a member that has it, and its position there."""

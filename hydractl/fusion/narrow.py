@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention
-from hydractl.checkpoint import TensorSource, page_buffer, torch_dtype
-from hydractl.fusion.runtime import HydraModel
+from hydractl.files.checkpoint import TensorSource, page_buffer, torch_dtype
+from hydractl.model.attention import HeadAttention
+from hydractl.model.runtime import HydraModel
 
 _NARROW = (torch.float16, torch.bfloat16)
 

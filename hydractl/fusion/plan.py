@@ -7,23 +7,23 @@ differ. Heads are compared one by one, because members may have the same heads o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import TensorInfo, read_piece, torch_dtype
-from hydractl.description import Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
+from hydractl.files.checkpoint import TensorInfo, read_piece, torch_dtype
+from hydractl.files.description import Description
+from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.fusion.common import UnitedHeads, common_heads, equal_names
-from hydractl.members import member_name
-from hydractl.models import Source
-from hydractl.seen import merged as merged_seen
+from hydractl.model.agreement import _both, label_differences, preprocess_differences
+from hydractl.model.members import member_name
+from hydractl.model.source import Source
 
-_SHORT = 80
 _PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
 
@@ -209,31 +209,3 @@ def _differences(a: Source, b: Source) -> list[str]:
         if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
     ][:3]
     return found
-
-
-def _both(one: Any, two: Any) -> tuple[Any, Any]:
-    """Two values to compare; where one is unknown they agree."""
-    return (None, None) if one is None or two is None else (one, two)
-
-
-def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In what two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
-    found = []
-    for key in dict.fromkeys([*a, *b]):
-        if a.get(key) != b.get(key):
-            values = [repr(settings.get(key)) for settings in (a, b)]
-            plain = max(map(len, values)) <= _SHORT
-            found.append(f"preprocessing {key} {values[1]}, not {values[0]}" if plain else f"another {key}")
-    return found
-
-
-def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
-    """In what two lists of class names differ, in words; empty when they agree or one is unknown."""
-    if a is None or b is None or list(a) == list(b):
-        return []
-    if len(a) != len(b):
-        return [f"{len(b)} classes, not {len(a)}"]
-    if sorted(a) == sorted(b):
-        return ["the same classes in another order"]
-    index = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-    return [f"class {index} is {b[index]!r}, not {a[index]!r}"]

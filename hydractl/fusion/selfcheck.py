@@ -6,21 +6,20 @@ import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from hydractl.checkpoint import LentTensors, TensorInfo, TensorSource
 from hydractl.errors import HydraError
+from hydractl.files.checkpoint import LentTensors, TensorInfo, TensorSource
 from hydractl.fusion.narrow import compute_in_float32, storage_dtype
 from hydractl.fusion.plan import FusionPlan
-from hydractl.fusion.runtime import HydraModel, move, pooled_log_probs
 from hydractl.log import Log
-from hydractl.models import Source, resolve_device
-from hydractl.weights import check_finite
-
-if TYPE_CHECKING:
-    from hydractl.settings import FuseSettings
+from hydractl.model.checks import check_finite
+from hydractl.model.loading import resolve_device
+from hydractl.model.runtime import HydraModel, move, pooled_log_probs
+from hydractl.model.source import Source
+from hydractl.settings import FuseSettings
 
 BATCH = 4
 TOLERANCE = 1e-5

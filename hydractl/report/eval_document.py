@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.heads import shown
-from hydractl.report.document_check import (
+from hydractl.files.document_check import (
     Check,
     anything,
     count,
@@ -20,7 +19,8 @@ from hydractl.report.document_check import (
     record,
     text,
 )
-from hydractl.training.told import COURSE
+from hydractl.files.training_history import COURSE
+from hydractl.jsonio import read_json_file, shown
 
 SCHEMA = "hydractl.eval/1"
 _MOST_HEADS = 4096
@@ -161,8 +161,6 @@ def read_eval(path: str) -> dict[str, Any]:
     Raises:
         InputError: for anything else, listing what is wrong with it.
     """
-    from hydractl.models import read_json_file
-
     document = read_json_file(path)
     origin = "standard input" if path == "-" else path
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:

@@ -6,16 +6,16 @@ import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydractl.atomic import Output, file_path, storage_error, write_with
 from hydractl.errors import OutputError, UsageError
+from hydractl.files.atomic import Output, file_path, storage_error, write_with
 from hydractl.report.bench_plot import check_matplotlib
+from hydractl.report.eval_card import render_card
+from hydractl.report.eval_html import render
 from hydractl.report.eval_names import shown_name
 from hydractl.report.eval_plots import draw_picture, pictures, possible_files
-
-if TYPE_CHECKING:
-    from hydractl.settings.reporting import Reporting
+from hydractl.settings.reporting import Reporting
 
 
 class Reports:
@@ -30,7 +30,7 @@ class Reports:
         names: of the rows, in order.
 
     Raises:
-        OutputError: as :class:`hydractl.atomic.Output` does, for any of the files.
+        OutputError: as :class:`hydractl.files.atomic.Output` does, for any of the files.
         UsageError: for pictures without matplotlib, and a card about a row that is not there.
     """
 
@@ -73,13 +73,9 @@ def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
     """
     written = []
     if "report" in reports.outputs:
-        from hydractl.report.eval_html import render
-
         page = render(document)
         written.append(write_with(reports.outputs["report"], lambda handle: _put(handle, page)))
     if "card" in reports.outputs:
-        from hydractl.report.eval_card import render_card
-
         card = render_card(document, reports.card_row)
         written.append(write_with(reports.outputs["card"], lambda handle: _put(handle, card)))
     if any(name.endswith(".png") for name in reports.outputs):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from hydractl.report.chart import Figure
+from hydractl.report.chart_png import draw
 from hydractl.report.eval_comparisons import comparison_figures
 from hydractl.report.eval_figures import model_figures
 from hydractl.report.eval_names import file_names, shown_name
@@ -33,6 +34,4 @@ def pictures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure, str]]:
 
 def draw_picture(figure: Figure, heading: str, handle: IO[bytes]) -> None:
     """Draw one of :func:`pictures`."""
-    from hydractl.report.chart_png import draw
-
     draw(figure, handle, heading)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.atomic import storage_error
 from hydractl.errors import UsageError
+from hydractl.files.atomic import storage_error
 from hydractl.log import Log
 from hydractl.training.run_log import Thinned
 from hydractl.training.state import Saved

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hydractl.distributed import Processes
 from hydractl.log import Log
-from hydractl.processes import Processes
 from hydractl.training.interruptions import Interruptions
 from hydractl.training.keeping import Keeper
 from hydractl.training.run_log import RunLog

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from hydractl.errors import NonFiniteError
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
 from hydractl.training.course import Around, History, TrainingData
 from hydractl.training.loop import Training
-from hydractl.training.position import restore
 from hydractl.training.state import Saved
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 
 @dataclass
@@ -65,7 +62,7 @@ def train_each(
         model, data = make()
         run = Training(model, data, settings, lr, around)
         if saved is not None and "steps" in saved.progress:
-            restore(run, saved)
+            run.load_state_dict(saved)
         saved = None
         if len(settings.lr) == 1:
             return Trained(run.run(), lr, [], run)

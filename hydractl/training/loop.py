@@ -6,25 +6,24 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydractl.baselines.snapshots import Cycles
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
-from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log, Progress
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
 from hydractl.training.course import Around, History, TrainingData
 from hydractl.training.losses import make_loss, steps_per_epoch
-from hydractl.training.position import position_of
+from hydractl.training.optimizer_state import load_optimizer, optimizer_tensors
+from hydractl.training.random_state import random_state, set_random_state
 from hydractl.training.schedule import factor, warmup_steps
+from hydractl.training.snapshots import Cycles
 from hydractl.training.state import Saved
 from hydractl.training.trained import make_optimizer, trained_by
 from hydractl.training.validation import Broken, validate
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -42,7 +41,7 @@ def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log
 
 
 class Training:
-    """One run of the loop, which can be saved after any step and taken up again (``training.position``).
+    """One run of the loop, which can be saved after any step and taken up again (:meth:`state_dict`).
 
     Args:
         model: trained in place.
@@ -92,7 +91,7 @@ class Training:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Train to the end, from the beginning or from where :func:`~hydractl.training.position.restore` has set it."""
+        """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it."""
         history = self.history
         with self._signals, self.around.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(history.steps)
@@ -272,13 +271,64 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save what :func:`hydractl.training.position.restore` needs. All processes call it at the same step.
+        """Save what :meth:`load_state_dict` needs. All processes call it at the same step.
 
         Raises:
             NonFiniteError: the weights are not finite; what was saved before is kept.
         """
         self._check_weights()
-        saved = position_of(self)
+        saved = self.state_dict()
         if saved is not None:
             extra = self.around.extra
             self.around.keeper.save(Saved({**saved.progress, **extra.progress}, {**saved.tensors, **extra.tensors}))
+
+    # --- saving and going on ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Saved | None:
+        """Everything that decides how the training goes on; None in processes other than the first.
+
+        All processes call it at the same step. Put back by :meth:`load_state_dict`, it gives the same bits as a
+        training without a break.
+        """
+        history, team = self.history, self.around.team
+        random = [bytes.fromhex(one) for one in team.gather(random_state(self.device).numpy().tobytes().hex())]
+        if team.rank:
+            return None
+        progress = {
+            "steps": history.steps,
+            "total": self.total,
+            "position": self.position,
+            "epochs": history.epochs,
+            "kept_epoch": history.kept_epoch,
+            "stopped_early": history.stopped_early,
+            "waited": self.waited,
+            "best": None if self.best is None else self.best[0],
+            "snapshots": len(self.snapshots),
+            "log": self.around.run_log.position(),
+        }
+        tensors = {
+            **{f"model.{name}": p.detach() for name, p in self.parameters.items()},
+            **{f"best.{name}": t for name, t in (self.best[1] if self.best else {}).items()},
+            **{f"optimizer.{name}": t for name, t in optimizer_tensors(self.optimizer).items()},
+            **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
+            **{f"snapshot.{index}.{n}": t for index, one in enumerate(self.snapshots) for n, t in one.items()},
+            "order": self.epoch_start,
+            "losses": torch.tensor(history.losses, dtype=torch.float64),
+        }
+        return Saved(progress, tensors)
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """Set a training, newly made from the same settings, to where another was saved."""
+        progress, history = saved.progress, self.history
+        self.put(saved.part("model."))
+        load_optimizer(self.optimizer, saved.part("optimizer."))
+        if progress["best"] is not None:
+            self.best = (progress["best"], {name: t.to(self.device) for name, t in saved.part("best.").items()})
+        self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
+        self.order.set_state(saved.tensors["order"])
+        history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
+        history.losses, history.stopped_early = saved.tensors["losses"].tolist(), progress["stopped_early"]
+        self.position, self.waited = progress["position"], progress["waited"]
+        random = saved.part("random.")
+        # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
+        set_random_state(random.get(str(self.around.team.rank), random["0"]), self.device)

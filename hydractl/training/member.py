@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.model.source import ModelOptions, open_sources
+from hydractl.settings import FinetuneSettings
 from hydractl.settings.words import words_of
 from hydractl.training.run_files import RunFiles
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 _REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
 _SUFFIXES = (".safetensors", ".st")
@@ -71,7 +69,6 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
     several = len(settings.model) > 1
     if settings.output is not None and not several:
         return [settings.output]
-    from hydractl.models import ModelOptions, open_sources
 
     folder = settings.output or ""
     return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
-from hydractl.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.source import Source
+from hydractl.settings import FinetuneSettings
 from hydractl.training.pairs import open_pairs
 from hydractl.training.start import drawn, with_drawn_head, with_new_head
-
-if TYPE_CHECKING:
-    from hydractl.models import Source
-    from hydractl.settings import FinetuneSettings
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydractl.atomic import Output, write_with
-from hydractl.checkpoint import DictTensors, TensorSource, torch_dtype, write_tensors
-from hydractl.fusion.runtime import HydraModel
-from hydractl.provenance import provenance
-from hydractl.seen import entry, merged
-from hydractl.slicing import zeroed
+from hydractl.files.atomic import Output, write_with
+from hydractl.files.checkpoint import DictTensors, TensorSource, torch_dtype, write_tensors
+from hydractl.files.fingerprints import entry, merged
+from hydractl.files.provenance import provenance
+from hydractl.model.checks import check_finite
+from hydractl.model.runtime import HydraModel
+from hydractl.model.slicing import zeroed
+from hydractl.settings import FinetuneSettings
 from hydractl.training.grid import Trained
 from hydractl.training.opening import Opened
-from hydractl.weights import check_finite
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 
 def write_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.captions import CaptionedImages
 from hydractl.data.text_cut import report_cut
 from hydractl.errors import InputError, UsageError
-from hydractl.fusion.runtime import HydraModel, move
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source
+from hydractl.settings import FinetuneSettings
 from hydractl.training.augment import Augmentation, Numbered
-
-if TYPE_CHECKING:
-    from hydractl.models import Source
-    from hydractl.settings import FinetuneSettings
 
 COUNTED = 100_000
 """Captions that are looked at before a training for whether they are too long."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydractl.data import batches
 from hydractl.data.base import PAIRS, Dataset
+from hydractl.distributed import Processes
 from hydractl.errors import UsageError
-from hydractl.fusion.runtime import HydraModel, move
-from hydractl.matching import known
-from hydractl.processes import Processes
+from hydractl.model.matching import known
+from hydractl.model.runtime import HydraModel, move
+from hydractl.settings import FinetuneSettings
 from hydractl.training.augment import Augmentation, Numbered
 from hydractl.training.course import Batches, TrainingData
 from hydractl.training.pairs import PairReader
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 CACHE_BYTES = 1 << 30
 """Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""

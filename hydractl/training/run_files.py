@@ -6,17 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydractl.atomic import file_path
-from hydractl.checkpoint import read_header
 from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.files.atomic import file_path
+from hydractl.files.checkpoint import read_header
 from hydractl.log import Log
+from hydractl.settings import FinetuneSettings
+from hydractl.training.board import Board, first_step
 from hydractl.training.run_log import FileLog, RunLog, Together
 from hydractl.training.state import START_OVER, Saved, StateFile, differences
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 # What the provenance of an output says beside what decided it.
 _RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end")
@@ -69,8 +68,6 @@ class RunFiles:
         if self.log is not None:
             logs.append(FileLog(self.log, None if saved is None else saved.progress["log"], about, log))
         if self.board is not None:
-            from hydractl.training.board import Board, first_step
-
             logs.append(Board(self.board, first_step(saved, about), log))
         return Together(logs) if logs else RunLog()
 

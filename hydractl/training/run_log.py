@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from hydractl.atomic import storage_error
 from hydractl.errors import OutputError
+from hydractl.files.atomic import storage_error
 from hydractl.log import Log
 
 SCHEMA = "hydractl.training-log/1"

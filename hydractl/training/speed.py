@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 
 
 def hasten(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import DictTensors, TensorInfo, TensorSource, tensor_info
 from hydractl.errors import UsageError
-from hydractl.heads import HeadMask
-from hydractl.slicing import sliced
-
-if TYPE_CHECKING:
-    from hydractl.models import Source
+from hydractl.files.checkpoint import DictTensors, TensorInfo, TensorSource, tensor_info, torch_dtype
+from hydractl.heads.mask import HeadMask
+from hydractl.model.slicing import sliced
+from hydractl.model.source import Source
 
 
 class Replaced:
@@ -88,8 +85,6 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tu
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> Replaced:
     """The weights with some of them replaced, each in the dtype it has."""
-    from hydractl.checkpoint import torch_dtype
-
     dtypes = {name: torch_dtype(source.tensors.info(name)) for name in tensors}
     return Replaced(source.tensors, {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl.atomic import Output, storage_error
-from hydractl.checkpoint import DictTensors, FileTensors, canonical_json, write_tensors
 from hydractl.errors import InputError, OutputError
-from hydractl.heads import shown
+from hydractl.files.atomic import Output, storage_error
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
+from hydractl.jsonio import canonical_json, shown
 from hydractl.log import Log
 
 SCHEMA = "hydractl.training/1"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.baselines.adapters import Adapter, adapter_of, remove_idle
 from hydractl.errors import UsageError
-from hydractl.fusion.runtime import HydraModel
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
+from hydractl.training.adapters.base import Adapter, adapter_of, remove_idle
 
 
 def adapt(model: HydraModel, settings: FinetuneSettings) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hydractl.distributed import Processes
 from hydractl.errors import NonFiniteError
-from hydractl.fusion.runtime import HydraModel
-from hydractl.processes import Processes
+from hydractl.model.runtime import HydraModel
 
 
 class Broken(Exception):

@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hydractl.bench import run
 from hydractl.bench.contenders import contenders
 from hydractl.bench.stock import StockModel, stock_cost, unsliced
-from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import UsageError
-from hydractl.fusion.opening import ModelArgument
+from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.runtime import HydraModel
-from hydractl.fusion.stored import member_source
 from hydractl.log import Log
-from hydractl.models import Source, build_model
-from hydractl.prune import pruned
+from hydractl.model.arguments import ModelArgument
+from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, member_source, pruned
 from hydractl.settings import BenchSettings
+from hydractl.verbs.bench import run
 from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
@@ -122,7 +121,7 @@ def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the library's model, by its own attention and not by hydractl's."""
-    monkeypatch.setattr("hydractl.attention.HeadAttention.forward", None)
+    monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)
     reference = stock(variant)
     source = source_of(reference, variant)
     model = StockModel(source, torch.device("cpu"))

@@ -14,14 +14,15 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from hydractl.bench import measuring, run
+from hydractl.bench import measuring
 from hydractl.bench.figures import timed
 from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.log import Log
-from hydractl.outcome import Outcome
 from hydractl.report.chart import COLOURS
 from hydractl.report.terminal import render
 from hydractl.settings import BenchSettings
+from hydractl.verbs.bench import run
+from hydractl.verbs.outcome import Outcome
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 MODELS = {"single": (1.0, "model", 1), "single.stock": (0.95, "stock", 1), "hydra": (2.5, "model", 3)}

@@ -30,8 +30,8 @@ from hydractl.circuit.slopes import (
 )
 from hydractl.circuit.subset import Subset, drawn
 from hydractl.errors import UsageError
-from hydractl.fusion.runtime import HydraModel
 from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.model.runtime import HydraModel
 from hydractl.settings.option import options_of
 from hydractl.settings.pruning import CircuitSettings
 from tests.circuit import naive

@@ -15,8 +15,8 @@ from hydractl.circuit.objective import OBJECTIVES, Measured
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.search import Found, GreedySearch, evaluations
 from hydractl.circuit.tally import Tally
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import HeadMask
+from hydractl.heads.mask import HeadMask
+from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
 from tests.pico import CLIP, mask_of, prune_source, source_of, stock, zero_columns
 

@@ -27,9 +27,9 @@ from hydractl.outcome import Outcome
 def run(settings, log):
 {body}
 
-module = types.ModuleType("hydractl.prune")
+module = types.ModuleType("hydractl.verbs.prune")
 module.run = run
-sys.modules["hydractl.prune"] = module
+sys.modules["hydractl.verbs.prune"] = module
 sys.exit(main(["prune", "a.st", "--method", "random", "--keep", "1", *sys.argv[1:]]))
 """
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hydractl.data import open_data
-from hydractl.predictions import reading
-from hydractl.predictions.joined import Joined
-from hydractl.predictions.reading import read_predictions
-from hydractl.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluate.predictions import reading
+from hydractl.evaluate.predictions.joined import Joined
+from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]
 OWN = {"members": 1, "classes": 3}

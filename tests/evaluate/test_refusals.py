@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.reading import read_predictions
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30"]
 

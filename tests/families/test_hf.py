@@ -16,13 +16,14 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import FileTensors
 from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import FileTensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.models import build_model, open_source
+from hydractl.model.loading import build_model
+from hydractl.model.source import open_source
 from tests.pico import (
     HF,
     PAIRS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.checkpoint import DictTensors
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.narrow import compute_in_float32, storage_dtype
 from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from hydractl.checkpoint import DictTensors
 from hydractl.errors import HydraError
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import FusedTensors, plan_fusion
 from hydractl.fusion.selfcheck import BATCH, self_check
 from hydractl.log import Log
-from hydractl.models import Source
+from hydractl.model.source import Source
 from tests.pico import logits, mask_of, merged_names, prune_source, source_of, stock, zero_columns
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]

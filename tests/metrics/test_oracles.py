@@ -15,7 +15,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 from hydractl.metrics import calibration, classification, diversity, ood, selective
 from hydractl.metrics.probabilities import pooled_log_probs, pooled_probabilities
 from hydractl.metrics.samples import Samples, samples_of

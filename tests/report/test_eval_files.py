@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 
-from hydractl.atomic import Output
 from hydractl.errors import OutputError, UsageError
+from hydractl.files.atomic import Output
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import Reports, write_reports

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.checkpoint import DictTensors
+from hydractl.distributed import Processes
 from hydractl.errors import UsageError
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import HeadMask
+from hydractl.files.checkpoint import DictTensors
+from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.models import Source, open_source
-from hydractl.processes import Processes
+from hydractl.model.runtime import HydraModel
+from hydractl.model.slicing import sliced
+from hydractl.model.source import Source, open_source
 from hydractl.settings import FinetuneSettings
-from hydractl.slicing import sliced
 from hydractl.training.course import TrainingData
 from hydractl.training.loop import train
 from hydractl.training.losses import contrastive

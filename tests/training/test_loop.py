@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from hydractl.errors import NonFiniteError, UsageError
-from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 from hydractl.settings import FinetuneSettings
 from hydractl.training.course import TrainingData
 from hydractl.training.loop import train

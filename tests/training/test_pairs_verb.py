@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
+from hydractl.files.checkpoint import FileTensors, read_header
 from hydractl.training import loop
 from tests.pico_clip import pico_clip, publish_clip
 

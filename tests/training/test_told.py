@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.checkpoint import read_header
 from hydractl.cli.app import main
-from hydractl.description import Description
+from hydractl.files.checkpoint import read_header
+from hydractl.files.description import Description
+from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
-from hydractl.training.told import training_text, trainings_of, unfinished
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
 from hydractl.data import open_data
+from hydractl.distributed import Processes
 from hydractl.errors import UsageError
-from hydractl.processes import Processes
+from hydractl.files.checkpoint import FileTensors, read_header
 from hydractl.settings import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.reading import training_data

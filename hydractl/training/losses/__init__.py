@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hydractl.distributed import Processes
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
+
 if TYPE_CHECKING:
-    from hydractl.fusion.runtime import HydraModel
-    from hydractl.processes import Processes
-    from hydractl.settings import FinetuneSettings
     from hydractl.training.losses.base import Loss
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from hydractl.fusion.runtime import HydraModel
-from hydractl.processes import Processes
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
+from hydractl.distributed import Processes
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
 
 
 class Loss(ABC):

@@ -9,19 +9,17 @@ computed again for its gradients, as in GradCache (Gao et al. 2021, arXiv 2101.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.fusion.runtime import HydraModel
-from hydractl.processes import Processes
+from hydractl.distributed import Processes
+from hydractl.model.runtime import HydraModel
+from hydractl.settings import FinetuneSettings
 from hydractl.training.losses.base import Loss
-
-if TYPE_CHECKING:
-    from hydractl.settings import FinetuneSettings
 
 ROWS = 4096
 """Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each

@@ -1,0 +1,196 @@
+"""``fuse --export``: files that run a model without hydractl, each checked against the model when it is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.export.check import compare, expectations
+from hydractl.export.formats import FORMATS, Format, Weights, metadata_of, relocated
+from hydractl.export.graph import Graph, traced
+from hydractl.families import classes_of
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import TensorSource, sha256_file
+from hydractl.files.description import Description
+from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
+
+MOST_IN_ONE_FILE = 2**31 - 2**26
+"""Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file to export.
+
+    Attributes:
+        kind: its format, a key of :data:`hydractl.export.formats.FORMATS`.
+        path: the file.
+        data: the file beside it that holds the weights, where they are too many for one file.
+    """
+
+    kind: str
+    path: Path
+    data: Path | None
+
+    @property
+    def format(self) -> Format:
+        """Its format."""
+        return FORMATS[self.kind]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of it."""
+        return [self.path] if self.data is None else [self.data, self.path]
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known of it before it is written."""
+        return {"format": self.kind, "path": str(self.path), **({} if self.data is None else {"data": str(self.data)})}
+
+
+def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
+    """Decide what to write, and check from headers alone that it can be.
+
+    Args:
+        kinds: formats.
+        stem: the paths of the files without their endings.
+        description: of the model.
+        tensors: its weights, which are not read.
+
+    Raises:
+        UsageError: for libraries that are not installed, and for a zero-shot model whose classes have no names.
+    """
+    if not kinds:
+        return []
+    for kind in kinds:
+        FORMATS[kind].require()
+    if classes_of(description) is None and not description.labels:
+        raise UsageError(
+            f"--export: {description.arch} has no classes of its own, and a file needs them",
+            hint="name them: --labels FILE",
+        )
+    large = 4 * sum(tensors.info(name).numel for name in tensors.names()) > MOST_IN_ONE_FILE
+    paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
+    return [
+        Target(kind, path, path.with_name(f"{path.name}.data") if kind == "onnx" and large else None)
+        for kind, path in paths.items()
+    ]
+
+
+def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
+    """The path of a fused checkpoint without its ending; where nothing is exported beside it, any will do.
+
+    Raises:
+        UsageError: for the ending of an exported file.
+    """
+    kind = path.suffix.removeprefix(".")
+    if kinds and kind in FORMATS:
+        raise UsageError(
+            f"--output {path}: the fused checkpoint is no {kind} file",
+            hint=f"-o {path.with_suffix('.st')} writes {path} beside it",
+        )
+    return path.with_name(path.name.removesuffix(".st"))
+
+
+@contextlib.contextmanager
+def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
+    """Claim all files before any work; those not committed when it is over are gone.
+
+    Raises:
+        OutputError: as :class:`hydractl.files.atomic.Output` does.
+    """
+    with contextlib.ExitStack() as stack:
+        yield Claim(
+            targets,
+            {file: stack.enter_context(Output(file, force=force)) for target in targets for file in target.files},
+        )
+
+
+class Claim:
+    """Exported files on their way.
+
+    Args:
+        targets: what to write.
+        outputs: every file of them, claimed.
+    """
+
+    def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
+        self._targets, self._outputs = targets, outputs
+
+    def write(self, build: Callable[[], HydraModel], origins: list[str], seed: int, log: Log) -> list[dict[str, Any]]:
+        """Write every file under its temporary name and check it.
+
+        Args:
+            build: makes the model, on the CPU and in float32; what it gives is used up.
+            origins: SHA-256 of the models it was made of.
+            seed: draws the inputs of the check.
+            log: told of every file.
+
+        Returns:
+            For each target, what it is, its inputs, size and SHA-256, and the result of its check.
+
+        Raises:
+            HydraError: where a file does not run, or differs from the model.
+        """
+        if not self._targets:
+            return []
+        model = build()
+        longest = _longest(model.description)
+        expected = expectations(model, longest, seed)
+        metadata = metadata_of(model.description, origins)
+        graph = traced(model, longest)
+        found = []
+        with log.progress("export", len(self._targets), "files") as progress:
+            for target in self._targets:
+                self._fill(target, graph, metadata)
+                run, runtime = target.format.runner(self._outputs[target.path].temporary)
+                check = compare(target.path, run, runtime, expected)
+                self._settle(target)
+                log.detail(f"{target.path}: {runtime} agrees with the model")
+                found.append({**target.to_json(), **self._facts(target), "inputs": graph.inputs(), "check": check})
+                progress.advance()
+        return found
+
+    def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
+        """Write the files of one target under their temporary names, by which they also find each other."""
+        with contextlib.ExitStack() as stack:
+            handle, data = stack.enter_context(self._outputs[target.path].opened()), None
+            if target.data is not None:
+                beside = self._outputs[target.data]
+                data = Weights(stack.enter_context(beside.opened()), beside.temporary.name)
+            target.format.write(graph, metadata, handle, data)
+            handle.flush()
+            if data is not None:
+                data.handle.flush()
+
+    def _settle(self, target: Target) -> None:
+        """Let the graph find its weights under the name that they will have."""
+        if target.data is None:
+            return
+        output = self._outputs[target.path]
+        content = relocated(output.temporary, self._outputs[target.data].target.name)
+        with output.opened() as handle:
+            handle.write(content)
+            handle.flush()
+
+    def _facts(self, target: Target) -> dict[str, Any]:
+        temporary = [self._outputs[file].temporary for file in target.files]
+        return {
+            "bytes": sum(file.stat().st_size for file in temporary),
+            "sha256": sha256_file(self._outputs[target.path].temporary),
+        }
+
+    def commit(self) -> list[Path]:
+        """Put every file in its place; returns them."""
+        return [self._outputs[file].commit() for target in self._targets for file in target.files]
+
+
+def _longest(description: Description) -> int | None:
+    """Tokens of a text that the model itself can take; None for images."""
+    if description.reads != "text":
+        return None
+    return int(description.preprocess["tokenizer"]["model_max_length"])

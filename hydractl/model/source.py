@@ -1,0 +1,388 @@
+"""From what a person writes as MODEL to a model that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydractl.data.names import read_labels, read_prompts
+from hydractl.errors import InputError, UsageError
+from hydractl.families import MODULES, classes_of, get_family
+from hydractl.families.base import LoadedModel, ModelFamily
+from hydractl.files.checkpoint import FileTensors, Header, TensorSource, read_header, sha256_file
+from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.heads.mask import HeadMask, Site
+from hydractl.jsonio import canonical_json
+from hydractl.model.checks import check_tensors
+from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
+from hydractl.model.slicing import sliced, zeroed
+from hydractl.settings.common import Common
+
+_HUB = {"timm": "timm", "hf": "hf", "open_clip": "open_clip"}
+_BY_NAME = ("timm", "open_clip")  # families that can build an architecture from its name alone
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a command says about the models it opens.
+
+    Attributes:
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of a model that has none (``pretrained=0``).
+        max_length: tokens of a text at most; None: what the checkpoint says.
+        labels: class names; None: those of the checkpoint.
+        prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
+            the paper's.
+    """
+
+    arch: str | None = None
+    seed: int = 0
+    max_length: int | None = None
+    labels: Sequence[str] | None = None
+    prompt: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, settings: Common) -> ModelOptions:
+        """What the options of a verb say; reads the files of ``--labels`` and ``--prompt``, or what is built in.
+
+        Raises:
+            InputError: for a file that holds no class names or templates.
+            UsageError: for a name that is both a file and built in.
+        """
+        labels = None if settings.labels is None else read_labels(settings.labels)
+        return cls(settings.arch, settings.seed, settings.max_length, labels, tuple(read_prompts(settings.prompt)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found and checked by its header, its weights not yet read.
+
+    Attributes:
+        name: what to call it in tables and file names.
+        sha256: of the file, or of the description and weights of a model that is no single file.
+        description: what the model says of itself.
+        tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
+        file_bytes: size of the checkpoint file, or None.
+    """
+
+    name: str
+    sha256: str
+    description: Description
+    tensors: TensorSource
+    file_bytes: int | None = None
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family of the model."""
+        return get_family(self.description.family)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention blocks of the model."""
+        return self.family.sites(self.description.config)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for a zero-shot model whose classes have not been named."""
+        return classes_of(self.description)
+
+
+_PLAIN = ModelOptions()
+
+
+def split_model(text: str) -> tuple[str | None, list[str]]:
+    """Split ``[NAME=]REF[+REF...]`` into its name and its references.
+
+    What exists as a file is that file, so names with ``=`` or ``+`` in them work.
+
+    Raises:
+        UsageError: for a member without a name.
+    """
+    name: str | None = None
+    refs = _references(text)
+    head, equals, rest = text.partition("=")
+    if equals and head and not os.path.exists(refs[0]) and not any(c in head for c in "/:?"):
+        name, refs = head, _references(rest)
+    if not all(refs):
+        raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
+    return name, refs
+
+
+def _references(text: str) -> list[str]:
+    """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
+    pieces, refs = text.split("+"), []
+    while pieces:
+        # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
+        count = next((n for n in range(len(pieces), 1, -1) if os.path.exists("+".join(pieces[:n]))), 1)
+        refs.append("+".join(pieces[:count]))
+        pieces = pieces[count:]
+    return refs
+
+
+def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
+    """Find one model by its reference and check everything that its header can tell.
+
+    Args:
+        ref: a file, a folder or a name.
+        options: what is said about it beside that.
+        name: what to call it; None: after the reference.
+
+    Raises:
+        InputError: for a file, folder or name that is no model of a supported family.
+        UsageError: for a reference that cannot be understood, or an option that the model does not take.
+    """
+    source = _find(ref, options.arch, options.seed, name)
+    if options.max_length is not None:
+        source = _with_max_length(source, options.max_length)
+    if options.labels is not None or options.prompt:
+        source = with_labels(source, options.labels, options.prompt)
+    return source
+
+
+def _with_max_length(source: Source, tokens: int) -> Source:
+    """The source whose texts are cut at another length. What is made of it keeps that length."""
+    description = source.description
+    if description.reads != "text":
+        raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")
+    preprocess = {**description.preprocess, "max_length": tokens}
+    try:
+        source.family.collate(preprocess)  # knows what the model takes
+    except InputError as error:
+        raise UsageError(f"--max-length {tokens}: {source.name}: {error.message}") from error
+    return replace(source, description=replace(description, preprocess=preprocess))
+
+
+def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[str] = ()) -> Source:
+    """The source with other class names, or other prompts of them. What is made of it keeps them.
+
+    Args:
+        source: a classifier, or a zero-shot model.
+        labels: class names; None: those it has.
+        prompt: templates, for a zero-shot model only; empty: those it has, or the paper's.
+
+    Raises:
+        UsageError: for another number of names than the classifier has classes, a prompt where there is a classifier,
+            and templates without a place for the name.
+    """
+    description, family = source.description, source.family
+    names = description.labels if labels is None else list(labels)
+    own = family.classes(description.config)
+    if own is not None:
+        if prompt:
+            raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
+        if names is not None and len(names) != own:
+            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
+        return replace(source, description=replace(description, labels=names))
+    templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
+    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    return replace(source, description=replace(description, labels=names, prompt=templates))
+
+
+def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
+    kind, _, rest = ref.partition(":")
+    if kind in _HUB and rest:
+        return _open_name(_HUB[kind], rest, seed, name)
+    path = Path(ref)
+    if os.path.isdir(path):
+        return _open_folder(path, name)
+    if path.suffix.lower() in _PICKLES:
+        raise InputError(
+            f"{path} may hold a pickle, which hydractl never opens",
+            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+        )
+    if not os.path.exists(path):
+        raise InputError(f"no such model: {ref}", hint=_model_hint(path))
+    header = read_header(path)
+    document = header.description
+    if document is None:
+        return _open_bare(path, header, arch, seed, name)
+    return _open_file(path, header, Description.from_json(document, str(path)), name)
+
+
+def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
+    """Open several references, reporting the problems of all of them at once."""
+    sources: list[Source] = []
+    failures: list[InputError] = []
+    for ref in refs:
+        try:
+            sources.append(open_source(ref, options))
+        except InputError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        problems = [p for f in failures for p in (f.message, *f.problems)]
+        raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
+    return sources
+
+
+def _model_hint(path: Path) -> str:
+    near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
+    return (
+        f"checkpoints there: {', '.join(near)}"
+        if near
+        else "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+    )
+
+
+def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
+    bare, _, query = rest.partition("?")
+    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
+    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"), None)
+
+
+def _parse_query(query: str) -> dict[str, Any]:
+    """``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
+    import yaml
+
+    options: dict[str, Any] = {}
+    for part in query.split("&") if query else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            hint = "write timm:NAME?key=value&key=value"
+            raise UsageError(f"cannot read {part!r} in the options of a model", hint=hint)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"cannot read the value of {part!r} in the options of a model") from None
+    if "pretrained" in options:
+        options["pretrained"] = bool(options["pretrained"])
+    return options
+
+
+def _open_folder(path: Path, name: str | None) -> Source:
+    for family_name in MODULES:
+        loaded = get_family(family_name).load_folder(path)
+        if loaded is None:
+            continue
+        name = name or path.resolve().name
+        if not isinstance(loaded.tensors, FileTensors):
+            return _from_loaded(family_name, loaded, name, None)
+        header = loaded.tensors.header
+        if header.description is not None:
+            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+            description = Description.from_json(header.description, str(path))
+            return _open_file(loaded.tensors.path, header, description, name)
+        return _from_loaded(family_name, loaded, name, loaded.tensors.path)
+    raise InputError(
+        f"{path} is not a published model folder of a supported family",
+        hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
+        "open_clip holds open_clip_config.json and open_clip_model.safetensors",
+    )
+
+
+def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: str | None) -> Source:
+    """A safetensors file that does not describe itself, with ``--arch`` to say what it is."""
+    if arch is None:
+        raise InputError(
+            f"{path} does not describe itself", hint="say what it is, for example: --arch timm:vit_base_patch16_224"
+        )
+    kind, _, rest = arch.partition(":")
+    if kind not in _BY_NAME or not rest:
+        raise UsageError(
+            f"cannot read --arch {arch!r}",
+            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
+        )
+    bare, _, query = rest.partition("?")
+    options = {**_parse_query(query), "pretrained": False}
+    loaded = get_family(_HUB[kind]).load_name(bare, options, seed)
+    return _from_loaded(_HUB[kind], replace(loaded, tensors=FileTensors(path, header)), name or path.stem, path)
+
+
+def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | None) -> Source:
+    family = get_family(family_name)
+    description = Description(
+        kind="dense",
+        family=family_name,
+        family_version=family.version,
+        arch=loaded.arch,
+        config=loaded.config,
+        preprocess=loaded.preprocess,
+        labels=loaded.labels,
+        masks=[HeadMask.full(family.sites(loaded.config))],
+    )
+    check_tensors(name, loaded.tensors, family, description)
+    if path is not None:
+        digest, size = _sha256(path, loaded.tensors), path.stat().st_size
+    else:
+        digest, size = _digest(description, loaded.tensors), None
+    return Source(name, digest, description, loaded.tensors, size)
+
+
+def _sha256(path: Path, tensors: TensorSource) -> str:
+    """Of a file; its tensors, where they are read from it as they are, then know whether they are finite as well."""
+    return tensors.scan().sha256 if isinstance(tensors, FileTensors) else sha256_file(path)
+
+
+def _digest(description: Description, tensors: TensorSource) -> str:
+    import torch
+
+    digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
+    for tensor_name in tensors.names():
+        digest.update(tensor_name.encode())
+        digest.update(tensors.read(tensor_name).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _open_file(path: Path, header: Header, description: Description, name: str | None) -> Source:
+    family = get_family(description.family)
+    sites = family.sites(description.config)
+    file = FileTensors(path, header)
+    tensors: TensorSource = file
+    if description.layout == "zeroed":
+        check_tensors(str(path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
+        tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
+    else:
+        check_tensors(str(path), tensors, family, description)
+    return Source(name or path.stem, _sha256(path, file), description, tensors, path.stat().st_size)
+
+
+def member_source(source: Source, member: int) -> Source:
+    """One member of a fused checkpoint as a model of its own.
+
+    Args:
+        source: of a fused model.
+        member: its number, from 0.
+
+    Returns:
+        A pruned model that holds what the fused model holds for this member, averaged weights included.
+    """
+    description, family, sites = source.description, source.family, source.sites
+    held = held_mask(description.masks, member, sites_stored_once(source.tensors, family, sites))
+    mask = description.masks[member]
+    return replace(
+        source,
+        name=f"{source.name}.member{member}",
+        description=replace(
+            description,
+            kind="dense" if mask.is_full else "pruned",
+            masks=[mask],
+            merge=None,
+            members=(),
+            extra={},
+        ),
+        tensors=sliced(MemberTensors(source.tensors, member), family, sites, held, mask),
+        file_bytes=None,
+    )
+
+
+def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:
+    """Description and tensors of the source with only the heads of ``mask``, before anything is written."""
+    present = source.description.mask
+    if any(not set(mask.kept[p]) <= set(present.kept[p]) for p in present.kept):
+        raise InputError("the mask keeps heads that the model no longer has")
+    cut = sliced if layout == "sliced" else zeroed
+    description = replace(
+        source.description,
+        kind="dense" if mask.is_full else "pruned",
+        family_version=source.family.version,
+        masks=[mask],
+        layout=layout,
+        extra={},
+    )
+    return description, cut(source.tensors, source.family, source.sites, present, mask)

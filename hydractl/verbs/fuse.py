@@ -1,0 +1,149 @@
+"""``hydractl fuse``: several checkpoints of one architecture become one model (paper section 4.2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
+from hydractl.export.targets import Claim, claimed, plan_exports, stem_beside
+from hydractl.files.atomic import Output, check_outputs, file_path, write_with
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.provenance import provenance
+from hydractl.fusion.plan import FusionPlan, plan_fusion
+from hydractl.fusion.selfcheck import self_check
+from hydractl.fusion.sharing import shared_parts
+from hydractl.log import Log
+from hydractl.model.cost import cost_of, dense_macs
+from hydractl.model.loading import build_model, resolve_device
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.settings import FuseSettings
+from hydractl.verbs.outcome import Outcome
+
+
+def run(settings: FuseSettings, log: Log) -> Outcome:
+    """Plan, write and check a fused model, or export one model as it is."""
+    resolve_device(settings.device)
+    sources = open_sources(settings.model, ModelOptions.of(settings))
+    if settings.only_exports:
+        return run_alone(settings, sources[0], log)
+    path = file_path(settings.output) if settings.output else default_name(settings.merge)
+    stem = stem_beside(path, settings.export)
+    check_outputs([path], force=settings.force)  # before any weight is read
+    plan = plan_fusion(sources, settings.merge)
+    for warning in plan.warnings:
+        log.warn(warning)
+    targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
+    document = _document(plan, sources, path)
+    if targets:
+        document["exports"] = [target.to_json() for target in targets]
+    dense = dense_macs(plan.description)
+    fused = cost_of(plan.description, plan.tensors)
+    document["shared"] = shared_parts(plan)
+    document["cost"] = {
+        "single": cost_of(sources[0].description, sources[0].tensors),
+        "fused": fused,
+        "dense_macs": dense,
+        "mac_ratio": fused["macs"] / dense,
+    }
+    if settings.dry_run:
+        check_outputs([path, *(file for target in targets for file in target.files)], force=settings.force)
+        return Outcome({**document, "dry_run": True})
+    with Output(path, force=settings.force) as output, claimed(targets, force=settings.force) as claim:
+        return _write(plan, sources, output, claim, document, settings, log)
+
+
+def default_name(merge: list[str]) -> Path:
+    """``hydra.st``, or ``hydra.unmerged.st`` where every member stays whole."""
+    return Path("hydra.st" if merge else "hydra.unmerged.st")
+
+
+def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, Any]:
+    counts = {
+        "averaged": plan.elements(plan.averaged),
+        "equal": plan.elements(plan.shared),
+        "per_member": plan.elements(plan.own),
+    }
+    return {
+        "schema": "hydractl.fuse/1",
+        "output": str(path),
+        "arch": plan.description.arch,
+        "merge": list(plan.description.merge or []),
+        "members": [
+            {"name": s.name, "sha256": s.sha256, "heads": s.description.mask.counts(), "kind": s.description.kind}
+            for s in sources
+        ],
+        "parameters": counts,
+    }
+
+
+def _write(
+    plan: FusionPlan,
+    sources: list[Source],
+    output: Output,
+    claim: Claim,
+    document: dict[str, Any],
+    settings: FuseSettings,
+    log: Log,
+) -> Outcome:
+    from dataclasses import replace
+
+    check = self_check(plan, sources, settings, log)
+    origins = [source.sha256 for source in sources]
+    description = replace(
+        plan.description,
+        extra={"self_check": check},
+        provenance=provenance("fuse", settings, origins, {"merge": plan.description.merge}),
+    )
+    exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
+    if exports:
+        document = {**document, "exports": exports}
+    digests: list[str] = []
+    files = [
+        write_with(output, lambda handle: digests.append(write_tensors(handle, plan.tensors, description.to_json())))
+    ]
+    # The exports last: what they were made of is then in place.
+    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=[*files, *claim.commit()])
+
+
+def stem_alone(settings: FuseSettings, source: Source) -> Path:
+    """What ``-o``, else the name of the model, calls the exported files of a model that is only exported.
+
+    Raises:
+        UsageError: for an ending of ``-o`` that none of the files has.
+    """
+    if settings.output is None:
+        return Path(source.name)
+    path = file_path(settings.output)
+    suffix = path.suffix.removeprefix(".")
+    if suffix in settings.export:
+        return path.with_suffix("")
+    if suffix == "st" or suffix in FORMATS:
+        kinds = ",".join(settings.export)
+        raise UsageError(
+            f"--output {settings.output}: one MODEL with --export {kinds} writes no such file",
+            hint=f"-o {path.with_suffix('.' + settings.export[0])}",
+        )
+    return path
+
+
+def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
+    """Export one model, which may itself be fused, and write nothing else."""
+    targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
+    document: dict[str, Any] = {
+        "schema": EXPORT_SCHEMA,
+        "model": source.name,
+        "sha256": source.sha256,
+        "arch": source.description.arch,
+        "members": len(source.description.masks),
+        "exports": [target.to_json() for target in targets],
+    }
+    if settings.dry_run:
+        check_outputs([file for target in targets for file in target.files], force=settings.force)
+        return Outcome({**document, "dry_run": True})
+    origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
+    with claimed(targets, force=settings.force) as claim:
+        written = claim.write(lambda: build_model(source), origins or [source.sha256], settings.seed, log)
+        return Outcome({**document, "exports": written}, files=claim.commit())
