@@ -189,9 +189,10 @@ prnue
 
 HELP = ["", "score", "extract-circuit", "prune", "finetune", "fuse", "eval", "bench", "--info"]
 
-# What holds clocks, and is recorded as its keys and texts alone.
-CLOCKED = ("bench.json", ".log.jsonl")
-COUNTS = ("batch_size", "params", "macs", "checkpoint_bytes", "rounds", "members")  # numbers there that no clock moves
+# What is measured, and recorded without its numbers, but for those that no clock moves.
+MEASURED = ("bench.json", ".log.jsonl")
+COUNTS = ("batch_size", "params", "macs", "checkpoint_bytes", "rounds", "members")
+CLOCKS = ("time", "seconds")  # recorded nowhere
 
 
 # --- models and data --------------------------------------------------------------------------------------------------
@@ -347,8 +348,8 @@ def run(arguments: list[str]) -> Record:
     sys.stdin = stdin
     answer, said = (stream.getvalue().replace(f"{os.getcwd()}/", "") for stream in (out, err))
     marked = [line for line in said.splitlines() if line.startswith(("warning:", "error:", "hint:", "  - "))]
-    timed = arguments[0] == "bench" and not {"--dry-run", "--from"} & {*arguments}
-    return {"exit": code, "said": marked, "answer": text_record(answer, timed)}
+    measured = arguments[0] == "bench" and not {"--dry-run", "--from"} & {*arguments}
+    return {"exit": code, "said": marked, "answer": text_record(answer, measured)}
 
 
 def run_case(name: str, folder: Path) -> Record:
@@ -362,7 +363,7 @@ def run_case(name: str, folder: Path) -> Record:
         record[f"{name} $ {line}"] = run(shlex.split(line))
         if line.startswith("bench") and Path("bench.json").exists():
             measured = json.loads(Path("bench.json").read_text())
-            Path("fixed.json").write_text(json.dumps(without_clocks(measured, by=0.5)))
+            Path("fixed.json").write_text(json.dumps(without_clocks(measured, counters=True, by=0.5)))
     made = [path for path in files_of(folder) if path not in before]
     record |= {f"{name}/{path.relative_to(folder)}": file_record(path) for path in made}
     described = [path.name for path in made if path.parent == folder and path.suffix in (".st", ".json")]
@@ -407,8 +408,8 @@ def digest(content: bytes) -> str:
 def file_record(path: Path) -> Record:
     """The digest of a file, and those of its parts where its form is known."""
     content = path.read_bytes()
-    if path.name.endswith(CLOCKED):
-        return text_record(content.decode(), timed=True)
+    if path.name.endswith(MEASURED):
+        return text_record(content.decode(), measured=True)
     if path.suffix in (".st", ".safetensors"):
         return {"sha256": digest(content)} | tensors_record(content)
     if zipfile.is_zipfile(path):
@@ -420,18 +421,18 @@ def file_record(path: Path) -> Record:
     return {"sha256": digest(content)}
 
 
-def text_record(text: str, timed: bool = False) -> Record:
+def text_record(text: str, measured: bool = False) -> Record:
     """An answer or a text file: the parts of a JSON document, the lines of anything else."""
     try:
         document = json.loads(text)
     except ValueError:
         lines = text.splitlines()
-        if timed and text.startswith("{"):
-            return {"events": [json.dumps(without_clocks(json.loads(line))) for line in lines]}
+        if measured and text.startswith("{"):
+            return {"events": [json.dumps(without_clocks(json.loads(line), counters=True)) for line in lines]}
         return {"sha256": digest(text.encode()), "lines": lines}
-    if timed:
-        return {"document": parts(without_clocks(document))}
-    return {"sha256": digest(text.encode()), "document": parts(document)}
+    timeless = without_clocks(document, counters=measured)
+    whole = {"sha256": digest(text.encode())} if timeless == document else {}
+    return whole | {"document": parts(timeless)}
 
 
 def tensors_record(content: bytes) -> Record:
@@ -457,13 +458,14 @@ def parts(value: Any, depth: int = DEPTH) -> Any:
     return value if len(text) <= 64 and not isinstance(value, dict) else digest(text.encode())[:16]
 
 
-def without_clocks(value: Any, key: str = "", by: Any = "number") -> Any:
-    """The same JSON value with something in the place of every number that a clock or a counter may move."""
+def without_clocks(value: Any, *, counters: bool, key: str = "", by: Any = "number") -> Any:
+    """The same JSON value with something in the place of what a clock moves; ``counters``: of all numbers but a few."""
     if isinstance(value, dict):
-        return {name: without_clocks(item, name, by) for name, item in value.items()}
+        return {name: without_clocks(item, counters=counters, key=name, by=by) for name, item in value.items()}
     if isinstance(value, list):
-        return [without_clocks(item, key, by) for item in value]
-    return by if type(value) in (int, float) and key not in COUNTS else value
+        return [without_clocks(item, counters=counters, key=key, by=by) for item in value]
+    moved = counters and type(value) in (int, float) and key not in COUNTS
+    return by if moved or key in CLOCKS else value
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
