@@ -1,7 +1,7 @@
 """Records a digest of everything hydractl writes, to show that a change of the code leaves its bytes unchanged.
 
     python tests/record_artefacts.py OUT.json [--tree DIR] [--only NAME]
-    python tests/record_artefacts.py --compare OLD.json NEW.json
+    python tests/record_artefacts.py --compare OLD.json NEW.json [--only NAME]
 
 The first form makes tiny models and data, runs every verb on them, and records each file, answer and message;
 ``--tree`` selects the checkout whose hydractl runs. The second form prints what differs, is missing or is new, and
@@ -490,6 +490,14 @@ def is_text(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
+def limited(record: Record, only: str | None) -> Record:
+    """The record of one case; its messages and the help are left out."""
+    if only is None:
+        return record
+    found = {name: entry for name, entry in record["artefacts"].items() if name.startswith((f"{only}/", f"{only} $"))}
+    return {"artefacts": found, "messages": {}, "help": {}}
+
+
 def compare(old: Record, new: Record, most: int = 20) -> int:
     """Prints what is not the same; the number of artefacts that are not."""
     count = 0
@@ -563,7 +571,7 @@ def main() -> int:
     parser.add_argument("--only", choices=CASES, help="one of the cases")
     arguments = parser.parse_args()
     if arguments.compare:
-        old, new = (json.loads(path.read_text()) for path in arguments.files)
+        old, new = (limited(json.loads(path.read_text()), arguments.only) for path in arguments.files)
         return int(compare(old, new) > 0)
     (out,), tree = arguments.files, arguments.tree.resolve()
     out = out.resolve()
