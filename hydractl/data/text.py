@@ -16,10 +16,10 @@ from hydractl.data.base import Dataset
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
 from hydractl.data.text_columns import Columns, choose_columns, second_text
-from hydractl.data.text_parquet import ParquetTable
-from hydractl.data.text_rows import Row, open_csv, open_jsonl, open_tsv
+from hydractl.data.text_rows import ParquetTable, Row, open_csv, open_jsonl, open_tsv
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
+from hydractl.log import Log
 
 Text = str | tuple[str, str]
 """One text, or a pair."""
@@ -239,3 +239,28 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
 def _label_hint(found: _Collector) -> str:
     there = ", ".join(found.keys[:_MOST_PROBLEMS])
     return f"the rows have {there}: name what holds the labels with ?label=NAME"
+
+
+def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
+    """Count the texts that a model cuts, and warn of them.
+
+    Args:
+        dataset: any data set.
+        collate: the model's ``preprocess``.
+        log: hears of it.
+        indices: the samples that are used; None: all.
+
+    Returns:
+        How many are cut; None for images, which are never cut.
+    """
+    if dataset.kind != "text":
+        return None
+    used = range(len(dataset)) if indices is None else indices
+    cut: int = collate.cut(dataset[i] for i in used)
+    if cut:
+        verb = "is" if cut == 1 else "are"
+        log.warn(
+            f"{dataset.where}: {cut} of {len(used)} texts {verb} longer than {collate.max_length} tokens, "
+            "and what is behind them is not read"
+        )
+    return cut
