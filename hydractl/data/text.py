@@ -189,9 +189,9 @@ class _Collector:
             if not isinstance(value, str):
                 raise ValueError(f"has {shown(value)} for {name!r}, which is no text")
             parts.append(value)
-        stranger = second_text(columns, row.values)
-        if stranger is not None:
-            raise ValueError(f"is a pair with {stranger!r}, and other rows are single texts")
+        second = second_text(columns, row.values)
+        if second is not None:
+            raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
@@ -219,10 +219,10 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
         more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
         problems.append(f"no label for sample {ids[missing[0]]}{more}")
     numbers = [type(value) is int for value in values]
-    strange = [i for i, value in enumerate(values) if value is not None and type(value) not in (int, str)]
-    if strange:
-        value = shown(values[strange[0]])
-        problems.append(f"label {value} of sample {ids[strange[0]]} is neither an integer nor a name")
+    wrong = [i for i, value in enumerate(values) if value is not None and type(value) not in (int, str)]
+    if wrong:
+        value = shown(values[wrong[0]])
+        problems.append(f"label {value} of sample {ids[wrong[0]]} is neither an integer nor a name")
     beyond = [i for i, value in enumerate(values) if numbers[i] and not -_LARGEST <= value <= _LARGEST]
     if beyond:
         problems.append(f"the label of sample {ids[beyond[0]]} is beyond 2^63")
