@@ -26,7 +26,7 @@ from typing import Any
 
 MIB = 1 << 20
 
-IMPORTS = "import torch, hydractl.families.timm_vit, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.prune"
+IMPORTS = "import torch, hydractl.families.timm, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.prune"
 
 MAKE = """
 import sys, zlib
@@ -36,7 +36,7 @@ from hydractl.checkpoint import tensor_info, write_tensors
 from hydractl.description import Description
 from hydractl.families import get_family
 from hydractl.heads import HeadMask
-from hydractl.families.timm_vit import _preprocess, _published_config, timm
+from hydractl.families.timm import _preprocess, _published_config, timm
 
 name, dtype, path = sys.argv[1:]
 with torch.device("meta"):

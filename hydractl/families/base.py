@@ -107,6 +107,11 @@ class ModelFamily(Protocol):
     """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
 
     name: str
+    """Of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
+    priority: int = 0
+    """A folder is offered to the families of higher priority first."""
+    builds_by_name: bool = False
+    """Whether an architecture can be built from its name alone, as for ``--arch``."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
     ``words`` and ``head``, which is the last layer of the classifier."""

@@ -59,6 +59,7 @@ class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
     name = "timm"
+    builds_by_name = True
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",

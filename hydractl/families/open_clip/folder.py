@@ -14,8 +14,8 @@ import torch
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import LoadedModel, read_config
-from hydractl.families.open_clip_inputs import image_preprocess
-from hydractl.families.open_clip_models import SECTIONS, skeleton
+from hydractl.families.open_clip.inputs import image_preprocess
+from hydractl.families.open_clip.models import SECTIONS, skeleton
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hydractl.errors import UsageError
 from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages
-from hydractl.families.open_clip_folder import CONFIG, WEIGHTS, download, drawn_weights, open_folder, random_model
-from hydractl.families.open_clip_inputs import (
+from hydractl.families.open_clip.folder import CONFIG, WEIGHTS, download, drawn_weights, open_folder, random_model
+from hydractl.families.open_clip.inputs import (
     filled_templates,
     image_collate,
     pooled_at,
@@ -24,7 +24,7 @@ from hydractl.families.open_clip_inputs import (
     random_pixels,
     tokenizer_of,
 )
-from hydractl.families.open_clip_models import blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.open_clip.models import blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
@@ -63,6 +63,8 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    priority = 1  # its folders often hold the config.json of another library as well
+    builds_by_name = True
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.conv1\.",
         "position": r"((visual|text)\.)?positional_embedding$",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf_architectures import (
+from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
     NORMS,
@@ -24,9 +24,9 @@ from hydractl.families.hf_architectures import (
     meta_model,
     random_model,
 )
-from hydractl.families.hf_folder import WEIGHTS, download, open_folder
-from hydractl.families.hf_images import image_collate, image_format, random_pixels, write_processor
-from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.hf.folder import WEIGHTS, download, open_folder
+from hydractl.families.hf.images import image_collate, image_format, random_pixels, write_processor
+from hydractl.families.hf.tokenizer import random_tokens, text_collate, write_tokenizer
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
