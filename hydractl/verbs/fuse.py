@@ -89,7 +89,7 @@ def _write(
     settings: FuseSettings,
     log: Log,
 ) -> Outcome:
-    check = self_check(plan, sources, settings, log)
+    check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
     origins = [source.sha256 for source in sources]
     description = replace(
         plan.description,

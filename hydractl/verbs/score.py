@@ -72,7 +72,10 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     if criterion.needs_data:
         source, model, sample = _with_data(source, settings, own, log)
     else:
-        model, sample = _stored_heads(source, settings), _Sample(Calibration(lambda: iter(()), 0, settings.seed, log))
+        model, sample = (
+            _stored_heads(source, settings),
+            _Sample(Calibration(lambda: iter(()), 0, settings.seed, log, own)),
+        )
     indices = [i for i, site in enumerate(model.sites) if site.path in paths]
     sequential = settings.order == "sequential" and criterion.needs_data
     decided: dict[str, Any] = {}

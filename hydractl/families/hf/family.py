@@ -176,10 +176,6 @@ class HFEncoder(ModelFamily):
             return "attention"
         return "mlp" if module in ("intermediate", "output", "ffn", "mlp") else "own"
 
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """None of these libraries' models normalises queries or keys."""
-        return nn.Identity(), nn.Identity()
-
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights; the dropout of the output stays the library's own."""
         core: Any = core_of(model.get_submodule(site.path), layout_of(site.path))
