@@ -179,7 +179,7 @@ def _three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-# --- weights of 16 bits that compute in float32: half the memory, the same numbers -------------------------------------
+# --- weights of 16 bits that compute in float32: half the memory, the same numbers ------------------------------------
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
