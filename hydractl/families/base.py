@@ -212,6 +212,10 @@ class ModelFamily(ABC):
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random inputs of the right shape, for measuring cost."""
 
+    def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
+        """Tokens of a text that the model itself can take; None for images."""
+        return None
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
@@ -254,6 +258,50 @@ def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[S
     """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
+
+
+def read_packed(packed: Tensor, bias: Tensor | None, out: Tensor, head_dim: int) -> HeadWeights:
+    """The heads of an attention with one matrix for queries, keys and values.
+
+    Args:
+        packed: ``[3 * heads * head_dim, d_model]``.
+        bias: ``[3 * heads * head_dim]``.
+        out: of the output projection, ``[d_model, heads * head_dim]``.
+        head_dim: width of a head.
+    """
+    heads = out.shape[1] // head_dim
+    q, k, v = packed.reshape(3, heads, head_dim, packed.shape[1]).unbind(0)
+    q_bias, k_bias, v_bias = (None,) * 3 if bias is None else bias.reshape(3, heads, head_dim).unbind(0)
+    o = out.reshape(out.shape[0], heads, head_dim).permute(1, 0, 2)
+    return HeadWeights(q=q, k=k, v=v, o=o, q_bias=q_bias, k_bias=k_bias, v_bias=v_bias)
+
+
+def write_packed(weights: HeadWeights) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The inverse of :func:`read_packed`: matrix, bias and output projection."""
+    biases = [bias for bias in (weights.q_bias, weights.k_bias, weights.v_bias) if bias is not None]
+    return (
+        torch.stack([weights.q, weights.k, weights.v]).flatten(0, 2),
+        torch.stack(biases).flatten() if biases else None,
+        weights.o.permute(1, 0, 2).flatten(1),
+    )
+
+
+def download(repo: str, files: Sequence[str]) -> Path:
+    """The folder with these files of a hub repository, on this machine; nothing else is fetched.
+
+    Raises:
+        InputError: where the hub does not give them.
+    """
+    import huggingface_hub
+
+    try:
+        paths = [Path(huggingface_hub.hf_hub_download(repo, file)) for file in files]
+    except Exception as error:
+        raise InputError(
+            f"cannot get {repo} from the hub: {type(error).__name__}",
+            hint=f"check the network, or give a local folder with {' and '.join(files)}",
+        ) from error
+    return paths[0].parent
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

@@ -25,8 +25,9 @@ from hydractl.families.hf.architectures import (
     random_model,
 )
 from hydractl.families.hf.folder import WEIGHTS, download, open_folder
-from hydractl.families.hf.images import image_collate, image_format, random_pixels, write_processor
+from hydractl.families.hf.images import image_collate, image_format, write_processor
 from hydractl.families.hf.tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.pixels import random_pixels
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
@@ -232,7 +233,13 @@ class HFEncoder(ModelFamily):
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random tokens without padding, or random pixels."""
-        return (random_tokens if _is_text(preprocess) else random_pixels)(preprocess, batch, seed)
+        if _is_text(preprocess):
+            return random_tokens(preprocess, batch, seed)
+        return random_pixels(preprocess["input_size"], batch, seed)
+
+    def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
+        """From the settings of the tokenizer."""
+        return int(preprocess["tokenizer"]["model_max_length"]) if _is_text(preprocess) else None
 
     # --- training -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import first_line
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, is_size
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.jsonio import canonical_json, shown
 
@@ -25,7 +25,6 @@ declare_operators()
 import open_clip  # noqa: E402
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
 
-_LARGEST = 1 << 14
 _CHOICES = {
     "mode": ("RGB",),
     "interpolation": ("bicubic", "bilinear", "random"),
@@ -105,7 +104,7 @@ def _problems(preprocess: Mapping[str, Any]) -> list[str]:
         if preprocess[key] not in choices
     ]
     size = preprocess["size"]
-    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < _LARGEST for n in size):
+    if not isinstance(size, list) or len(size) != 2 or not is_size(size):
         problems.append(f"its size is {shown(size)}, not [height, width]")
     for key in ("mean", "std"):
         values = preprocess[key]
@@ -121,12 +120,6 @@ def _problems(preprocess: Mapping[str, Any]) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def random_pixels(preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-    """Standard normal pixels ``[batch, 3, H, W]``."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn((batch, 3, *preprocess["size"]), generator=generator)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
