@@ -43,9 +43,17 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
             for one in criterion.options:
                 if hasattr(settings, one.name):
                     raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
-                limits = {"unit": one.unit, "choices": one.choices, "at_least": one.at_least, "at_most": one.at_most}
                 settings.__annotations__[one.name] = type(one.default)
-                setattr(settings, one.name, option(one.default, help=one.help, group=group, **limits))
+                field = option(
+                    one.default,
+                    help=one.help,
+                    group=group,
+                    unit=one.unit,
+                    choices=one.choices,
+                    at_least=one.at_least,
+                    at_most=one.at_most,
+                )
+                setattr(settings, one.name, field)
         return settings
 
     return add

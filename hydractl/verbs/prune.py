@@ -111,6 +111,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
         document = documents[settings.with_mask]
         other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
         fixed = shared_sites(sites, other, settings.share_sites)
+    details: dict[str, Any]
     if settings.mask:
         wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
         mask, details = apply_fixed(whole.intersect(wanted), fixed), {}

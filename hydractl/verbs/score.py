@@ -69,6 +69,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     criterion = criterion_of(source, settings)
     own = {one.name: getattr(settings, one.name) for one in criterion.options}
     paths = [site.path for site in sites_of(source, settings.tower)]
+    model: Any  # or what stands in for one
     if criterion.needs_data:
         source, model, sample = _with_data(source, settings, own, log)
     else:
