@@ -289,13 +289,13 @@ class TimmViT(ModelFamily):
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
         """From timm's data configuration; its ``random`` interpolation is bilinear here."""
-        found = preprocess["interpolation"]
+        interpolation = preprocess["interpolation"]
         size = tuple(preprocess["input_size"])
         return ImageFormat(
             size,
             tuple(preprocess["mean"]),
             tuple(preprocess["std"]),
-            "bilinear" if found == "random" else found,
+            "bilinear" if interpolation == "random" else interpolation,
         )
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
@@ -366,9 +366,9 @@ def _check(model: nn.Module) -> None:
     for index, block in enumerate(model.blocks):
         attention = getattr(block, "attn", None)
         if attention is None or type(attention) is not Attention:
-            found = "nothing" if attention is None else type(attention).__name__
+            kind_met = "nothing" if attention is None else type(attention).__name__
             raise InputError(
-                f"blocks.{index} of {kind} is a {type(block).__name__} with {found} as its attn, "
+                f"blocks.{index} of {kind} is a {type(block).__name__} with {kind_met} as its attn, "
                 "expected timm.layers.Attention"
             )
         if not isinstance(attention.norm, nn.Identity):
@@ -411,10 +411,10 @@ def _arch(config: Mapping[str, Any]) -> str:
 def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:
     """timm's data configuration of a model, with the true input size and as many means as channels."""
     with _quiet():  # it warns of what is done below: one mean for all channels
-        found = timm.data.resolve_model_data_config(model)
-    size = model.patch_embed.img_size or found["input_size"][1:]
+        data_config = timm.data.resolve_model_data_config(model)
+    size = model.patch_embed.img_size or data_config["input_size"][1:]
     channels = int(model.in_chans)
-    settings = {key: found[key] for key in _PREPROCESS}
+    settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(size[0]), int(size[1])]
     for key in ("mean", "std"):
         values = list(settings[key])

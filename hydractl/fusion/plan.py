@@ -193,27 +193,27 @@ def _check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences(a: Source, b: Source) -> list[str]:
-    one, two = a.description, b.description
-    unknown_agrees = (("number of classes", a.classes, b.classes), ("prompt", one.prompt, two.prompt))
+    first, second = a.description, b.description
+    unknown_agrees = (("number of classes", a.classes, b.classes), ("prompt", first.prompt, second.prompt))
     pairs: list[tuple[str, Any, Any]] = [
-        ("family", one.family, two.family),
-        ("architecture", one.arch, two.arch),
+        ("family", first.family, second.family),
+        ("architecture", first.arch, second.arch),
         *((name, x, y) for name, x, y in unknown_agrees if None not in (x, y)),
-        ("input size", one.preprocess.get("input_size"), two.preprocess.get("input_size")),
+        ("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")),
     ]
-    found = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
-    if found:
-        return found
-    found += label_differences(one.labels, two.labels)
-    found += preprocess_differences(one.preprocess, two.preprocess)
-    if one.config != two.config:
-        found.append("another configuration of the architecture (compare with: hydractl --info)")
-    found += [
+    differences = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
+    if differences:
+        return differences
+    differences += label_differences(first.labels, second.labels)
+    differences += preprocess_differences(first.preprocess, second.preprocess)
+    if first.config != second.config:
+        differences.append("another configuration of the architecture (compare with: hydractl --info)")
+    differences += [
         f"tensor {n!r} is {b.tensors.info(n).dtype}, not {a.tensors.info(n).dtype}"
         for n in a.tensors.names()
         if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
     ][:3]
-    return found
+    return differences
 
 
 # --- what members have in common --------------------------------------------------------------------------------------

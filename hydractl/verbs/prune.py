@@ -229,10 +229,10 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     choice = choose(source, settings, log)
     mask = choice.mask
     _warn_empty(mask, log)
-    made = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
+    origin = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
     description, tensors = pruned(source, mask, layout)
-    description = replace(description, provenance=made, seen=tuple(choice.seen))
-    mask_document = mask.to_json(source.description.arch, made, choice.seen)
+    description = replace(description, provenance=origin, seen=tuple(choice.seen))
+    mask_document = mask.to_json(source.description.arch, origin, choice.seen)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),

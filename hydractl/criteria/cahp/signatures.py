@@ -46,14 +46,14 @@ def rows(inputs: Any, index: Tensor) -> Any:
 
 def part_of(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
     """The chosen samples, counted through all batches in order; batches of which nothing is left are dropped."""
-    found, start = [], 0
+    parts, start = [], 0
     for inputs, labels in batches:
         here = np.flatnonzero(chosen[start : start + len(labels)])
         start += len(labels)
         if len(here):
             index = torch.from_numpy(here).to(labels.device)
-            found.append((rows(inputs, index), labels[index]))
-    return found
+            parts.append((rows(inputs, index), labels[index]))
+    return parts
 
 
 @torch.inference_mode()
@@ -75,7 +75,7 @@ def head_outputs(
     """
     chain = model.chain_of_samples
     stages = next(s for s in model.family.stages(model.networks[0]) if s.tower == chain.tower)
-    found: dict[int, list[npt.NDArray[np.floating]]] = {i: [] for i in sites}
+    by_site: dict[int, list[npt.NDArray[np.floating]]] = {i: [] for i in sites}
     try:
         with log.progress("cahp: heads", sum(len(labels) for _, labels in batches), "samples") as progress:
             for inputs, labels in batches:
@@ -86,7 +86,7 @@ def head_outputs(
 
                     def keep(joined: Tensor, site: int = i, width: int = width, at: Tensor | None = positions) -> None:
                         pooled = _at_tokens(joined, at).unflatten(1, (-1, width))
-                        found[site].append(pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy())
+                        by_site[site].append(pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy())
 
                     model.attentions[i].observer = keep
                 for i in range(chain.sites.start, max(sites) + 1):
@@ -95,7 +95,7 @@ def head_outputs(
     finally:
         for i in sites:
             model.attentions[i].observer = None
-    together = {i: np.concatenate(parts) for i, parts in found.items()}
+    together = {i: np.concatenate(parts) for i, parts in by_site.items()}
     for i, outputs in together.items():
         if not np.isfinite(outputs).all():
             raise NonFiniteError(f"the output of a head of {model.sites[i].path} is not finite")
@@ -131,11 +131,11 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
     Returns:
         ``[heads, P]``, each in 0..2.
     """
-    found = np.empty((outputs.shape[1], len(pairs)))
+    distances = np.empty((outputs.shape[1], len(pairs)))
     for head in range(outputs.shape[1]):
         means, covariances = _gaussians(outputs[:, head].astype(np.float64), labels, int(pairs.max()) + 1)
-        found[head] = jeffries_matusita(means, covariances, pairs)
-    return found
+        distances[head] = jeffries_matusita(means, covariances, pairs)
+    return distances
 
 
 def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Floats]:
@@ -165,7 +165,7 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
         ``[P]``, each in 0..2.
     """
     single = _log_determinants(np.linalg.cholesky(covariances))
-    found = np.empty(len(pairs))
+    distances = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         a, b = pairs[start : start + _PAIRS_AT_ONCE].T
         factors = np.linalg.cholesky((covariances[a] + covariances[b]) / 2)
@@ -173,8 +173,8 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
         spread = _log_determinants(factors) - (single[a] + single[b]) / 2
         bhattacharyya = np.square(whitened).sum(axis=1) / 8 + spread / 2
         # Rounding may leave a distance of zero a little below it.
-        found[start : start + len(a)] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
-    return found
+        distances[start : start + len(a)] = -2 * np.expm1(-np.maximum(bhattacharyya, 0))
+    return distances
 
 
 def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:

@@ -132,10 +132,10 @@ def _build(text: str) -> Any:
     cls = getattr(transformers, name)
     try:
         with quiet():
-            made = cls.config_class.from_dict(settings)
-            _check_config(made, name)
+            library_config = cls.config_class.from_dict(settings)
+            _check_config(library_config, name)
             with torch.device("meta"):
-                model = cls._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+                model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
             _fill_buffers(model)
     except InputError:
         raise
@@ -148,8 +148,8 @@ def _build(text: str) -> Any:
 def random_model(config: Mapping[str, Any]) -> Any:
     """The library's model of a configuration with weights as it draws them for training from scratch."""
     with quiet():
-        made = type(meta_model(config)).config_class.from_dict(without_traces(config))
-        return type(meta_model(config))._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+        library_config = type(meta_model(config)).config_class.from_dict(without_traces(config))
+        return type(meta_model(config))._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
 
 
 def _fill_buffers(model: Any) -> None:

@@ -40,24 +40,24 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
     """
     if (folder / _FILE).exists():
         try:
-            found = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:
             raise InputError(f"transformers cannot read {folder / _FILE}: {first_line(error)}") from error
     else:
-        found = getattr(transformers, default)()
+        processor = getattr(transformers, default)()
         if size is not None:
             height, width = size
-            if getattr(found, "do_center_crop", False):
+            if getattr(processor, "do_center_crop", False):
                 # The defaults of these classes crop 224 of 256 pixels; the same share of another size.
-                found.crop_size = {"height": height, "width": width}
+                processor.crop_size = {"height": height, "width": width}
                 height, width = round(height * 256 / 224), round(width * 256 / 224)
-            found.size = {"height": height, "width": width}
+            processor.size = {"height": height, "width": width}
     # Through JSON, so that what is used now is what a checkpoint will say.
-    settings = json.loads(found.to_json_string())
-    made = _try(_processor(settings), channels)
-    if size is not None and made[1:] != list(size):
-        raise InputError(f"{folder} prepares images of {made[1]}x{made[2]}, its model takes {size[0]}x{size[1]}")
-    return {"kind": "image", "input_size": made, "processor": settings}
+    settings = json.loads(processor.to_json_string())
+    shape = _try(_processor(settings), channels)
+    if size is not None and shape[1:] != list(size):
+        raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
+    return {"kind": "image", "input_size": shape, "processor": settings}
 
 
 def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
@@ -68,9 +68,9 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     """
     size = input_size(preprocess)
     processor = _processor(preprocess.get("processor"))
-    made = _try(processor, size[0])
-    if made != size:
-        raise InputError(f"the image processor makes images of {made}, the checkpoint says {size}")
+    shape = _try(processor, size[0])
+    if shape != size:
+        raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
     mode = mode_of(size[0])
     return lambda samples: _pixels(processor, [in_mode(image, mode) for image in samples])
 
@@ -115,14 +115,14 @@ def _processor(settings: Any) -> Any:
 def _try(processor: Any, channels: int) -> list[int]:
     """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image."""
     try:
-        made = list(_pixels(processor, [Image.new(mode_of(channels), (8, 8))]).shape[1:])
+        shape = list(_pixels(processor, [Image.new(mode_of(channels), (8, 8))]).shape[1:])
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"the image processor cannot be used: {first_line(error)}") from error
-    if made[0] != channels:
-        raise InputError(f"the image processor gives {made[0]} channels, the model takes {channels}")
-    return made
+    if shape[0] != channels:
+        raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
+    return shape
 
 
 def _pixels(processor: Any, images: list[Image.Image]) -> Tensor:

@@ -231,12 +231,12 @@ class OpenClip(ModelFamily):
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
         """From open_clip's ``PreprocessCfg``; its ``random`` interpolation is bilinear here."""
-        found, (height, width) = preprocess["interpolation"], preprocess["size"]
+        interpolation, (height, width) = preprocess["interpolation"], preprocess["size"]
         return ImageFormat(
             (3, height, width),
             tuple(preprocess["mean"]),
             tuple(preprocess["std"]),
-            "bilinear" if found == "random" else found,
+            "bilinear" if interpolation == "random" else interpolation,
         )
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:

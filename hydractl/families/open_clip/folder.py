@@ -142,9 +142,9 @@ def known_config(arch: str) -> dict[str, Any]:
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
     """What open_clip knows of a tag: where the weights are, how images are prepared."""
-    found = open_clip.get_pretrained_cfg(arch, tag)
-    if found:
-        return found
+    published = open_clip.get_pretrained_cfg(arch, tag)
+    if published:
+        return published
     tags = open_clip.list_pretrained_tags_by_model(arch)
     raise InputError(
         f"open_clip:{arch} has no weights {tag!r}" if tag else f"open_clip:{arch} does not say which weights",

@@ -77,13 +77,13 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in published_preprocess(preprocess).items()}
     try:
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
-        made = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
+        shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
     except Exception as error:
         raise InputError(
             f"open_clip cannot preprocess images with {shown(fields, 200)}: {first_line(error)}"
         ) from error
-    if made != [3, *size]:
-        raise InputError(f"open_clip makes images of {made}, the checkpoint says {[3, *size]}")
+    if shape != [3, *size]:
+        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {[3, *size]}")
 
     def eight_bit(image: Image.Image) -> Image.Image:
         return in_mode(image, "RGB") if image.mode.startswith("I;16") else image
