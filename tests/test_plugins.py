@@ -131,9 +131,13 @@ def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         registry(tmp_path, monkeypatch, elm="nowhere:TREE").get("elm")
 
 
-def test_a_name_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="'oak' in trees, a name that is taken"):
-        _ = registry(tmp_path, monkeypatch, oak="nowhere:TREE").names
+@pytest.mark.parametrize("points", [[("oak", "nowhere:TREE")], [("elm", "nowhere:TREE"), ("elm", "elsewhere:TREE")]])
+def test_a_name_that_is_taken(points: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = registry(tmp_path, monkeypatch)
+    found = [EntryPoint(name, value, "trees") for name, value in points]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
+    with pytest.raises(InputError, match=f"'{points[0][0]}' in trees, a name that is taken"):
+        _ = trees.names
 
 
 def test_one_thing_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

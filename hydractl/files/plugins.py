@@ -39,10 +39,10 @@ class Registry(Generic[T]):
         # Reading what is installed takes a tenth of a second, which `hydractl --help` can do without.
         from importlib.metadata import entry_points
 
-        points = {point.name: point for point in entry_points(group=self.package)}
-        taken = sorted(points.keys() & set(self._own))
-        if taken:
-            raise InputError(f"{_origin(points[taken[0]])} offers {taken[0]!r} in {self.package}, a name that is taken")
+        points: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.package):
+            if point.name in self._own or points.setdefault(point.name, point).value != point.value:
+                raise InputError(f"{_origin(point)} offers {point.name!r} in {self.package}, a name that is taken")
         return dict(sorted(points.items()))
 
     @property
