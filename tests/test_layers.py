@@ -38,7 +38,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/signatures.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
-    "scipy": [],  # comes with scikit-learn, which is an extra
+    "scipy": ["data/corruptions.py", "metrics/"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

@@ -12,7 +12,7 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
 from hydractl.data import batches, open_data
-from hydractl.data.text_cut import report_cut
+from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.provenance import provenance
