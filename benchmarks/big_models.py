@@ -27,7 +27,7 @@ from typing import Any
 MIB = 1 << 20
 
 IMPORTS = (
-    "import torch, hydractl.families.timm_vit, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
+    "import torch, hydractl.families.timm, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
 )
 
 MAKE = """
@@ -38,7 +38,7 @@ from hydractl.files.checkpoint import tensor_info, write_tensors
 from hydractl.files.description import Description
 from hydractl.families import get_family
 from hydractl.heads.mask import HeadMask
-from hydractl.families.timm_vit import _preprocess, _published_config, timm
+from hydractl.families.timm import _preprocess, _published_config, timm
 
 name, dtype, path = sys.argv[1:]
 with torch.device("meta"):
