@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the top down. A folder (or a module at the root) may import from itself and from those below it.
 ROOMS = (
     *("__main__", "cli", "verbs", "circuit", "bench", "evaluate", "training", "export", "fusion", "criteria", "model"),
-    *("report", "data", "families", "files", "heads", "metrics", "settings", "distributed", "jsonio", "log", "errors"),
+    *("report", "data", "families", "files", "heads", "settings", "metrics", "distributed", "jsonio", "log", "errors"),
 )
 MOST_FILES_AT_THE_ROOT = 6
 MOST_IMPORTS_INSIDE_FUNCTIONS = 40
@@ -37,7 +37,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/separability.py"],
     "kmedoids": ["criteria/cahp.py"],
-    "scipy": [],  # comes with scikit-learn, which is an extra
+    "scipy": ["metrics/calibrators.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

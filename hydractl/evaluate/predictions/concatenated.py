@@ -1,4 +1,4 @@
-"""Predictions of several models side by side: those of the ensemble that would run them one after another."""
+"""Predictions of several models concatenated: those of the ensemble that would run them one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "training
 _MOST_PROBLEMS = 20
 
 
-class Joined:
+class Concatenated:
     """An ensemble of predictions files, read like one :class:`hydractl.evaluate.predictions.reading.Predictions`.
 
     Args:
@@ -46,7 +46,7 @@ class Joined:
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        self.model = _joined([part.model for part in parts], [part.shape(0)[0] for part in parts])
+        self.model = _concatenated([part.model for part in parts], [part.shape(0)[0] for part in parts])
         self.sets = [
             replace(one, seen=max(part.sets[at].seen for part, at in self._of_parts(index)))
             for index, one in enumerate(parts[0].sets)
@@ -105,7 +105,7 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
     return problems
 
 
-def _joined(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
+def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
     """What the header of the ensemble says of its model: no calibration, as none was fitted for it.
 
     Args:
