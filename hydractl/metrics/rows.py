@@ -77,7 +77,7 @@ def measured(
         curves: of the ID samples against each OOD data set; None where either is empty.
     """
     sets = {
-        name: {"group": group, "n": len(samples[name]), **ood_block(curves[name])} for name, group in groups.items()
+        name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve)} for name, curve in curves.items()
     }
     return {
         "id": id_block(samples["id"]),
