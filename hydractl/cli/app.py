@@ -17,8 +17,6 @@ from hydractl.cli.answer import Answer
 from hydractl.cli.console import say, say_failure, settle_log
 from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem
 from hydractl.cli.help import app_help, info_help, verb_help
-from hydractl.cli.options import info_function, request_function
-from hydractl.cli.running import describe_files, run_verb
 from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import UsageError
 
@@ -45,6 +43,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
     if request is None:
         return
     # The options of all verbs are built on import: help has been given without them.
+    from hydractl.cli.running import describe_files, run_verb
 
     if request.verb == INFO:
         describe_files(request, answer)
@@ -113,6 +112,8 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL) -> typer.Typer:
         """Nothing to do without a verb: the options act by themselves."""
 
     if commands:
+        from hydractl.cli.options import info_function, request_function
+
         for name in commands:
             make = info_function(help_option) if name == INFO else request_function(name, help_option)
             app.command(name, add_help_option=False)(make)
