@@ -42,7 +42,7 @@ def ood_score(convention: str) -> Callable[[Callable[[Block], Floats]], OodScore
 @ood_score("OOD score: minus the highest p.")
 def msp(block: Block) -> Floats:
     """Minus the maximum softmax probability of p, [n]. Source: Hendrycks and Gimpel 2017."""
-    return -block.probs.max(axis=1)  # type: ignore[no-any-return]
+    return -block.probs.max(axis=1)
 
 
 @ood_score("OOD score: entropy of p, in nats.")
@@ -54,13 +54,13 @@ def entropy(block: Block) -> Floats:
 @ood_score("OOD score: mean over members of -logsumexp of the logits (temperature 1).")
 def energy(block: Block) -> Floats:
     """Mean over members of the energy -logsumexp(logits), [n]. Source: Liu et al. 2020, equation 4, T = 1."""
-    return -block.logsumexp.mean(axis=0)  # type: ignore[no-any-return]
+    return -block.logsumexp.mean(axis=0)
 
 
 @ood_score("OOD score: mean over members of minus the highest logit.")
 def maxlogit(block: Block) -> Floats:
     """Mean over members of minus the highest logit, [n]. Source: Hendrycks et al. 2022."""
-    return -block.highest.mean(axis=0)  # type: ignore[no-any-return]
+    return -block.highest.mean(axis=0)
 
 
 @ood_score("OOD score: H(p) - mean over members of H(p_m), in nats; constant for one member.")
@@ -77,4 +77,4 @@ def variance(block: Block) -> Floats:
     """Population variance over members of the probability of the ensemble's predicted class, [n]; 0 for one member."""
     chosen = block.member_probs_of_predicted
     # The shift changes nothing but rounding: the variance of equal members is exactly 0.
-    return (chosen - chosen[0]).var(axis=0)  # type: ignore[no-any-return]
+    return (chosen - chosen[0]).var(axis=0)

@@ -95,8 +95,10 @@ class Samples:
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """By rising or falling confidence or by bin, ties in data order."""
-        order = self.order(name)
-        return ByConfidence(self.confidence[order], self.correct[order])
+        if name not in self._sorted:
+            order = self.order(name)
+            self._sorted[name] = ByConfidence(self.confidence[order], self.correct[order])
+        return self._sorted[name]
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -122,6 +124,10 @@ class Samples:
 
     @cached_property
     def _orders(self) -> dict[str, NDArray[np.int64]]:
+        return {}
+
+    @cached_property
+    def _sorted(self) -> dict[str, ByConfidence]:
         return {}
 
 
@@ -158,7 +164,8 @@ class Resample:
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
         """By rising or falling confidence or by bin, ties in data order."""
         drawn = self.counts[self.samples.order(name)]
-        return ByConfidence(*(np.repeat(values, drawn) for values in self.samples.sorted_by(name)))
+        confidence, correct = self.samples.sorted_by(name)
+        return ByConfidence(np.repeat(confidence, drawn), np.repeat(correct, drawn))
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
