@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
+import torch
 
 from hydractl.data import batches
 from hydractl.errors import InputError, UsageError
@@ -176,11 +177,11 @@ class RunningModel(Model):
 
     def _macs(self, passes: int) -> int | None:
         whole = self.options.whole_last_block
-        found = [
+        macs = [
             macs_formula(source.description, work_of(source.description, source.tensors, whole_last_block=whole))
             for source in self.argument.sources
         ]
-        return None if None in found else passes * sum(one for one in found if one is not None)
+        return None if None in macs else passes * sum(one for one in macs if one is not None)
 
     def _single(self) -> int | None:
         description = self.argument.sources[0].description
@@ -226,8 +227,6 @@ class Loaded:
         self.device_type = self._parameter.device.type
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None) -> Batches:
-        import torch
-
         model, options, parameter = self.model, self._options, self._parameter
         assert one.dataset is not None  # a model that runs needs --data
         with torch.inference_mode():

@@ -51,12 +51,12 @@ class EvalSet:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands under ``data`` in the answer."""
-        found: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        entry: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
         if self.role == ID and id_list_of(self.spec) is not None:
-            found["list"] = id_list_of(self.spec)
+            entry["list"] = id_list_of(self.spec)
         if self.dataset is not None and skipped_document(self.dataset) is not None:
-            found["skipped"] = skipped_document(self.dataset)
-        return found
+            entry["skipped"] = skipped_document(self.dataset)
+        return entry
 
 
 class Classifier(Protocol):
@@ -167,10 +167,10 @@ def _check_classes(one: EvalSet, model: Classifier) -> None:
 def _label_map(path: str | None) -> Mapping[str, str] | None:
     if path is None:
         return None
-    found = read_json_file(path)
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    names = read_json_file(path)
+    if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise InputError(f"{path} is not a JSON object from name to name")
-    return found
+    return names
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:

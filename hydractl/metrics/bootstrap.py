@@ -74,15 +74,15 @@ def resample(
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
-    found = {key: np.empty(rounds) for key, value in values.items() if value is not None}
+    per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
         drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
         of_round = {name: one.drawn(drawn["id"].counts, drawn[name].counts) for name, one in curves.items()}
         row = dict(_numbers(measured(drawn, groups, of_round)))
-        for key, of_rounds in found.items():
+        for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)
-    return Resampled(values, found)
+    return Resampled(values, per_round)
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
@@ -103,16 +103,16 @@ def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict
     Raises:
         ValueError: the two differ in their number of rounds.
     """
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for key, value in other.values.items():
         before = first.values.get(key)
         if value is None or before is None:
-            found[key] = {"value": None, "ci": None}
+            table[key] = {"value": None, "ci": None}
             continue
         if len(first.rounds[key]) != len(other.rounds[key]):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        found[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
-    return found
+        table[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
+    return table
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
@@ -153,8 +153,8 @@ class _Curves:
         """From how often each sample is drawn; None when a side is empty."""
         if not len(inside) or not len(outside):
             return None
-        found = _at_least(outside[self.ood_order], self.ood_below)
-        return Curve(found, _at_least(inside[self.id_order], self.id_below))
+        detected = _at_least(outside[self.ood_order], self.ood_below)
+        return Curve(detected, _at_least(inside[self.id_order], self.id_below))
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:

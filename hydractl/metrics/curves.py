@@ -104,8 +104,8 @@ def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, list[float]]
     curve = curve_of(id_scores, ood_scores)
     if curve is None:
         return None
-    fpr = np.concatenate([[0.0], curve.flagged / curve.inside])
-    tpr = np.concatenate([[0.0], curve.found / curve.outside])
+    fpr = np.concatenate([[0.0], curve.false_positives / curve.negatives])
+    tpr = np.concatenate([[0.0], curve.true_positives / curve.positives])
     kept = _evenly(fpr + tpr)
     return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist()}
 

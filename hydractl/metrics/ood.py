@@ -38,28 +38,28 @@ class Curve:
     set serve every resample of it.
 
     Attributes:
-        found: OOD samples at or above each threshold, [T]; the last one flags all of them.
-        flagged: ID samples at or above each threshold, [T]; the last one flags all of them.
+        true_positives: OOD samples at or above each threshold, [T]; the last one flags all of them.
+        false_positives: ID samples at or above each threshold, [T]; the last one flags all of them.
     """
 
-    found: NDArray[np.int64]
-    flagged: NDArray[np.int64]
+    true_positives: NDArray[np.int64]
+    false_positives: NDArray[np.int64]
 
     @property
-    def outside(self) -> int:
+    def positives(self) -> int:
         """K, the OOD samples; at least 1."""
-        return int(self.found[-1])
+        return int(self.true_positives[-1])
 
     @property
-    def inside(self) -> int:
+    def negatives(self) -> int:
         """N, the ID samples; at least 1."""
-        return int(self.flagged[-1])
+        return int(self.false_positives[-1])
 
     @property
     def precision(self) -> Floats:
         """Share of OOD among the flagged samples, [T]; 1 where none is flagged."""
-        flagged = self.found + self.flagged
-        return np.divide(self.found, flagged, out=np.ones(len(flagged)), where=flagged > 0)
+        flagged = self.true_positives + self.false_positives
+        return np.divide(self.true_positives, flagged, out=np.ones(len(flagged)), where=flagged > 0)
 
 
 def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
@@ -87,10 +87,10 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
 )
 def auroc(curve: Curve) -> float:
     """Area under the ROC curve, ties counted half: an exact integer, divided once."""
-    gained = np.diff(curve.found, prepend=0)
-    higher = np.concatenate([[0], curve.flagged[:-1]])
-    twice = int((gained * (2 * curve.inside - higher - curve.flagged)).sum())
-    return twice / (2 * curve.inside * curve.outside)
+    gained = np.diff(curve.true_positives, prepend=0)
+    higher = np.concatenate([[0], curve.false_positives[:-1]])
+    twice = int((gained * (2 * curve.negatives - higher - curve.false_positives)).sum())
+    return twice / (2 * curve.negatives * curve.positives)
 
 
 @metric(
@@ -104,9 +104,9 @@ def auroc(curve: Curve) -> float:
 )
 def fpr95(curve: Curve) -> float:
     """Share of ID samples flagged at the first (highest) threshold with a recall of at least 0.95, ties included."""
-    # recall >= 0.95 in integers: 20 found >= 19 K.
-    first = int(np.argmax(20 * curve.found >= 19 * curve.outside))
-    return int(curve.flagged[first]) / curve.inside
+    # recall >= 0.95 in integers: 20 true positives >= 19 K.
+    first = int(np.argmax(20 * curve.true_positives >= 19 * curve.positives))
+    return int(curve.false_positives[first]) / curve.negatives
 
 
 @metric(
@@ -123,12 +123,12 @@ def fpr95_nearest(curve: Curve) -> float:
     smallest distance of its recall from 0.95 counts. So of two recalls equally near the higher one wins, and of several
     thresholds with one recall below 1 the lowest does, which flags the most ID samples: the value can lie above or
     below ``fpr95``.
-    The library compares in float32; here the distance is an integer, 20 found - 19 K, so the two can differ where two
-    recalls are equally near (37/40 and 39/40) and rounding decides for the library.
+    The library compares in float32; here the distance is an integer, 20 true positives - 19 K, so the two can differ
+    where two recalls are equally near (37/40 and 39/40) and rounding decides for the library.
     """
-    complete = int(np.argmax(curve.found == curve.outside))
-    distance = np.abs(20 * curve.found - 19 * curve.outside)[complete::-1]
-    return int(curve.flagged[complete - int(np.argmin(distance))]) / curve.inside
+    complete = int(np.argmax(curve.true_positives == curve.positives))
+    distance = np.abs(20 * curve.true_positives - 19 * curve.positives)[complete::-1]
+    return int(curve.false_positives[complete - int(np.argmin(distance))]) / curve.negatives
 
 
 @metric(
@@ -141,7 +141,7 @@ def fpr95_nearest(curve: Curve) -> float:
 )
 def aupr(curve: Curve) -> float:
     """Average precision with OOD positive: sum over thresholds of (recall_i - recall_i-1) * precision_i."""
-    return float((np.diff(curve.found, prepend=0) * curve.precision).sum() / curve.outside)
+    return float((np.diff(curve.true_positives, prepend=0) * curve.precision).sum() / curve.positives)
 
 
 @metric(
@@ -155,7 +155,9 @@ def aupr_trapezoid(curve: Curve) -> float:
     Source: OpenOOD (Yang et al. 2022; Zhang et al. 2023): scikit-learn's ``precision_recall_curve``, then ``auc``.
     """
     precision = np.concatenate([[1.0], curve.precision])
-    return float((np.diff(curve.found, prepend=0) * (precision[1:] + precision[:-1]) / 2).sum() / curve.outside)
+    return float(
+        (np.diff(curve.true_positives, prepend=0) * (precision[1:] + precision[:-1]) / 2).sum() / curve.positives
+    )
 
 
 def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:

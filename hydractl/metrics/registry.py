@@ -38,7 +38,7 @@ def table_metrics(kind: Kind) -> tuple[Metric, ...]:
 def _installed() -> tuple[Metric, ...]:
     taken = {value.key for home in _HOMES.values() for value in vars(home).values() if isinstance(value, Metric)}
     taken |= {"n", "group", "pairs"}  # what stands beside metrics
-    found = []
+    installed = []
     for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         declared = point.load()
         if not isinstance(declared, Metric) or declared.kind not in _HOMES:
@@ -46,5 +46,5 @@ def _installed() -> tuple[Metric, ...]:
         if declared.key in taken or not declared.key.isidentifier():
             raise InputError(f"the entry point {point.name} = {point.value}: the key {declared.key!r} is taken or bad")
         taken.add(declared.key)
-        found.append(declared)
-    return tuple(found)
+        installed.append(declared)
+    return tuple(installed)

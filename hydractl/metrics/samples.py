@@ -219,25 +219,25 @@ def samples_of(
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    found = _empty(shape, None if labels is None else check_labels(labels, *shape[1:]), pairs)
-    pair_sums = np.zeros(len(found.pair_mi))
+    samples = _empty(shape, None if labels is None else check_labels(labels, *shape[1:]), pairs)
+    pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
-        found.predicted[rows] = block.predicted
-        found.confidence[rows] = block.probs.max(axis=1)
-        found.votes[:, rows] = block.votes
-        found.entropy[rows] = block.entropy
-        found.mi[rows] = block.mi
-        found.score[rows] = SCORES[score](block)
+        samples.predicted[rows] = block.predicted
+        samples.confidence[rows] = block.probs.max(axis=1)
+        samples.votes[:, rows] = block.votes
+        samples.entropy[rows] = block.entropy
+        samples.mi[rows] = block.mi
+        samples.score[rows] = SCORES[score](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
-        if found.labels is not None and found.label_log_probs is not None and found.brier_terms is not None:
-            own = np.arange(len(block.probs)), found.labels[rows]
-            found.label_log_probs[rows] = check_finite(block.log_probs[own], "log p of the label")
+        if samples.labels is not None and samples.label_log_probs is not None and samples.brier_terms is not None:
+            own = np.arange(len(block.probs)), samples.labels[rows]
+            samples.label_log_probs[rows] = check_finite(block.log_probs[own], "log p of the label")
             error = block.probs.copy()
             error[own] -= 1.0
-            found.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
-    found.pair_mi[:] = pair_sums / max(1, len(found))
-    return found
+            samples.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
+    samples.pair_mi[:] = pair_sums / max(1, len(samples))
+    return samples
 
 
 def pair_mi(block: Block) -> Floats:
@@ -246,15 +246,15 @@ def pair_mi(block: Block) -> Floats:
     members = len(log_probs)
     if members == 2:
         return block.mi[None]
-    found = np.empty((members * (members - 1) // 2, log_probs.shape[1]))
-    for row, (a, b) in zip(found, combinations(range(members), 2), strict=True):
+    by_pair = np.empty((members * (members - 1) // 2, log_probs.shape[1]))
+    for row, (a, b) in zip(by_pair, combinations(range(members), 2), strict=True):
         # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
         # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
         apart = np.abs(log_probs[a] - log_probs[b])
         above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
         both = (probs[a] + probs[b]) * above - np.minimum(probs[a], probs[b]) * apart
         row[:] = np.maximum(both.sum(axis=1) / 2, 0.0)
-    return found
+    return by_pair
 
 
 def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None, pairs: bool) -> Samples:

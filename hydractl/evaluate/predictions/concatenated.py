@@ -54,8 +54,8 @@ class Concatenated:
 
     def _of_parts(self, index: int) -> list[tuple[Predictions, int]]:
         """Every file, and the place of a set in it."""
-        found = zip(self._parts, self._places[index], strict=True)
-        return [(part, at) for part, at in found if at is not None]
+        places = zip(self._parts, self._places[index], strict=True)
+        return [(part, at) for part, at in places if at is not None]
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """``(members, N, classes)`` of a set."""
@@ -73,8 +73,8 @@ class Concatenated:
 
 def _place(part: Predictions, one: SetEntry) -> int | None:
     """Where a file has a set; None where it has none of that role and name."""
-    found = (i for i, other in enumerate(part.sets) if (other.role, other.name) == (one.role, one.name))
-    return next(found, None)
+    places = (i for i, other in enumerate(part.sets) if (other.role, other.name) == (one.role, one.name))
+    return next(places, None)
 
 
 def _differences(first: Predictions, other: Predictions) -> list[str]:
@@ -114,16 +114,16 @@ def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -
     """
     digests = [one.get("sha256") for one in models]
     costs = [one.get("cost") or {} for one in models]
-    found = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
-    found["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
-    found["heads"] = _heads([one.get("heads") or [] for one in models])
-    found["training"] = [
+    document = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
+    document["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
+    document["heads"] = _heads([one.get("heads") or [] for one in models])
+    document["training"] = [
         {**one, "member": sum(members[:place]) + (one.get("member") or 0)}
         for place, model in enumerate(models)
         for one in model.get("training") or ()
     ]
-    found["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
-    return found
+    document["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
+    return document
 
 
 def _heads(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

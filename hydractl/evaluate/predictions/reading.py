@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluate.predictions.store import BLOCK_BYTES, EMPTY, KINDS, SCHEMA, SetEntry, tensor_names
+from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
 from hydractl.files.checkpoint import FileTensors, Header, read_header
 from hydractl.files.document_check import anything, count, listing, maybe, number, record, text
 from hydractl.files.training_history import COURSE
@@ -74,22 +74,13 @@ def in_pieces(
         shape: ``(members, N, classes)``.
         piece: the logits of neighbouring samples.
     """
-    members, samples, classes = shape
-    step = max(1, BLOCK_BYTES // (members * classes * 4))
-    for start in range(0, samples, step):
-        rows = range(start, min(samples, start + step))
+    for rows in ranges(shape):
         logits = piece(rows)
-        there = ~_is_empty(logits)
+        there = ~is_empty(logits)
         if there.all():
             yield rows, logits
         elif there.any():
-            yield [row for row, found in zip(rows, there, strict=True) if found], logits[:, there]
-
-
-def _is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
-    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
-    return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
+            yield [row for row, whole in zip(rows, there, strict=True) if whole], logits[:, there]
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -239,6 +230,6 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
     by_kind: dict[str, set[str]] = {}
     for kind, _, severity in kinds:
         by_kind.setdefault(kind, set()).add(severity)
-    if any(found != set().union(*by_kind.values()) for found in by_kind.values()):
+    if any(severities != set().union(*by_kind.values()) for severities in by_kind.values()):
         problems.append("its corruptions are of different severities")
     return problems
