@@ -23,7 +23,7 @@ def metrics(kind: Kind) -> tuple[Metric, ...]:
     """The metrics of a kind, in the order in which documents hold them.
 
     Raises:
-        InputError: another package names something that is no metric, or a name that is taken.
+        InputError: another package names what cannot be loaded, is no metric, or has a key that is taken.
     """
     own = [value for value in vars(_HOMES[kind]).values() if isinstance(value, Metric)]
     return (*own, *(one for one in _installed() if one.kind == kind))
@@ -40,11 +40,15 @@ def _installed() -> tuple[Metric, ...]:
     taken |= {"n", "group", "pairs"}  # what stands beside metrics
     installed = []
     for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
-        declared = point.load()
+        what = f"the metric {point.name} = {point.value} of another package"
+        try:
+            declared = point.load()
+        except Exception as error:  # code of others
+            raise InputError(f"{what} cannot be loaded: {error}", hint="mend or uninstall the package") from error
         if not isinstance(declared, Metric) or declared.kind not in _HOMES:
-            raise InputError(f"the entry point {point.name} = {point.value} is no metric", hint="declare it by @metric")
+            raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
         if declared.key in taken or not declared.key.isidentifier():
-            raise InputError(f"the entry point {point.name} = {point.value}: the key {declared.key!r} is taken or bad")
+            raise InputError(f"{what}: the key {declared.key!r} is taken", hint="give its function another name")
         taken.add(declared.key)
         installed.append(declared)
     return tuple(installed)

@@ -85,12 +85,19 @@ def test_what_a_resample_does_not_know_is_repeated(fresh: Path) -> None:
     assert np.array_equal(drawn.votes, inside.votes[:, rows])
 
 
-def test_what_is_no_metric_and_a_taken_key_are_refused(fresh: Path) -> None:
-    install(fresh, "overconfidence = 3\n", ENTRY)
+WRONG = {
+    "overconfidence = 3": "is no metric",
+    "import nothing_of_that_name": "cannot be loaded: No module named 'nothing_of_that_name'",
+    MODULE.replace("def overconfidence", "def brier") + "overconfidence = brier\n": "the key 'brier' is taken",
+}
+
+
+@pytest.mark.parametrize("module", WRONG, ids=["no metric", "broken", "taken"])
+def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
+    install(fresh, module, ENTRY)
     importlib.invalidate_caches()
-    with pytest.raises(InputError, match="overconfidence:overconfidence is no metric"):
+    with pytest.raises(InputError, match=re.escape(WRONG[module])):
         registry.metrics("id")
-    (fresh / "overconfidence.py").write_text(MODULE.replace("def over", "def brier") + "\n", encoding="utf-8")
 
 
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
