@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from hydractl.settings import OodSet
 
@@ -73,7 +73,7 @@ class FitOptions:
     threshold: str | None = None
     ood_score: str = "msp"
     conformal: float | None = None
-    conformal_score: Literal["lac", "aps"] = "lac"
+    conformal_score: str = "lac"
 
     @property
     def fits_calibration(self) -> bool:

@@ -147,8 +147,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """The scales and biases of lowest NLL, held by a weak ridge to temperature scaling.
 
     Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2), T from :func:`fit_temperature`: convex with
-    one minimum, by L-BFGS. The ridge settles what the data leave open: a constant added to all biases, a class
-    that no sample has, and scales that would grow for ever where a class is always told apart.
+    one minimum, by scipy's L-BFGS-B. The ridge settles what the data leave open: a constant added to all biases, a
+    class that no sample has, and scales that would grow for ever where a class is always told apart.
 
     It ends after 500 steps at the latest, which it needs where classes are many and their samples few (1,000 classes of
     five samples: 40 s on one core); what it then has is no worse than any step before.
