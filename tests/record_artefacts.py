@@ -346,6 +346,8 @@ def run(arguments: list[str]) -> Record:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), open(piped) as sys.stdin:
         code = main([argument for argument in arguments if argument != "<"])
     sys.stdin = stdin
+    if code == 130:
+        sys.exit("interrupted: nothing is recorded")
     answer, said = (stream.getvalue().replace(f"{os.getcwd()}/", "") for stream in (out, err))
     marked = [line for line in said.splitlines() if line.startswith(("warning:", "error:", "hint:", "  - "))]
     measured = arguments[0] == "bench" and not {"--dry-run", "--from"} & {*arguments}

@@ -10,7 +10,7 @@ from typing import Any
 from hydractl.criteria import Calibration, Decider, get_criterion
 from hydractl.criteria.base import Criterion
 from hydractl.data import batches, open_data
-from hydractl.data.text_cut import report_cut
+from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.provenance import provenance
 from hydractl.heads.mask import HeadScores

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.data.batching import cheap_order
+from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluate.models import Batches, Model, RunningModel
 from hydractl.evaluate.predictions.store import PredictionsWriter
@@ -193,7 +193,7 @@ class Reading:
         Samples that are known to be unreadable are in none, as in the unbroken run.
         """
         assert isinstance(self._model, RunningModel) and one.dataset is not None
-        size, order = self._model.options.batch_size, cheap_order(one.dataset)
+        size, order = self._model.options.batch_size, longest_first(one.dataset)
         missing, skipped = writer.missing(index), one.dataset.skipped or {}
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         parts = [[row for row in rows if row not in skipped] for rows in batches]

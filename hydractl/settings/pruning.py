@@ -1,4 +1,4 @@
-"""The options of the verbs that decide which heads go: ``score``, ``extract-circuit`` and ``prune``."""
+"""The options of head selection: ``score``, ``extract-circuit`` and ``prune``."""
 
 from __future__ import annotations
 
