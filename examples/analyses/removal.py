@@ -14,8 +14,8 @@ from hydractl.errors import InputError
 from hydractl.heads.mask import Head, all_heads, ranking_from_json, scores_from_json
 from hydractl.heads.selection import lowest
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OOD_SCORES
-from hydractl.metrics.summary import group_averages, id_metrics, ood_metrics
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.rows import group_averages, id_metrics, ood_metrics
 from hydractl.model.runtime import HydraModel
 
 

@@ -23,7 +23,7 @@ class Evaluator:
         model: with one member; it must not be used otherwise until :meth:`close`.
         batches: ID and OOD batches.
         stream: the inputs of all batches in turn, where that is faster than reading each.
-        ood_score: see :data:`hydractl.metrics.ood_scores.OOD_SCORES`.
+        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take; None: as much as they need.
         lanes: how many models with different heads removed are searched in turn.
     """

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydractl.metrics.registry import table_metrics
 from hydractl.report.figures import number
 
 BEST, SECOND = "best", "second"
@@ -48,31 +49,17 @@ class Column:
         return found["value"], None if not ends or None in ends else (ends[0], ends[1])
 
 
-_ID = (
-    ("accuracy", "acc", "accuracy", "higher"),
-    ("nll", "nll", "negative log likelihood", "lower"),
-    ("brier", "brier", "Brier score", "lower"),
-    ("ece", "ece", "calibration error (equal width)", "lower"),
-    ("aece", "aece", "calibration error (equal mass)", "lower"),
-    ("aurc", "aurc", "area under risk and coverage", "lower"),
-)
-_OOD = (
-    ("auroc", "auroc", "AUROC", "higher"),
-    ("fpr95", "fpr95", "FPR at 95 % detected", "lower"),
-    ("aupr", "aupr", "AUPR", "higher"),
-)
-ID_COLUMNS = tuple(Column(("id", key), title, words, better) for key, title, words, better in _ID)
+ID_COLUMNS = tuple(Column(("id", one.key), one.label, one.words, one.direction) for one in table_metrics("id"))
 
 
 def ood_columns(*place: str, words: str = "") -> tuple[Column, ...]:
     """The OOD numbers found at a place: of one set, ``("ood", NAME)``, or of an average, ``("near_avg",)``."""
-    return tuple(Column((*place, key), title, f"{name}{words}", better) for key, title, name, better in _OOD)
+    return tuple(Column((*place, m.key), m.label, f"{m.words}{words}", m.direction) for m in table_metrics("ood"))
 
 
 OOD_AVERAGE = ood_columns("ood_avg", words=", mean over the OOD sets")
-DIVERSITY = (
-    Column(("diversity", "id", "mi"), "mi", "mutual information of the members"),
-    Column(("diversity", "id", "disagreement"), "disagr", "disagreement of the members"),
+DIVERSITY = tuple(
+    Column(("diversity", "id", one.key), one.label, one.words, one.direction) for one in table_metrics("diversity")
 )
 
 

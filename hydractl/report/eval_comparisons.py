@@ -90,7 +90,7 @@ def _diversity(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figur
     x = Axis(f"data set (ID {all_samples(rows)}{outside})", -0.5, len(sets) - 0.5, names=tuple(shown))
     panels = []
     for column, unit in zip(
-        DIVERSITY, ("mutual information, nats", "disagreement:\nshare of pairs of votes"), strict=True
+        DIVERSITY[:2], ("mutual information, nats", "disagreement:\nshare of pairs of votes"), strict=True
     ):
         drawn = []
         for turn, index in enumerate(several):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydractl.metrics.registry import table_metrics
 from hydractl.report.eval_columns import (
     DIVERSITY,
     ID_COLUMNS,
@@ -119,7 +120,7 @@ def selective_table(rows: Sequence[Row]) -> str:
     """Accuracy among the most confident samples."""
     levels = sorted({key for row in rows for key in (row.get("id") or {}).get("accuracy_at") or {}})
     columns = [Column(("id", "accuracy_at", key), f"acc at {key}", "", "higher") for key in levels]
-    columns.append(ID_COLUMNS[-1])
+    columns.append(next(one for one in ID_COLUMNS if one.path == ("id", "aurc")))
     lines = [(name(row["name"]), line) for row, line in zip(rows, cells(rows, columns), strict=True)]
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {all_samples(rows)}"
     return table(caption, ["model", *map(head, columns)], lines) if levels else ""
@@ -166,9 +167,7 @@ def corruption_tables(rows: Sequence[Row]) -> str:
         columns = [
             Column((*place, level, key), f"{title} {level}", "", better)
             for key, title, better in (
-                ("accuracy", "acc", "higher"),
-                ("brier", "brier", "lower"),
-                ("ece", "ece", "lower"),
+                (one.key, one.label, one.direction) for one in table_metrics("id") if one.by_severity
             )
             for level in levels
         ]

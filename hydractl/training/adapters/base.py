@@ -41,7 +41,7 @@ def adapter_of(settings: FinetuneSettings) -> Adapter | None:
     for name in ADAPTERS:
         value = getattr(settings, name)
         if value is not None and value is not False:
-            made: Adapter = import_module(f"hydractl.baselines.{name}").adapter(value)
+            made: Adapter = import_module(f"hydractl.training.adapters.{name}").adapter(value)
             return made
     return None
 

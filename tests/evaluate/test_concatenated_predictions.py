@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hydractl.data import open_data
-from hydractl.evaluate.predictions import reading
-from hydractl.evaluate.predictions.joined import Joined
+from hydractl.evaluate.predictions import store
+from hydractl.evaluate.predictions.concatenated import Concatenated
 from hydractl.evaluate.predictions.reading import read_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
@@ -66,8 +66,8 @@ def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) 
     whole = [np.concatenate([logits for _, logits in part.batches(0)], axis=1) for part in parts]
     there = [i for i in range(12) if i != 3]  # which the last one could not read
     expected = np.concatenate([whole[0][:, there], whole[1][:, there], whole[2]])
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 3 * 3 * 4 * 5)
-    found = Joined(parts)
+    monkeypatch.setattr(store, "BLOCK_BYTES", 3 * 3 * 4 * 5)
+    found = Concatenated(parts)
     pieces = list(found.batches(0))
     assert [len(rows) for rows, _ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
     assert [row for rows, _ in pieces for row in rows] == there

@@ -1,4 +1,4 @@
-"""Predictions of several models side by side: those of the ensemble that would run them one after another."""
+"""Predictions of several models concatenated: those of the ensemble that would run them one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "training
 _MOST_PROBLEMS = 20
 
 
-class Joined:
+class Concatenated:
     """An ensemble of predictions files, read like one :class:`hydractl.evaluate.predictions.reading.Predictions`.
 
     Args:
@@ -46,7 +46,7 @@ class Joined:
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        self.model = _joined([part.model for part in parts], [part.shape(0)[0] for part in parts])
+        self.model = _concatenated([part.model for part in parts], [part.shape(0)[0] for part in parts])
         self.sets = [
             replace(one, seen=max(part.sets[at].seen for part, at in self._of_parts(index)))
             for index, one in enumerate(parts[0].sets)
@@ -54,8 +54,8 @@ class Joined:
 
     def _of_parts(self, index: int) -> list[tuple[Predictions, int]]:
         """Every file, and the place of a set in it."""
-        found = zip(self._parts, self._places[index], strict=True)
-        return [(part, at) for part, at in found if at is not None]
+        places = zip(self._parts, self._places[index], strict=True)
+        return [(part, at) for part, at in places if at is not None]
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """``(members, N, classes)`` of a set."""
@@ -73,8 +73,8 @@ class Joined:
 
 def _place(part: Predictions, one: SetEntry) -> int | None:
     """Where a file has a set; None where it has none of that role and name."""
-    found = (i for i, other in enumerate(part.sets) if (other.role, other.name) == (one.role, one.name))
-    return next(found, None)
+    places = (i for i, other in enumerate(part.sets) if (other.role, other.name) == (one.role, one.name))
+    return next(places, None)
 
 
 def _differences(first: Predictions, other: Predictions) -> list[str]:
@@ -105,7 +105,7 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
     return problems
 
 
-def _joined(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
+def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
     """What the header of the ensemble says of its model: no calibration, as none was fitted for it.
 
     Args:
@@ -114,16 +114,16 @@ def _joined(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict
     """
     digests = [one.get("sha256") for one in models]
     costs = [one.get("cost") or {} for one in models]
-    found = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
-    found["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
-    found["heads"] = _heads([one.get("heads") or [] for one in models])
-    found["training"] = [
+    document = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
+    document["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
+    document["heads"] = _heads([one.get("heads") or [] for one in models])
+    document["training"] = [
         {**one, "member": sum(members[:place]) + (one.get("member") or 0)}
         for place, model in enumerate(models)
         for one in model.get("training") or ()
     ]
-    found["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
-    return found
+    document["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
+    return document
 
 
 def _heads(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
