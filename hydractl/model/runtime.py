@@ -245,7 +245,8 @@ class HydraModel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("preprocess", "member_logits", "_compiled", "_all_prompted")  # functions, and what other models share
-        return {name: value for name, value in vars(self).items() if name not in own}
+        # The family comes first: what is unpickled imports it before its library, which it prepares.
+        return {"family": self.family} | {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
