@@ -52,7 +52,8 @@ class PromptedClasses:
         self._prompts, self._chain, self._networks = prompts, chain, networks
         self._elsewhere = list(elsewhere)
         self._features: Tensor | None = None
-        self._read_from: list[tuple[weakref.ref[Tensor], int]] = []  # parameters, and how often each had been written to
+        # The parameters they were computed from, and how often each had been written to.
+        self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
         """The prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""

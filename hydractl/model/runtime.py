@@ -164,6 +164,7 @@ class HydraModel(nn.Module):
         return self
 
     def _weights_change(self) -> None:
+        """Forget what was computed from weights that may change in ways that cannot be seen."""
         for prompted in list(self._all_prompted):
             prompted.forget()
 

@@ -145,10 +145,9 @@ class PerMember(nn.Module):
         if not (self._possible and context.batches(x.device)):
             parts = apart(x, len(self.members))
             return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
-        weight, bias = self._weights()
         if isinstance(first, nn.LayerNorm):
-            return members_layer_norm(x, weight, bias, first.eps)
-        return members_linear(x, weight, bias)
+            return members_layer_norm(x, *self._weights(), first.eps)
+        return members_linear(x, *self._weights())
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
         each: list[Any] = list(self.members)
@@ -238,8 +237,8 @@ class StackedProjections:
 
     def output(self, attended: Tensor) -> Tensor:
         """Attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
-        weight, bias = self._out()
-        return members_linear(attended.transpose(1, 2).flatten(2), weight, bias)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
+        rows = attended.transpose(1, 2).flatten(2)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
+        return members_linear(rows, *self._out())
 
     def _in(self) -> tuple[Tensor, Tensor | None]:
         width = 3 * self.head_dim

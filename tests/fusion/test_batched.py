@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from hydractl.export.graph import traced
 from hydractl.fusion.narrow import compute_in_float32
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.stacking import PerMember
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.stacking import StackedProjections
+from hydractl.model.stacking import PerMember, StackedProjections
 from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 
 EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
