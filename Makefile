@@ -1,4 +1,4 @@
-# Each target sets up .venv itself, so a machine needs only make and Python 3.10 or newer:
+# Each target sets up .venv itself, so a machine needs only make and Python 3.11 or newer:
 #   make test                          the first Python found
 #   make test PYTHON=/path/to/python   one of your own choice (after make clean, where there is a .venv already)
 #   make test ARGS="-k name"           arguments for pytest
@@ -6,7 +6,7 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
-PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 DEMO := runs/digits
 # Files of tests that run at the same time; each computes on one thread.
 JOBS := 2
@@ -25,7 +25,7 @@ help:
 	@echo "make lint    style, format and types"
 	@echo "make docs    write docs/cli.md from the help texts"
 	@echo "make clean   remove $(VENV), $(DEMO) and caches"
-	@echo "PYTHON=...   the Python to set up $(VENV) with (3.10 or newer)"
+	@echo "PYTHON=...   the Python to set up $(VENV) with (3.11 or newer)"
 
 test: $(READY)
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
@@ -56,13 +56,13 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@$(RUN) -c 'import pip' 2>/dev/null && exit 0; \
 	for python in $(PYTHONS); do \
-	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue; \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	  "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "error: $$python has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	  echo "$(VENV): $$("$$python" --version); the first installation takes a few minutes"; \
 	  exec "$$python" -m venv $(VENV); \
 	done; \
-	echo "error: no Python 3.10 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
+	echo "error: no Python 3.11 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
 	$(PIP) -e ".[test,demo]"
 	@touch $@
 

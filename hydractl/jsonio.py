@@ -11,7 +11,7 @@ from hydractl.errors import InputError
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """A value of a stranger's file as it stands in a message: escaped, and cut where it is long."""
+    """A value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
     try:
         text = repr(value)
     except RecursionError:

@@ -30,8 +30,8 @@ import gc, json, os, signal, sys, time, types
 import torch.distributed
 import hydractl.cli.options, hydractl.cli.running, hydractl.settings
 from hydractl.cli.app import main
-from hydractl.outcome import Outcome
-from hydractl.processes import processes
+from hydractl.verbs.outcome import Outcome
+from hydractl.distributed import processes
 
 def gather(group):
     answers = [group.gather({"rank": group.rank, "text": "ü", "pair": (1, None)})]
@@ -180,7 +180,7 @@ def test_an_interrupt_is_heard_while_waiting_for_the_others(ended: dict[str, End
 SEARCH = """
 import os, sys
 from hydractl.errors import HydraError
-from hydractl.processes import processes
+from hydractl.distributed import processes
 try:
     with processes(float(sys.argv[1])) as group:
         print(group.gather(os.environ["LOCAL_RANK"]))
@@ -229,7 +229,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_one_process_needs_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom hydractl.processes import local_device, processes\nwith processes(1) as group:\n"
+        "import sys\nfrom hydractl.distributed import local_device, processes\nwith processes(1) as group:\n"
         "    assert group.gather((1, {'a': None})) == [[1, {'a': None}]]\n"
         "assert local_device('auto') == 'auto'\nassert not {'torch', 'numpy'} & set(sys.modules)"
     )

@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 from hydractl.cli.console import clean, clean_document, debugging, is_terminal, send_nowhere
 from hydractl.errors import NonFiniteError, StorageError
-from hydractl.report.terminal import render
 
 _WIDTH_IN_A_FILE = 160
 # What JSON may leave as it is, but a terminal obeys.
@@ -75,6 +74,8 @@ class Answer:
 
     def _draw(self, document: dict[str, Any]) -> str | None:
         from rich.console import Console
+
+        from hydractl.report.terminal import render
 
         width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns if self.to_terminal else _WIDTH_IN_A_FILE
         renderable = render(document, width)

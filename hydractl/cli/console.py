@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hydractl.cli.failures import Failure
-from hydractl.cli.live import Bars
 from hydractl.cli.pace import Pace, duration, speed
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from hydractl.cli.failures import Failure
+    from hydractl.cli.live import Bars
 
 # Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
 # terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
@@ -166,6 +166,7 @@ class ConsoleLog(Log):
             yield
             task.hide()
             return
+        from hydractl.cli.live import Bars
 
         with Bars() as bars:
             self._bars = bars

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
-from hydractl.settings import SETTINGS, Common, Option, options_of
+
+if TYPE_CHECKING:
+    from hydractl.settings import Common, Option
 
 _LEFT = 26
 _WIDEST = 100
@@ -25,6 +27,7 @@ def app_help(columns: int) -> str:
     general = [
         ("    --info FILE...", "Describe any file that hydractl writes"),
         ("    --version", "Print the version"),
+        ("    --install-completion", "Let the shell complete verbs and options (--show-completion prints how)"),
         ("-h, --help", "Show this help; hydractl VERB --help shows that of a verb"),
     ]
     parts = [
@@ -56,6 +59,7 @@ def info_help(columns: int) -> str:
 def verb_help(name: str, columns: int) -> str:
     """``hydractl VERB --help``: usage, what it does, its options by group, examples."""
     # Here, because building the options of all verbs is a fifth of the time of ``hydractl --help``.
+    from hydractl.settings import SETTINGS, options_of
 
     verb = VERBS[name]
     groups: dict[str, list[Row]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.batching import cheap_order
+from hydractl.data.batching import longest_first
 from hydractl.evaluate.contenders import Batches, Contender, Running
 from hydractl.evaluate.eval_set import EvalSet
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
@@ -67,7 +67,7 @@ class Reading:
     def _kept(self, writer: PredictionsWriter, index: int, one: EvalSet) -> tuple[list[list[int]], list[int]]:
         """The batches of the unbroken run that the file has whole, and the samples of the others."""
         assert isinstance(self._contender, Running) and one.dataset is not None
-        size, order = self._contender.batch_size, cheap_order(one.dataset)
+        size, order = self._contender.batch_size, longest_first(one.dataset)
         missing = writer.missing(index)
         parts = [order[start : start + size] for start in range(0, len(order), size)]
         kept = [rows for rows in parts if not missing[rows].any()]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from hydractl.errors import InputError
+from hydractl.files.atomic import Output
 from hydractl.jsonio import canonical_json, parse_json, shown
 
 if TYPE_CHECKING:
@@ -457,6 +458,14 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
         digest.update(block)
         handle.write(block)
     return digest.hexdigest()
+
+
+def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, Any]) -> str:
+    """Write and commit a checkpoint; returns the SHA-256 of the file."""
+    with output.opened() as handle:
+        digest = write_tensors(handle, source, description)
+    output.commit()
+    return digest
 
 
 def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:

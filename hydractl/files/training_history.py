@@ -65,7 +65,7 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
     """What the header of a state file (``hydractl.training/1``) says: how far the run is, and what it was begun with.
 
     Args:
-        header: of a stranger's file perhaps: what is not as it should be is left out.
+        header: perhaps of an untrusted file: what is not as it should be is left out.
     """
     progress, begun, on = ({} if not isinstance(header.get(key), Mapping) else header[key] for key in _PARTS)
     found: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """From the provenance of one file; None where it was not trained, or a stranger wrote it."""
+    """From the provenance of one file; None where it was not trained, or where it is broken."""
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
     settings = provenance.get("settings")

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
-from hydractl.families import MODULES, classes_of, get_family
+from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, Header, TensorSource, read_header, sha256_file
 from hydractl.files.description import DEFAULT_PROMPT, Description
@@ -22,8 +22,6 @@ from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
 from hydractl.model.slicing import sliced, zeroed
 from hydractl.settings.common import Common
 
-_HUB = {"timm": "timm", "hf": "hf", "open_clip": "open_clip"}
-_BY_NAME = ("timm", "open_clip")  # families that can build an architecture from its name alone
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -185,8 +183,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
-    if kind in _HUB and rest:
-        return _open_name(_HUB[kind], rest, seed, name)
+    if rest and kind in FAMILIES.names:
+        return _open_name(kind, rest, seed, name)
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
@@ -226,7 +224,7 @@ def _model_hint(path: Path) -> str:
     return (
         f"checkpoints there: {', '.join(near)}"
         if near
-        else "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+        else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
     )
 
 
@@ -256,19 +254,19 @@ def _parse_query(query: str) -> dict[str, Any]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    for family_name in MODULES:
-        loaded = get_family(family_name).load_folder(path)
+    for family in families_for_folders():
+        loaded = family.load_folder(path)
         if loaded is None:
             continue
         name = name or path.resolve().name
         if not isinstance(loaded.tensors, FileTensors):
-            return _from_loaded(family_name, loaded, name, None)
+            return _from_loaded(family.name, loaded, name, None)
         header = loaded.tensors.header
         if header.description is not None:
             # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
             description = Description.from_json(header.description, str(path))
             return _open_file(loaded.tensors.path, header, description, name)
-        return _from_loaded(family_name, loaded, name, loaded.tensors.path)
+        return _from_loaded(family.name, loaded, name, loaded.tensors.path)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
         hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
@@ -283,15 +281,16 @@ def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: st
             f"{path} does not describe itself", hint="say what it is, for example: --arch timm:vit_base_patch16_224"
         )
     kind, _, rest = arch.partition(":")
-    if kind not in _BY_NAME or not rest:
+    family = FAMILIES.get(kind)
+    if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
             hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
-    loaded = get_family(_HUB[kind]).load_name(bare, options, seed)
-    return _from_loaded(_HUB[kind], replace(loaded, tensors=FileTensors(path, header)), name or path.stem, path)
+    loaded = family.load_name(bare, options, seed)
+    return _from_loaded(kind, replace(loaded, tensors=FileTensors(path, header)), name or path.stem, path)
 
 
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | None) -> Source:

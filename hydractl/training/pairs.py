@@ -11,7 +11,7 @@ from torch import Tensor
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.captions import CaptionedImages
-from hydractl.data.text_cut import report_cut
+from hydractl.data.text import report_cut
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel, move

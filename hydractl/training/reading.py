@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydractl.data import batches
 from hydractl.data.base import PAIRS, Dataset
+from hydractl.data.batching import longest_first
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
 from hydractl.model.matching import known
@@ -46,20 +47,13 @@ def training_data(
     validation = None
     if val_set is not None:
         read_val = reader(model, val_set, settings.workers, settings.batch_size)
-        order = range(len(val_set)) if team.size > 1 else cheap_order(val_set)
+        order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
         mine = list(order)[team.rank :: team.size]
 
         def validation() -> Iterator[tuple[Any, Tensor]]:
             return read_val(mine, 0)
 
     return TrainingData(len(train_set), read, validation)
-
-
-def cheap_order(dataset: Dataset) -> list[int]:
-    """All samples; where lengths matter the longest first, so that little is padded."""
-    lengths = dataset.lengths()
-    order = list(range(len(dataset)))
-    return order if lengths is None else sorted(order, key=lambda i: -lengths[i])
 
 
 def reader(model: HydraModel, dataset: Dataset, workers: int, size: int) -> Reader:

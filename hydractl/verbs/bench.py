@@ -21,7 +21,7 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
 
 if TYPE_CHECKING:
-    from hydractl.bench.contenders import Contender
+    from hydractl.bench.rows import Row
 
 SCHEMA = "hydractl.bench/1"
 
@@ -96,8 +96,8 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
-    from hydractl.bench.contenders import contenders
-    from hydractl.bench.measuring import measure
+    from hydractl.bench.measuring import BenchOptions, measure
+    from hydractl.bench.rows import rows_of
     from hydractl.model.arguments import find_models
     from hydractl.model.loading import resolve_device
     from hydractl.model.source import ModelOptions
@@ -105,7 +105,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     device = resolve_device(settings.device)
     settings.check_device(device.type)
     models = find_models(settings.model, ModelOptions.of(settings))
-    rows = contenders(models, settings.compare, whole_last_block=settings.whole_last_block)
+    rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
@@ -117,7 +117,16 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         return Outcome(_plan(settings, rows, costs, planned))
     with contextlib.ExitStack() as claimed:
         outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
-        measured = measure(settings, rows, costs, device, log)
+        options = BenchOptions(
+            batch_sizes=settings.batch_size,
+            dtypes=settings.dtype,
+            rounds=settings.rounds,
+            warmup=settings.warmup,
+            threads=settings.threads,
+            compile_mode=(settings.compile_mode or "default") if settings.compile else None,
+            seed=settings.seed,
+        )
+        measured = measure(options, rows, costs, device, log)
         document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
@@ -151,14 +160,14 @@ def _conventions(settings: BenchSettings) -> dict[str, Any]:
     return {**CONVENTIONS, "macs": COUNTED, **drawn}
 
 
-def _costs(rows: Sequence[Contender]) -> list[dict[str, Any]]:
+def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What is known of each row without measuring."""
     costs = [row.cost() for row in rows]
     return [{**cost, "mac_ratio": cost["macs"] / costs[0]["macs"]} for cost in costs]
 
 
 def _plan(
-    settings: BenchSettings, rows: Sequence[Contender], costs: Sequence[dict[str, Any]], files: Sequence[Path]
+    settings: BenchSettings, rows: Sequence[Row], costs: Sequence[dict[str, Any]], files: Sequence[Path]
 ) -> dict[str, Any]:
     calls = len(rows) * len(settings.batch_size) * len(settings.dtype) * (settings.rounds + settings.warmup + 1)
     return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.data.skipping import report_skipped
 from hydractl.data.suites import FoundSuite
-from hydractl.data.text_cut import report_cut
+from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, UsageError
 from hydractl.evaluate.eval_set import EvalSet
 from hydractl.evaluate.predictions.reading import is_predictions

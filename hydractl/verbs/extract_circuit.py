@@ -15,7 +15,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.log import Log
 from hydractl.model.matching import only_one
 from hydractl.model.source import ModelOptions, open_sources
-from hydractl.settings import CircuitSettings
+from hydractl.settings.pruning import CircuitSettings
 from hydractl.verbs.outcome import Outcome
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
 from hydractl.export.targets import Claim, claimed, plan_exports, stem_beside
-from hydractl.files.atomic import Output, check_outputs, file_path, write_with
-from hydractl.files.checkpoint import write_tensors
+from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.provenance import provenance
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import self_check
@@ -88,9 +89,7 @@ def _write(
     settings: FuseSettings,
     log: Log,
 ) -> Outcome:
-    from dataclasses import replace
-
-    check = self_check(plan, sources, settings, log)
+    check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
     origins = [source.sha256 for source in sources]
     description = replace(
         plan.description,
@@ -100,12 +99,9 @@ def _write(
     exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
     if exports:
         document = {**document, "exports": exports}
-    digests: list[str] = []
-    files = [
-        write_with(output, lambda handle: digests.append(write_tensors(handle, plan.tensors, description.to_json())))
-    ]
+    digest = write_checkpoint(output, plan.tensors, description.to_json())
     # The exports last: what they were made of is then in place.
-    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=[*files, *claim.commit()])
+    return Outcome({**document, "self_check": check, "sha256": digest}, files=[output.path, *claim.commit()])
 
 
 def stem_alone(settings: FuseSettings, source: Source) -> Path:

@@ -180,7 +180,7 @@ def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_counter_that_disagrees_with_the_formula_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.model.cost_formula.macs_formula", lambda *_: 7)
+    monkeypatch.setattr("hydractl.bench.rows.macs_formula", lambda *_: 7)
     document = measure().document
     counted = [row["macs"] for row in document["results"][:2]]
     assert document["warnings"] == [

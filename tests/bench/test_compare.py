@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hydractl.bench.contenders import contenders
+from hydractl.bench.rows import rows_of
 from hydractl.bench.stock import StockModel, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
@@ -182,7 +182,7 @@ def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, me
 def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
     source = source_of(stock("class-token"), "class-token")
     _, hydra = fused("class-token", [])
-    rows = contenders([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
+    rows = rows_of([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
     deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")
     places = [parameter.data_ptr() for parameter in deep.parameters() if parameter.numel()]
     assert len(places) == len(set(places)) and deep.members == 3

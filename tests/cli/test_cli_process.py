@@ -22,7 +22,7 @@ SCRIPT = """
 import sys, types, time, os
 from pathlib import Path
 from hydractl.cli.app import main
-from hydractl.outcome import Outcome
+from hydractl.verbs.outcome import Outcome
 
 def run(settings, log):
 {body}
@@ -70,7 +70,7 @@ def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> Non
 
 
 def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
-    assert heavy_after("import hydractl.settings, hydractl.outcome, hydractl.cli.running", tmp_path) == []
+    assert heavy_after("import hydractl.settings, hydractl.verbs.outcome, hydractl.cli.running", tmp_path) == []
 
 
 def test_the_import_test_can_fail(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ def in_a_fresh_process(code: str) -> str:
 def test_timm_and_torchvision_import_after_it() -> None:
     code = """
 import sys
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 declare_operators()
 assert not any(name.partition(".")[0] == "torchvision" for name in sys.modules)
 declare_operators()
 import timm, torch, torchvision
 declare_operators()
 assert torch.ops.torchvision.nms and torch.ops.torchvision.qnms
-from hydractl import _torchvision
+from hydractl.families import torchvision_operators as _torchvision
 assert (_torchvision._library is None) == torchvision.extension._has_ops()
 print(timm.__name__)
 """
@@ -45,7 +45,7 @@ try:
     import torchvision
 except RuntimeError as error:
     assert "torchvision::nms" in str(error), error
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 declare_operators()
 import torchvision.transforms
 """

@@ -33,7 +33,11 @@ def write(path: Path, content: bytes = b"new", *, force: bool = False) -> Path:
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     """Run a program that uses hydractl in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "import os, sys\nfrom pathlib import Path\nfrom hydractl.atomic import *\n" + script]
+        [
+            sys.executable,
+            "-c",
+            "import os, sys\nfrom pathlib import Path\nfrom hydractl.files.atomic import *\n" + script,
+        ]
         + [str(a) for a in arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

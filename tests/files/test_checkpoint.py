@@ -342,7 +342,7 @@ def test_every_tensor_is_aligned_and_the_header_keys_are_sorted(tmp_path: Path) 
 
 HASHED_ORDER = """
 import sys, torch
-from hydractl.checkpoint import DictTensors, write_tensors
+from hydractl.files.checkpoint import DictTensors, write_tensors
 names = sorted({f"layer.{i}.weight" for i in range(20)}, key=hash)
 tensors = {n: torch.full((int(n.split(".")[1]) + 1,), float(len(n))) for n in names}
 description = {key: key for key in sorted({"kind", "family", "arch", "labels", "config"}, key=hash)}

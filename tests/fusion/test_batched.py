@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.export.graph import traced
-from hydractl.fusion.narrow import compute_in_float32
 from hydractl.fusion.plan import plan_fusion
+from hydractl.fusion.selfcheck import compute_in_float32
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.stacking import PerMember, StackedProjections

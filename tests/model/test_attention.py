@@ -354,7 +354,7 @@ def test_members_never_see_each_other() -> None:
 def test_it_is_the_library_s_attention_bit_for_bit(options: dict[str, bool], call: dict[str, bool]) -> None:
     from timm.layers import Attention
 
-    from hydractl.families.timm_vit import FAMILY
+    from hydractl.families.timm import FAMILY
     from hydractl.heads.mask import Site
 
     torch.manual_seed(0)

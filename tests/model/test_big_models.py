@@ -44,9 +44,9 @@ MEASURE = """
 import ctypes, gc, json, sys
 from pathlib import Path
 import torch
-from hydractl.checkpoint import DictTensors, write_tensors
+from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.cli.app import main
-from hydractl.models import open_source
+from hydractl.model.source import open_source
 
 dtype = getattr(torch, sys.argv[1])
 def memory(field):

@@ -132,7 +132,7 @@ def test_very_long_names_are_only_absent() -> None:
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "a.st").hint
-        == "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm"
     )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()

@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from hydractl.families.base import (
     ModelFamily,
     Stages,
     State,
+    download,
     first_line,
     first_tokens,
     read_config,
+    read_packed,
+    write_packed,
 )
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
 from hydractl.heads.mask import Site
@@ -59,6 +63,7 @@ class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
     name = "timm"
+    builds_by_name = True
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",
@@ -130,8 +135,6 @@ class TimmViT(ModelFamily):
 
     def _download(self, name: str) -> LoadedModel:
         """The published folder of a pretrained model; safetensors only."""
-        import huggingface_hub
-
         try:
             cfg = timm.get_pretrained_cfg(name)
         except RuntimeError as error:
@@ -144,15 +147,7 @@ class TimmViT(ModelFamily):
         # timm writes "timm/" for "the repository named like this model".
         repo = cfg.hf_hub_id
         repo = f"{repo}{cfg.architecture}.{cfg.tag}" if repo.endswith("/") else repo
-        try:
-            path = huggingface_hub.hf_hub_download(repo, "config.json")
-            huggingface_hub.hf_hub_download(repo, _WEIGHTS)
-        except Exception as error:
-            raise InputError(
-                f"cannot get {repo} from the hub: {type(error).__name__}",
-                hint="check the network, or give a local folder with config.json and model.safetensors",
-            ) from error
-        loaded = self.load_folder(Path(path).parent)
+        loaded = self.load_folder(download(repo, ["config.json", _WEIGHTS]))
         if loaded is None:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
@@ -191,46 +186,32 @@ class TimmViT(ModelFamily):
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """``qkv.weight`` is ``[3 * heads * head_dim, d_model]``, ``proj.weight`` ``[d_model, heads * head_dim]``."""
-        dk, d = site.head_dim, site.d_model
 
         def get(name: str) -> Tensor | None:
             return tensors.get(f"{site.path}.{name}")
 
         qkv, out = tensors[f"{site.path}.qkv.weight"], tensors[f"{site.path}.proj.weight"]
-        heads = out.shape[1] // dk
-        q, k, v = qkv.reshape(3, heads, dk, qkv.shape[1]).unbind(0)
-        qkv_bias, gate, gate_bias = get("qkv.bias"), get("gate.weight"), get("gate.bias")
-        biases = (None,) * 3 if qkv_bias is None else qkv_bias.reshape(3, heads, dk).unbind(0)
-        return HeadWeights(
-            q=q,
-            k=k,
-            v=v,
-            o=out.reshape(d, heads, dk).permute(1, 0, 2),
-            q_bias=biases[0],
-            k_bias=biases[1],
-            v_bias=biases[2],
+        gate, gate_bias = get("gate.weight"), get("gate.bias")
+        names = [f"{side}.{leaf}" for side in ("q_norm", "k_norm") for leaf in ("weight", "bias")]
+        return replace(
+            read_packed(qkv, get("qkv.bias"), out, site.head_dim),
             o_bias=get("proj.bias"),
-            gate=None if gate is None else gate.reshape(heads, dk, gate.shape[1]),
-            gate_bias=None if gate_bias is None else gate_bias.reshape(heads, dk),
-            extra={
-                f"{side}.{leaf}": tensor
-                for side in ("q_norm", "k_norm")
-                for leaf in ("weight", "bias")
-                if (tensor := get(f"{side}.{leaf}")) is not None
-            },
+            gate=None if gate is None else gate.reshape(-1, site.head_dim, gate.shape[1]),
+            gate_bias=None if gate_bias is None else gate_bias.reshape(-1, site.head_dim),
+            extra={name: tensor for name in names if (tensor := get(name)) is not None},
         )
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """The inverse of :meth:`read`."""
+        qkv, bias, out = write_packed(weights)
         put: dict[str, Tensor | None] = {
-            "qkv.weight": torch.stack([weights.q, weights.k, weights.v]).flatten(0, 2),
-            "proj.weight": weights.o.permute(1, 0, 2).flatten(1),
+            "qkv.weight": qkv,
+            "qkv.bias": bias,
+            "proj.weight": out,
             "proj.bias": weights.o_bias,
             "gate.weight": None if weights.gate is None else weights.gate.flatten(0, 1),
             "gate.bias": None if weights.gate_bias is None else weights.gate_bias.flatten(),
         }
-        if weights.q_bias is not None:
-            put["qkv.bias"] = torch.stack([weights.q_bias, weights.k_bias, weights.v_bias]).flatten()  # type: ignore[list-item]
         for name, tensor in {**put, **weights.extra}.items():
             if tensor is not None:
                 tensors[f"{site.path}.{name}"] = tensor
@@ -289,15 +270,11 @@ class TimmViT(ModelFamily):
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
         """timm's own evaluation transform on PIL images; returns ``[B, C, H, W]``."""
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in preprocess.items()}
-        size = settings.get("input_size")
-        if not isinstance(size, tuple) or len(size) != 3 or not all(type(n) is int and 0 < n < 1 << 14 for n in size):
-            raise InputError(f"the preprocessing has no input size [channels, height, width] but {shown(size)}")
-        if size[0] not in (1, 3):
-            raise InputError(f"the model takes images of {size[0]} channels; only 1 (grey) and 3 (RGB) can be read")
-        mode = "L" if size[0] == 1 else "RGB"
+        channels, height, width = input_size(preprocess)
+        mode = mode_of(channels)
         try:
             transform = timm.data.create_transform(**settings, is_training=False)
-            transform(Image.new(mode, (size[2], size[1])))  # what timm checks only when it meets an image
+            transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
         except Exception as error:
             raise InputError(
                 f"timm cannot preprocess images with {shown(settings, 200)}: {first_line(error)}"
@@ -306,20 +283,19 @@ class TimmViT(ModelFamily):
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
         """Standard normal pixels ``[B, C, H, W]``."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn((batch, *preprocess["input_size"]), generator=generator)
+        return random_pixels(preprocess["input_size"], batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
         """From timm's data configuration; its ``random`` interpolation is bilinear here."""
-        found = preprocess["interpolation"]
+        interpolation = preprocess["interpolation"]
         size = tuple(preprocess["input_size"])
         return ImageFormat(
             size,
             tuple(preprocess["mean"]),
             tuple(preprocess["std"]),
-            "bilinear" if found == "random" else found,
+            "bilinear" if interpolation == "random" else interpolation,
         )
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
@@ -390,9 +366,9 @@ def _check(model: nn.Module) -> None:
     for index, block in enumerate(model.blocks):
         attention = getattr(block, "attn", None)
         if attention is None or type(attention) is not Attention:
-            found = "nothing" if attention is None else type(attention).__name__
+            kind_met = "nothing" if attention is None else type(attention).__name__
             raise InputError(
-                f"blocks.{index} of {kind} is a {type(block).__name__} with {found} as its attn, "
+                f"blocks.{index} of {kind} is a {type(block).__name__} with {kind_met} as its attn, "
                 "expected timm.layers.Attention"
             )
         if not isinstance(attention.norm, nn.Identity):
@@ -435,10 +411,10 @@ def _arch(config: Mapping[str, Any]) -> str:
 def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:
     """timm's data configuration of a model, with the true input size and as many means as channels."""
     with _quiet():  # it warns of what is done below: one mean for all channels
-        found = timm.data.resolve_model_data_config(model)
-    size = model.patch_embed.img_size or found["input_size"][1:]
+        data_config = timm.data.resolve_model_data_config(model)
+    size = model.patch_embed.img_size or data_config["input_size"][1:]
     channels = int(model.in_chans)
-    settings = {key: found[key] for key in _PREPROCESS}
+    settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(size[0]), int(size[1])]
     for key in ("mean", "std"):
         values = list(settings[key])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_line, first_tokens
-from hydractl.families.open_clip_inputs import tokenizer_of
+from hydractl.families.open_clip.inputs import tokenizer_of
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.jsonio import canonical_json, shown
 

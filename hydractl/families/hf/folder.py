@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hydractl.errors import InputError
 from hydractl.families.base import LoadedModel, first_line, read_config
-from hydractl.families.hf_architectures import ARCHITECTURES, class_name, meta_model, quiet, without_traces
-from hydractl.families.hf_images import image_preprocess
-from hydractl.families.hf_tokenizer import text_preprocess
+from hydractl.families.hf.architectures import ARCHITECTURES, class_name, meta_model, quiet, without_traces
+from hydractl.families.hf.images import image_preprocess
+from hydractl.families.hf.tokenizer import text_preprocess
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, FileTensors, Header, TensorSource, read_header, torch_dtype
 from hydractl.jsonio import shown

@@ -17,7 +17,7 @@ STOCK, MEMBERS, DEEP = "stock", "members", "deep"
 
 
 @dataclass(frozen=True)
-class Contender:
+class Row:
     """One row of a bench, its weights not yet read.
 
     Attributes:
@@ -74,9 +74,7 @@ def _formula(source: Source, kind: str, whole: bool) -> int | None:
     return macs_formula(source.description, work)
 
 
-def contenders(
-    models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False
-) -> list[Contender]:
+def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False) -> list[Row]:
     """The rows of a bench in order: each MODEL, and after it what is made of it.
 
     Raises:
@@ -96,36 +94,36 @@ def contenders(
         problems.append("deep needs a fused MODEL, which says how many copies")
     if DEEP in compare and (len(first.sources) > 1 or _members(first) > 1):
         problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
-    found: list[Contender] = []
+    rows: list[Row] = []
     for model in models:
-        found.append(Contender("model", model))
+        rows.append(Row("model", model))
         if model is first and not problems:
-            found += _beside_first(first, whole, max(map(_members, fused), default=0), compare)
+            rows += _beside_first(first, whole, max(map(_members, fused), default=0), compare)
         if MEMBERS in compare and model in fused:
-            found += _taken_apart(model)
-    names = [one.name for one in found]
+            rows += _taken_apart(model)
+    names = [row.name for row in rows]
     problems += [f"two rows would be named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     if problems:
         message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
         raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
-    return [replace(one, whole_last_block=whole_last_block) for one in found]
+    return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
-def _beside_first(first: ModelArgument, whole: Source | None, copies: int, compare: Sequence[str]) -> list[Contender]:
-    found = []
+def _beside_first(first: ModelArgument, whole: Source | None, copies: int, compare: Sequence[str]) -> list[Row]:
+    rows = []
     if STOCK in compare and whole is not None:
-        found.append(Contender(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
+        rows.append(Row(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
     if DEEP in compare:
-        found.append(Contender(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
-    return found
+        rows.append(Row(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
+    return rows
 
 
-def _taken_apart(fused: ModelArgument) -> list[Contender]:
+def _taken_apart(fused: ModelArgument) -> list[Row]:
     """The members of a fused model: all of them one after another, and the first alone."""
     source = replace(fused.sources[0], name=fused.name)
     members = [member_source(source, index) for index in range(_members(fused))]
     together = ModelArgument(f"{fused.name}.members", members)
-    return [Contender(MEMBERS, together), Contender("member", ModelArgument(members[0].name, members[:1]))]
+    return [Row(MEMBERS, together), Row("member", ModelArgument(members[0].name, members[:1]))]
 
 
 def _members(model: ModelArgument) -> int:

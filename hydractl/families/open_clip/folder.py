@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, read_config
-from hydractl.families.open_clip_inputs import image_preprocess
-from hydractl.families.open_clip_models import SECTIONS, skeleton
+from hydractl.families.base import LoadedModel, download, read_config
+from hydractl.families.open_clip.inputs import image_preprocess
+from hydractl.families.open_clip.models import SECTIONS, skeleton
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
 
@@ -57,14 +57,12 @@ def open_folder(folder: Path) -> LoadedModel | None:
     )
 
 
-def download(name: str) -> LoadedModel:
+def published_model(name: str) -> LoadedModel:
     """``ARCH/TAG`` as published on the hub: its configuration and its safetensors, nothing else.
 
     Raises:
         InputError: for names that open_clip does not know, pickles, and models that are not supported.
     """
-    import huggingface_hub
-
     arch, _, tag = name.partition("/")
     config = known_config(arch)
     published = _published(arch, tag)
@@ -75,15 +73,7 @@ def download(name: str) -> LoadedModel:
             f"open_clip:{name} is published as a pickle only, which hydractl never opens",
             hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
         )
-    try:
-        path = huggingface_hub.hf_hub_download(repo, CONFIG)
-        huggingface_hub.hf_hub_download(repo, WEIGHTS)
-    except Exception as error:
-        raise InputError(
-            f"cannot get {repo} from the hub: {type(error).__name__}",
-            hint=f"check the network, or give a local folder with {CONFIG} and {WEIGHTS}",
-        ) from error
-    loaded = open_folder(Path(path).parent)
+    loaded = open_folder(download(repo, [CONFIG, WEIGHTS]))
     if loaded is None:
         raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
     if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
@@ -152,9 +142,9 @@ def known_config(arch: str) -> dict[str, Any]:
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
     """What open_clip knows of a tag: where the weights are, how images are prepared."""
-    found = open_clip.get_pretrained_cfg(arch, tag)
-    if found:
-        return found
+    published = open_clip.get_pretrained_cfg(arch, tag)
+    if published:
+        return published
     tags = open_clip.list_pretrained_tags_by_model(arch)
     raise InputError(
         f"open_clip:{arch} has no weights {tag!r}" if tag else f"open_clip:{arch} does not say which weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -131,10 +132,10 @@ def _build(text: str) -> Any:
     cls = getattr(transformers, name)
     try:
         with quiet():
-            made = cls.config_class.from_dict(settings)
-            _check_config(made, name)
+            library_config = cls.config_class.from_dict(settings)
+            _check_config(library_config, name)
             with torch.device("meta"):
-                model = cls._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+                model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
             _fill_buffers(model)
     except InputError:
         raise
@@ -147,8 +148,8 @@ def _build(text: str) -> Any:
 def random_model(config: Mapping[str, Any]) -> Any:
     """The library's model of a configuration with weights as it draws them for training from scratch."""
     with quiet():
-        made = type(meta_model(config)).config_class.from_dict(without_traces(config))
-        return type(meta_model(config))._from_config(made, attn_implementation="sdpa", dtype=torch.float32)
+        library_config = type(meta_model(config)).config_class.from_dict(without_traces(config))
+        return type(meta_model(config))._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
 
 
 def _fill_buffers(model: Any) -> None:
@@ -236,7 +237,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if isinstance(name, str) and name in ARCHITECTURES:
         return name
-    met = _attention_of(name, config) if isinstance(name, str) else None
+    met = _attention_of(name) if isinstance(name, str) else None
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
         + (f": its attention is {met}" if met else ""),
@@ -244,18 +245,14 @@ def class_name(config: Mapping[str, Any]) -> str:
     )
 
 
-def _attention_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """The class of the first attention module of some model of the library, or None where it cannot be built."""
-    settings = without_traces(config)
-    settings.pop("num_labels", None)
-    if settings.get("num_hidden_layers"):
-        settings["num_hidden_layers"] = 1
+def _attention_of(name: str) -> str | None:
+    """The attention class in the file of some model of the library, or None where there is none.
+
+    The model itself is not built: its configuration may name another one that the library would ask the hub for.
+    """
     try:
-        cls: Any = getattr(transformers, name)
-        with quiet(), torch.device("meta"):
-            kinds = [
-                type(module).__name__ for module in cls._from_config(cls.config_class.from_dict(settings)).modules()
-            ]
-    except Exception:  # no model of this version, or one that needs settings of its own
+        module = sys.modules[getattr(transformers, name).__module__]
+    except Exception:  # no model of this version, or one that needs another library
         return None
-    return next((kind for kind in kinds if kind.endswith("Attention")), None)
+    kinds = [kind for kind, cls in vars(module).items() if kind.endswith("Attention") and isinstance(cls, type)]
+    return min(kinds, key=len, default=None)  # the others are parts or variants of it

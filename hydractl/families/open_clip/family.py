@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
-from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages
-from hydractl.families.open_clip_folder import CONFIG, WEIGHTS, download, drawn_weights, open_folder, random_model
-from hydractl.families.open_clip_inputs import (
+from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, read_packed, write_packed
+from hydractl.families.open_clip.folder import (
+    CONFIG,
+    WEIGHTS,
+    drawn_weights,
+    open_folder,
+    published_model,
+    random_model,
+)
+from hydractl.families.open_clip.inputs import (
     filled_templates,
     image_collate,
     pooled_at,
     published_preprocess,
-    random_pixels,
     tokenizer_of,
 )
-from hydractl.families.open_clip_models import blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.open_clip.models import blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.pixels import random_pixels
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
@@ -63,6 +71,8 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    priority = 1  # its folders often hold the config.json of another library as well
+    builds_by_name = True
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.conv1\.",
         "position": r"((visual|text)\.)?positional_embedding$",
@@ -95,7 +105,7 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} with pretrained weights takes no options ({', '.join(sorted(options))})",
                 hint="add pretrained=0 to start from random weights",
             )
-        return download(name)
+        return published_model(name)
 
     def export_folder(
         self,
@@ -149,38 +159,27 @@ class OpenClip(ModelFamily):
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """``in_proj_weight`` is ``[3 * heads * head_dim, d]``, ``out_proj.weight`` ``[d, heads * head_dim]``."""
-        dk, d = site.head_dim, site.d_model
+
+        def get(name: str) -> Tensor | None:
+            return tensors.get(f"{site.path}.{name}")
+
         packed, out = tensors[f"{site.path}.in_proj_weight"], tensors[f"{site.path}.out_proj.weight"]
-        heads = out.shape[1] // dk
-        q, k, v = packed.reshape(3, heads, dk, d).unbind(0)
-        bias = tensors.get(f"{site.path}.in_proj_bias")
-        q_bias, k_bias, v_bias = (None,) * 3 if bias is None else bias.reshape(3, heads, dk).unbind(0)
-        return HeadWeights(
-            q=q,
-            k=k,
-            v=v,
-            o=out.reshape(d, heads, dk).permute(1, 0, 2),
-            q_bias=q_bias,
-            k_bias=k_bias,
-            v_bias=v_bias,
-            o_bias=tensors.get(f"{site.path}.out_proj.bias"),
-            extra={
-                f"{ours}.{leaf}": tensor
-                for theirs, ours in _HEAD_NORMS.items()
-                for leaf in ("weight", "bias")
-                if (tensor := tensors.get(f"{site.path}.{theirs}.{leaf}")) is not None
-            },
+        norms = [(f"{a}.{leaf}", f"{b}.{leaf}") for a, b in _HEAD_NORMS.items() for leaf in ("weight", "bias")]
+        return replace(
+            read_packed(packed, get("in_proj_bias"), out, site.head_dim),
+            o_bias=get("out_proj.bias"),
+            extra={ours: tensor for theirs, ours in norms if (tensor := get(theirs)) is not None},
         )
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """The inverse of :meth:`read`."""
+        packed, bias, out = write_packed(weights)
         put: dict[str, Tensor | None] = {
-            "in_proj_weight": torch.stack([weights.q, weights.k, weights.v]).flatten(0, 2),
-            "out_proj.weight": weights.o.permute(1, 0, 2).flatten(1),
+            "in_proj_weight": packed,
+            "in_proj_bias": bias,
+            "out_proj.weight": out,
             "out_proj.bias": weights.o_bias,
         }
-        if weights.q_bias is not None:
-            put["in_proj_bias"] = torch.stack([weights.q_bias, weights.k_bias, weights.v_bias]).flatten()  # type: ignore[list-item]
         for theirs, ours in _HEAD_NORMS.items():
             put |= {f"{theirs}.{leaf}": weights.extra.get(f"{ours}.{leaf}") for leaf in ("weight", "bias")}
         for name, tensor in put.items():
@@ -226,18 +225,18 @@ class OpenClip(ModelFamily):
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
         """Standard normal pixels ``[B, 3, H, W]``."""
-        return random_pixels(preprocess, batch, seed)
+        return random_pixels((3, *preprocess["size"]), batch, seed)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
         """From open_clip's ``PreprocessCfg``; its ``random`` interpolation is bilinear here."""
-        found, (height, width) = preprocess["interpolation"], preprocess["size"]
+        interpolation, (height, width) = preprocess["interpolation"], preprocess["size"]
         return ImageFormat(
             (3, height, width),
             tuple(preprocess["mean"]),
             tuple(preprocess["std"]),
-            "bilinear" if found == "random" else found,
+            "bilinear" if interpolation == "random" else interpolation,
         )
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hydractl.files.checkpoint import DictTensors
-from hydractl.fusion.narrow import compute_in_float32, storage_dtype
 from hydractl.fusion.plan import plan_fusion
+from hydractl.fusion.selfcheck import compute_in_float32, storage_dtype
 from hydractl.model.runtime import HydraModel
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
 

@@ -56,47 +56,47 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
             and for a tokenizer that is too large for the header of a checkpoint.
     """
     try:
-        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a folder without one, or with a broken one, leads to inside the library
         raise InputError(
             f"{folder} has no tokenizer that transformers can read: {first_line(error)}",
             hint="tokenizer.json and tokenizer_config.json belong beside config.json",
         ) from error
     problems = []
-    files = {kind: name for kind, name in found.vocab_files_names.items() if kind != "tokenizer_file"}
+    files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
     if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
         # Without its files the library makes a tokenizer that knows nothing but special tokens.
         problems.append(f"there is no tokenizer.json, nor {' and '.join(files.values()) or 'another vocabulary'}")
-    if not found.is_fast:
-        problems.append(f"{type(found).__name__} has no tokenizer.json: it runs in Python only")
-    if found.pad_token is None:
+    if not tokenizer.is_fast:
+        problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
+    if tokenizer.pad_token is None:
         problems.append("it has no padding token")
-    if len(found) > vocabulary:
-        problems.append(f"it knows {len(found)} tokens, the model {vocabulary}")
+    if len(tokenizer) > vocabulary:
+        problems.append(f"it knows {len(tokenizer)} tokens, the model {vocabulary}")
     if problems:
         raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
-    rust = tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
+    rust = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     # Lengths are settings of a call; a file may still hold those of the last one.
     rust.no_truncation()
     rust.no_padding()
     text = rust.to_str()
     _check_size(text, folder)
     wanted = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types > 1 else [])]
-    longest = int(min(found.model_max_length, positions))
+    longest = int(min(tokenizer.model_max_length, positions))
     return {
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
         "tokenizer": {
             "json": text,
-            "special_tokens": {k: str(v) for k, v in found.special_tokens_map.items() if not isinstance(v, list)},
-            "padding_side": found.padding_side,
-            "truncation_side": found.truncation_side,
-            "pad_token_type_id": found.pad_token_type_id,
+            "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items() if not isinstance(v, list)},
+            "padding_side": tokenizer.padding_side,
+            "truncation_side": tokenizer.truncation_side,
+            "pad_token_type_id": tokenizer.pad_token_type_id,
             "model_input_names": [
-                name for name in wanted if name != "token_type_ids" or name in found.model_input_names
+                name for name in wanted if name != "token_type_ids" or name in tokenizer.model_input_names
             ],
             "model_max_length": longest,
-            "vocab_size": len(found),
+            "vocab_size": len(tokenizer),
         },
     }
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf_architectures import (
+from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
     NORMS,
@@ -24,9 +24,10 @@ from hydractl.families.hf_architectures import (
     meta_model,
     random_model,
 )
-from hydractl.families.hf_folder import WEIGHTS, download, open_folder
-from hydractl.families.hf_images import image_collate, image_format, random_pixels, write_processor
-from hydractl.families.hf_tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.hf.folder import WEIGHTS, download, open_folder
+from hydractl.families.hf.images import image_collate, image_format, write_processor
+from hydractl.families.hf.tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.pixels import random_pixels
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
@@ -176,10 +177,6 @@ class HFEncoder(ModelFamily):
             return "attention"
         return "mlp" if module in ("intermediate", "output", "ffn", "mlp") else "own"
 
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """None of these libraries' models normalises queries or keys."""
-        return nn.Identity(), nn.Identity()
-
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights; the dropout of the output stays the library's own."""
         core: Any = core_of(model.get_submodule(site.path), layout_of(site.path))
@@ -235,7 +232,13 @@ class HFEncoder(ModelFamily):
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random tokens without padding, or random pixels."""
-        return (random_tokens if _is_text(preprocess) else random_pixels)(preprocess, batch, seed)
+        if _is_text(preprocess):
+            return random_tokens(preprocess, batch, seed)
+        return random_pixels(preprocess["input_size"], batch, seed)
+
+    def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
+        """From the settings of the tokenizer."""
+        return int(preprocess["tokenizer"]["model_max_length"]) if _is_text(preprocess) else None
 
     # --- training -----------------------------------------------------------------------------------------------------
 

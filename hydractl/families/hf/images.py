@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
 from hydractl.families.base import ImageFormat, first_line
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, input_size, is_size, mode_of
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.jsonio import shown
 
@@ -24,7 +23,6 @@ from transformers import AutoImageProcessor  # noqa: E402
 
 PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
 _FILE = "preprocessor_config.json"
-_LARGEST = 1 << 14
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
@@ -42,24 +40,24 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
     """
     if (folder / _FILE).exists():
         try:
-            found = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:
             raise InputError(f"transformers cannot read {folder / _FILE}: {first_line(error)}") from error
     else:
-        found = getattr(transformers, default)()
+        processor = getattr(transformers, default)()
         if size is not None:
             height, width = size
-            if getattr(found, "do_center_crop", False):
+            if getattr(processor, "do_center_crop", False):
                 # The defaults of these classes crop 224 of 256 pixels; the same share of another size.
-                found.crop_size = {"height": height, "width": width}
+                processor.crop_size = {"height": height, "width": width}
                 height, width = round(height * 256 / 224), round(width * 256 / 224)
-            found.size = {"height": height, "width": width}
+            processor.size = {"height": height, "width": width}
     # Through JSON, so that what is used now is what a checkpoint will say.
-    settings = json.loads(found.to_json_string())
-    made = _try(_processor(settings), channels)
-    if size is not None and made[1:] != list(size):
-        raise InputError(f"{folder} prepares images of {made[1]}x{made[2]}, its model takes {size[0]}x{size[1]}")
-    return {"kind": "image", "input_size": made, "processor": settings}
+    settings = json.loads(processor.to_json_string())
+    shape = _try(_processor(settings), channels)
+    if size is not None and shape[1:] != list(size):
+        raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
+    return {"kind": "image", "input_size": shape, "processor": settings}
 
 
 def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
@@ -68,14 +66,12 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     Raises:
         InputError: for preprocessing that describes no known image processor.
     """
-    size, settings = preprocess.get("input_size"), preprocess.get("processor")
-    if not isinstance(size, list) or len(size) != 3 or not all(type(n) is int and 0 < n < _LARGEST for n in size):
-        raise InputError(f"the preprocessing has no input size [channels, height, width] but {shown(size)}")
-    processor = _processor(settings)
-    made = _try(processor, size[0])
-    if made != size:
-        raise InputError(f"the image processor makes images of {made}, the checkpoint says {size}")
-    mode = _mode(size[0])
+    size = input_size(preprocess)
+    processor = _processor(preprocess.get("processor"))
+    shape = _try(processor, size[0])
+    if shape != size:
+        raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
+    mode = mode_of(size[0])
     return lambda samples: _pixels(processor, [in_mode(image, mode) for image in samples])
 
 
@@ -93,11 +89,6 @@ def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
     )
 
 
-def random_pixels(preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-    """Standard normal pixels ``[batch, C, H, W]``."""
-    return torch.randn((batch, *preprocess["input_size"]), generator=torch.Generator().manual_seed(seed))
-
-
 def write_processor(folder: Path, preprocess: Mapping[str, Any]) -> None:
     """Write ``preprocessor_config.json``."""
     text = json.dumps(preprocess["processor"], indent=2, sort_keys=True) + "\n"
@@ -113,7 +104,7 @@ def _processor(settings: Any) -> Any:
         )
     for key in ("size", "crop_size", "pad_size"):  # before an image of that size is made
         sizes = settings.get(key) or {}
-        if not isinstance(sizes, Mapping) or not all(type(n) is int and 0 < n < _LARGEST for n in sizes.values() if n):
+        if not isinstance(sizes, Mapping) or not is_size([n for n in sizes.values() if n]):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
     try:
         return getattr(transformers, name).from_dict(dict(settings))
@@ -124,21 +115,15 @@ def _processor(settings: Any) -> Any:
 def _try(processor: Any, channels: int) -> list[int]:
     """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image."""
     try:
-        made = list(_pixels(processor, [Image.new(_mode(channels), (8, 8))]).shape[1:])
+        shape = list(_pixels(processor, [Image.new(mode_of(channels), (8, 8))]).shape[1:])
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"the image processor cannot be used: {first_line(error)}") from error
-    if made[0] != channels:
-        raise InputError(f"the image processor gives {made[0]} channels, the model takes {channels}")
-    return made
+    if shape[0] != channels:
+        raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
+    return shape
 
 
 def _pixels(processor: Any, images: list[Image.Image]) -> Tensor:
     return processor(images=images, return_tensors="pt")["pixel_values"]
-
-
-def _mode(channels: int) -> str:
-    if channels not in (1, 3):
-        raise InputError(f"the model takes images of {channels} channels; only 1 (grey) and 3 (RGB) can be read")
-    return "L" if channels == 1 else "RGB"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import first_line
-from hydractl.families.pixels import in_mode
+from hydractl.families.pixels import in_mode, is_size
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.jsonio import canonical_json, shown
 
@@ -25,7 +25,6 @@ declare_operators()
 import open_clip  # noqa: E402
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
 
-_LARGEST = 1 << 14
 _CHOICES = {
     "mode": ("RGB",),
     "interpolation": ("bicubic", "bilinear", "random"),
@@ -78,13 +77,13 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in published_preprocess(preprocess).items()}
     try:
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
-        made = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
+        shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
     except Exception as error:
         raise InputError(
             f"open_clip cannot preprocess images with {shown(fields, 200)}: {first_line(error)}"
         ) from error
-    if made != [3, *size]:
-        raise InputError(f"open_clip makes images of {made}, the checkpoint says {[3, *size]}")
+    if shape != [3, *size]:
+        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {[3, *size]}")
 
     def eight_bit(image: Image.Image) -> Image.Image:
         return in_mode(image, "RGB") if image.mode.startswith("I;16") else image
@@ -105,7 +104,7 @@ def _problems(preprocess: Mapping[str, Any]) -> list[str]:
         if preprocess[key] not in choices
     ]
     size = preprocess["size"]
-    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < _LARGEST for n in size):
+    if not isinstance(size, list) or len(size) != 2 or not is_size(size):
         problems.append(f"its size is {shown(size)}, not [height, width]")
     for key in ("mean", "std"):
         values = preprocess[key]
@@ -121,12 +120,6 @@ def _problems(preprocess: Mapping[str, Any]) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def random_pixels(preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
-    """Standard normal pixels ``[batch, 3, H, W]``."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn((batch, 3, *preprocess["size"]), generator=generator)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
