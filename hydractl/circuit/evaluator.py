@@ -263,7 +263,7 @@ class Evaluator:
 
 def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:
     """Samples, tokens, and tokens that are read out."""
-    return size, stem.hidden.shape[1], tower.chain.asking(stem).hidden.shape[1]
+    return size, stem.hidden.shape[1], tower.chain.query_tokens(stem).hidden.shape[1]
 
 
 def _shared(trace: Trace, tower: Tower) -> int:

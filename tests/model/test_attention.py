@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
-from hydractl.model.per_member import PerMember
 from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.stacking import PerMember
 
 declare_operators()
 

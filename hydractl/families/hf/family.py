@@ -209,8 +209,7 @@ class HFEncoder(ModelFamily):
             )
 
         def attention_input(layer: Any) -> Callable[[State], Tensor]:
-            norm = getattr(layer, layout.norm) if layout.norm else nn.Identity()
-            return lambda state: norm(state.hidden)
+            return lambda state: getattr(layer, layout.norm)(state.hidden) if layout.norm else state.hidden
 
         count = READS.get(readout, 1)
         tower = Stages(
