@@ -24,6 +24,7 @@ from hydractl.report.pictures import (
     GUIDE,
     INCHES_A_LETTER,
     SOFT,
+    UNCLIPPED,
     WIDTH,
     Panel,
     Picture,
@@ -73,8 +74,9 @@ def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
         yield roc(curves["roc"], row)
     if row.get("heads"):
         yield head_maps(row["heads"], row)
-    if any(entry.get("epoch") is not None for one in row.get("training") or () for entry in one.get("epochs") or ()):
-        yield training(row["training"], row)
+    trained = training(row.get("training") or (), row)
+    if trained.panels:
+        yield trained
 
 
 def comparison_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
@@ -104,7 +106,7 @@ def reliability(curve: Mapping[str, Any], row: Row) -> Picture:
         axes.plot([0, 1], [0, 1], **GUIDE)
         x = [one[0] for one in filled]
         whiskers(axes, x, [None if None in one else one[2:] for one in filled], 0)
-        axes.plot(x, [one[1] for one in filled], **point_look(0), clip_on=False)
+        axes.plot(x, [one[1] for one in filled], **point_look(0), **UNCLIPPED)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"confidence: mean highest p of a bin (n = {n})")
         axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
 
@@ -254,7 +256,7 @@ def training(trainings: Sequence[Mapping[str, Any]], row: Row) -> Picture:
 
 def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
     """A number of every epoch that has it, for each training that has any."""
-    found = []
+    found: list[_Line] = []
     for index, one in enumerate(trainings):
         epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
         member = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
@@ -299,8 +301,8 @@ def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
             if curve.get("coverage"):
                 look = line_look(index, len(curve["coverage"]))
                 axes.plot(curve["coverage"], curve["risk"], label=name, **look)
-        highest = max(risk for curve in curves for risk in curve.get("risk", ()))
-        axes.set(xlim=(0, 1), ylim=(0, 1.06 * highest or 1), ylabel="error rate among\nthe samples kept")
+        highest = min(max(risk for curve in curves for risk in curve.get("risk", ())), 1)
+        axes.set(xlim=(0, 1), ylim=(0, 1.06 * highest if highest > 0 else 1), ylabel="error rate among\nthe samples kept")
         axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
 
     return Picture("risk-coverage", "Risk and coverage", (Panel(draw, "error rate over coverage", height=3.6),))
@@ -309,11 +311,8 @@ def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
 def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
     """Dot plot: what each row costs, and what it reaches, with its interval."""
     ratios, reference = cost_ratio(rows)
-    points = [
-        (index, ratio, column.value(row), column.interval(row))
-        for index, (row, ratio) in enumerate(zip(rows, ratios, strict=True))
-        if ratio is not None and column.value(row) is not None
-    ]
+    every = zip(range(len(rows)), ratios, map(column.value, rows), map(column.interval, rows), strict=True)
+    points = [(index, ratio, value, ends) for index, ratio, value, ends in every if None not in (ratio, value)]
     if not points:
         return None
     outside = f", OOD {samples(rows, ood_names(rows))}" if column.place == OOD_AVERAGE[0].place else ""
@@ -321,7 +320,7 @@ def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, w
     def draw(axes: Axes) -> None:
         for index, ratio, value, ends in points:
             whiskers(axes, [ratio], [ends], index)
-            axes.plot([ratio], [value], label=names[index], **point_look(index))
+            axes.plot(ratio, value, label=names[index], **point_look(index))
         axes.margins(0.1)
         axes.set_xlabel(f"mult-adds, times those of\n{drawn_names([reference])[0]}")
         axes.set_ylabel(f"{words}\n(ID {samples(rows)}{outside})")
@@ -346,7 +345,7 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
                 values = [Column(("diversity", name), metric).value(rows[index]) for name in sets]
                 points = [(at + shift, value) for at, value in enumerate(values) if value is not None]
                 if points:
-                    axes.plot(*zip(*points, strict=True), label=names[index], **point_look(index), clip_on=False)
+                    axes.plot(*zip(*points, strict=True), label=names[index], **point_look(index), **UNCLIPPED)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set (ID {samples(rows)}{outside})", ylabel=unit)
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
             crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)

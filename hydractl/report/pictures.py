@@ -31,6 +31,9 @@ SOFT = "#59636e"
 GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
 """The looks of a thin line that is no measurement."""
 
+UNCLIPPED: dict[str, Any] = {"clip_on": False, "in_layout": False}
+"""For markers on the edge of the axes, which are drawn whole."""
+
 WIDTH = 4.4  # inches of a panel
 _ACROSS = 3  # panels side by side
 INCHES_A_LETTER = 0.075
@@ -81,7 +84,7 @@ def line_look(index: int, count: int) -> dict[str, Any]:
     first = (index * 7 % 18) / 100 + 0.02  # apart from other lines' ones
     every = range(count) if count <= 12 else [round((first + 0.2 * step) * (count - 1)) for step in range(5)]
     dashes = _DASHES[index % len(_DASHES)]
-    return {**point_look(index), "linestyle": dashes, "markevery": list(every), "clip_on": False}
+    return {**point_look(index), "linestyle": dashes, "markevery": list(every), **UNCLIPPED}
 
 
 def point_look(index: int) -> dict[str, Any]:
@@ -108,8 +111,8 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": salt}, fname=_STYLE), warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes; texts of SVG have it in full.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # A name in a script that the font lacks is drawn as boxes, numbers beyond all sense in no room: nothing to mend.
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -139,7 +142,7 @@ def lay_out(figure: Figure) -> None:
     figure.set_layout_engine(None)
 
 
-def _compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
+def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     """A figure with these panels, row by row."""
     from matplotlib.figure import Figure
 
@@ -163,7 +166,7 @@ def save_png(picture: Picture, handle: IO[bytes]) -> None:
     """A picture with all its panels as a PNG file."""
     across = 1 if picture.stacked else min(len(picture.panels), _ACROSS)
     with styled():
-        _compose(picture.panels, across, picture.title).savefig(handle, format="png", metadata={"Software": None})
+        compose(picture.panels, across, picture.title).savefig(handle, format="png", metadata={"Software": None})
 
 
 def inline_svgs(picture: Picture, salt: str) -> list[str]:
@@ -177,7 +180,7 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
     for index, panels in enumerate(groups):
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
-            _compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
+            compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
         label = "; ".join(f"{picture.title}: {panel.words}" for panel in panels).replace("\n", " ")
         found.append(_inline(handle.getvalue(), label))
     return found

@@ -18,7 +18,7 @@ from hydractl.bench import measuring
 from hydractl.bench.figures import timed
 from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.log import Log
-from hydractl.report.chart import COLOURS
+from hydractl.report.pictures import COLOURS
 from hydractl.report.terminal import render
 from hydractl.settings import BenchSettings
 from hydractl.verbs.bench import run
