@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,7 @@ def _data_type(spec: str | None, name: str) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def _environment() -> Environment:
     """Templates in which every text is escaped for Markdown, so nothing in a document can become markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def render(document: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8")
 
 
+@cache
 def _environment() -> Environment:
     """Templates in which every text is made visible and escaped, so nothing in a document can become markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

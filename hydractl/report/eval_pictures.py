@@ -302,7 +302,7 @@ def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
                 look = line_look(index, len(curve["coverage"]))
                 axes.plot(curve["coverage"], curve["risk"], label=name, **look)
         highest = min(max(risk for curve in curves for risk in curve.get("risk", ())), 1)
-        axes.set(xlim=(0, 1), ylim=(0, 1.06 * highest if highest > 0 else 1), ylabel="error rate among\nthe samples kept")
+        axes.set(xlim=(0, 1), ylim=(0, 1.06 * max(highest, 0) or 1), ylabel="error rate among\nthe samples kept")
         axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
 
     return Picture("risk-coverage", "Risk and coverage", (Panel(draw, "error rate over coverage", height=3.6),))

@@ -111,7 +111,7 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": salt}, fname=_STYLE), warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes, numbers beyond all sense in no room: nothing to mend.
+        # A name in a script that the font lacks is drawn as boxes, and absurd numbers leave no room: nothing to mend.
         warnings.simplefilter("ignore")
         yield
 

@@ -86,7 +86,7 @@ def test_roc_and_risk_coverage_curves_are_drawn_from_their_points(document: dict
         assert line.get_label() == f"{name} (n = {n}), AUROC {area:.3f}"
     drawn = lines(on_axes(picture(document, "risk-coverage").panels[0]))
     for line, row in zip(drawn, document["models"], strict=True):
-        assert line.get_ydata() == row["curves"]["risk_coverage"]["risk"] and line.get_label() == row["name"]
+        assert line.get_ydata().tolist() == row["curves"]["risk_coverage"]["risk"] and line.get_label() == row["name"]
 
 
 def test_scores_are_shares_of_each_set(document: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def test_corruptions_begin_with_what_is_not_corrupted(document: dict[str, Any]) 
     axes = on_axes(picture(document, "corruptions").panels[0])
     for line, row in zip(lines(axes), document["models"], strict=True):
         levels = [row["corruption_avg"][str(severity)]["accuracy"] for severity in range(1, 6)]
-        assert line.get_ydata() == (row["id"]["accuracy"], *levels)
+        assert line.get_ydata().tolist() == [row["id"]["accuracy"], *levels]
 
 
 def test_twenty_series_differ_without_colour() -> None:
