@@ -45,6 +45,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a few bytes, but where they are looked at: drawing takes long."""
+    if request.node.name != "test_everything_is_written_and_listed":
+        monkeypatch.setattr("hydractl.report.eval_files.save_png", lambda picture, handle: handle.write(b"picture"))
+        monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])
+
+
 def names(document: dict[str, Any]) -> list[str]:
     return [row["name"] for row in document["models"]]
 
