@@ -311,8 +311,11 @@ def risk_coverage(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
 def cost(rows: Sequence[Row], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
     """Dot plot: what each row costs, and what it reaches, with its interval."""
     ratios, reference = cost_ratio(rows)
-    every = zip(range(len(rows)), ratios, map(column.value, rows), map(column.interval, rows), strict=True)
-    points = [(index, ratio, value, ends) for index, ratio, value, ends in every if None not in (ratio, value)]
+    points: list[tuple[int, float, float, tuple[float, float] | None]] = []
+    for index, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
+        value = column.value(row)
+        if ratio is not None and value is not None:
+            points.append((index, ratio, value, column.interval(row)))
     if not points:
         return None
     outside = f", OOD {samples(rows, ood_names(rows))}" if column.place == OOD_AVERAGE[0].place else ""
@@ -338,6 +341,8 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
     shown = drawn_names(["ID" if name == "id" else name for name in sets], 14)
     outside = f", OOD {samples(rows, ood_names(rows))}" if len(sets) > 1 else ""
 
+    crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)
+
     def panel(metric: Metric, unit: str) -> Panel:
         def draw(axes: Axes) -> None:
             for turn, index in enumerate(several):
@@ -348,12 +353,11 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
                     axes.plot(*zip(*points, strict=True), label=names[index], **point_look(index), **UNCLIPPED)
             axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set (ID {samples(rows)}{outside})", ylabel=unit)
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-            crowded = max(map(len, shown)) * INCHES_A_LETTER > (WIDTH - 0.9) / len(shown)
             slant: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
             axes.set_xticks(range(len(sets)), shown, **slant)
             axes.grid(False, axis="x")
 
-        return Panel(draw, f"{unit} on each data set".replace("\n", " "), height=2.6)
+        return Panel(draw, f"{metric.words} over the data sets", height=3.4 if crowded else 2.6)
 
     units = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
     panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, units, strict=True)]
