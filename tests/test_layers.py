@@ -30,6 +30,9 @@ LIBRARIES = {
     "click": [],  # typer carries its own
     "rich": ["cli/", "report/"],
     "matplotlib": ["report/"],
+    "jinja2": ["report/"],
+    "markupsafe": ["report/"],
+    "huggingface_hub": ["families/", "report/eval_card.py"],
     "timm": ["families/timm.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],

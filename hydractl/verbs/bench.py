@@ -15,7 +15,7 @@ from hydractl.bench.documents import read_bench
 from hydractl.bench.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
-from hydractl.report.bench_plot import check_matplotlib, draw
+from hydractl.report.bench_picture import draw
 from hydractl.settings import BenchSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
@@ -70,8 +70,6 @@ ROW_KEYS = (
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every MODEL at every batch size and dtype, or show again what was measured (``--from``)."""
-    if settings.plot is not None:
-        check_matplotlib()
     plot = None if settings.plot is None else file_path(settings.plot)
     if settings.from_file is not None:
         return _again(settings, plot)

@@ -20,7 +20,7 @@ from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_document import read_eval
-from hydractl.report.eval_files import Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, Reports, write_reports
 from hydractl.settings import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
@@ -42,7 +42,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
-        with Reports(settings, names) as reports:
+        with Reports(_report_options(settings), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
@@ -61,7 +61,7 @@ def _again(settings: EvalSettings) -> Outcome:
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
-    with Reports(settings, [name for name, _ in rows]) as reports:
+    with Reports(_report_options(settings), [name for name, _ in rows]) as reports:
         files = [] if settings.dry_run else write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet)
 
@@ -93,6 +93,10 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
         keep_logits=(settings.predictions or "").endswith(".st"),
         resume=settings.resume,
     )  # fmt: skip
+
+
+def _report_options(settings: EvalSettings) -> ReportOptions:
+    return ReportOptions(settings.report, settings.plots, settings.card, settings.card_model, settings.force)
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
@@ -191,7 +195,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(Reports(settings, [one.name for one in plan.models]))
+        reports = stack.enter_context(Reports(_report_options(settings), [one.name for one in plan.models]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)

@@ -23,7 +23,7 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors, read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from hydractl.report.finetune_table import finetune_table
+from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
 from hydractl.training.course import Around
 from hydractl.training.snapshots import Cycles

@@ -7,8 +7,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from hydractl.report.head_map import short_names
-
 # Marks that reorder the text around them, and line ends that are none to most programs.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
 _UNSAFE = re.compile(r"[^\w.+-]+")
@@ -37,6 +35,28 @@ def shown_name(name: str) -> str:
     half = _LONGEST_SHOWN // 2 - 5
     mark = hashlib.sha256(text.encode()).hexdigest()[:6]
     return f"{text[:half]}…{text[-half:]} #{mark}"
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most ``width`` characters that still differ from each other.
+
+    First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
+    where that makes two names one, all are numbered.
+    """
+    parts = [name.split(".") for name in names]
+    for side in (-1, 0):
+        while max(map(len, names), default=0) > width:
+            if any(len(p) < 2 for p in parts) or len({p[side] for p in parts}) > 1:
+                break
+            parts = [p[:-1] if side else p[1:] for p in parts]
+            names = [".".join(p) for p in parts]
+    if len(set(cut := [_cut(name, width) for name in names])) == len(set(names)):
+        return cut
+    return [f"{index} {_cut(name, width - len(str(index)) - 1)}" for index, name in enumerate(names)]
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
