@@ -183,13 +183,9 @@ class Journal:
 
     def _make_way(self, path: Path, rank: int, force: bool) -> None:
         """See that nothing is there, or with ``force`` nothing is left, but the own file."""
-        others = files_beside(path) if rank == 0 else []
-        recorded = [self.path] if self._size() else []
-        recorded += [other for other in others if os.lstat(other).st_size]
-        if recorded and not force:
-            hint = "add --resume to go on with it, or --force to start over"
-            raise OutputError(f"a search is recorded in {recorded[0]}", hint=hint)
-        for other in others:
+        if not force:
+            check_free(self.path)
+        for other in files_beside(path) if rank == 0 else []:
             if not BIRTH.startswith(content(other, idle=True)[: len(BIRTH)]):
                 raise OutputError(f"{other} is in the way and is no {SCHEMA} file", hint="move it away")
             other.unlink()
@@ -221,6 +217,18 @@ class Journal:
         if changed:
             log.warn("the search was begun in another environment: " + "; ".join(changed))
         return own.whole
+
+
+def check_free(path: Path) -> None:
+    """See that no search is recorded in a journal or in the files beside it.
+
+    Raises:
+        OutputError: there is one.
+    """
+    for file in (path, *files_beside(path)):
+        if os.path.lexists(file) and os.lstat(file).st_size:
+            hint = "add --resume to go on with it, or --force to start over"
+            raise OutputError(f"a search is recorded in {file}", hint=hint)
 
 
 class NoJournal(Journal):

@@ -10,6 +10,7 @@ from typing import Any
 from hydractl.criteria import Calibration, Decider, get_criterion
 from hydractl.criteria.base import Criterion
 from hydractl.data import batches, open_data
+from hydractl.data.base import Dataset
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.provenance import provenance
@@ -47,13 +48,15 @@ def score_source(source: Source, settings: Any, log: Log) -> HeadScores:
     paths = [site.path for site in sites_of(source, settings.tower)]
     if criterion.needs_data:
         source = named_by_data(source, settings.data, settings.limit)
-    if criterion.needs_data:
+        dataset = _open(source, settings)
+        check_labels(dataset, source)
         model: Any = build_model(source, settings.device, settings.dtype)
     else:  # nothing runs, so nothing but the weights of one site after another is read
+        dataset = None
         check_finite(source.name, source.tensors)
         resolve_device(settings.device)
         model = StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
-    calibration, drawn, fingerprint = calibration_sample(source, model, settings, log, needed=criterion.needs_data)
+    calibration, drawn, fingerprint = calibration_sample(dataset, model, settings, log)
     kept, indices = source.description.mask.kept, [i for i, s in enumerate(model.sites) if s.path in paths]
     sequential = settings.order == "sequential" and criterion.needs_data
     own: dict[str, Any] = {}
@@ -110,7 +113,7 @@ def _by_head(
     return scores
 
 
-def _open(source: Source, settings: Any) -> Any:
+def _open(source: Source, settings: Any) -> Dataset:
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
     labels = source.description.labels or []
     reads = {source.name: source.description.reads}
@@ -118,20 +121,18 @@ def _open(source: Source, settings: Any) -> Any:
 
 
 def calibration_sample(
-    source: Source, model: HydraModel, settings: Any, log: Log, *, needed: bool
+    dataset: Dataset | None, model: HydraModel, settings: Any, log: Log
 ) -> tuple[Any, list[int], str | None]:
     """Draw ``--samples`` labelled samples by ``--seed`` without replacement.
 
     Returns:
         The calibration, the indices drawn, ascending, and the fingerprint of the data they were drawn from; no indices
-        and no fingerprint when the criterion needs no data.
+        and no fingerprint where the criterion needs no data.
     """
     import numpy as np
 
-    if not needed:
+    if dataset is None:
         return Calibration(lambda: iter(()), 0, settings.seed, log), [], None
-    dataset = _open(source, settings)
-    check_labels(dataset, source)
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")

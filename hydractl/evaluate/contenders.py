@@ -20,8 +20,7 @@ from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored
 from hydractl.model.arguments import ModelArgument
-from hydractl.model.cost import parameters
-from hydractl.model.cost_formula import macs_formula, single_work, work_of
+from hydractl.model.cost import dense_macs, macs, parameters
 from hydractl.model.runtime import move
 from hydractl.settings import EvalSettings
 
@@ -34,7 +33,6 @@ class Contender(ABC):
 
     Attributes:
         name: of the row.
-        sha256: of its file, one for each where several run one after another.
         labels: names of the classes, None where unknown.
         classes: number of classes.
         reads: ``image`` or ``text``; None for predictions, which read nothing any more.
@@ -51,7 +49,6 @@ class Contender(ABC):
     """
 
     name: str
-    sha256: Any
     labels: Sequence[str] | None
     classes: int
     reads: str | None
@@ -65,6 +62,11 @@ class Contender(ABC):
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
     training: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    @abstractmethod
+    def sha256(self) -> Any:
+        """SHA-256 of its file, one for each where several run one after another."""
 
     @abstractmethod
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
@@ -93,7 +95,7 @@ class Running(Contender):
         self._model: Loaded | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
-        self.name, self.sha256 = argument.name, argument.sha256
+        self.name = argument.name
         self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
         classes = argument.sources[0].classes
         assert classes is not None  # with_classes() has been here
@@ -108,10 +110,12 @@ class Running(Contender):
             {"site": p, "tower": towers[p], "heads": n, "kept": [list(mask.kept[p]) for mask in masks]}
             for p, n in (masks[0].heads.items() if same else ())
         ]
+        whole = settings.whole_last_block
+        macs_of = [macs(s.description, s.tensors, whole_last_block=whole) for s in self._argument.sources]
         self.cost = {
             "params": sum(parameters(source.tensors) for source in argument.sources),
-            "macs": self._macs(passes),
-            "single_macs": self._single(),
+            "macs": passes * sum(macs_of),
+            "single_macs": dense_macs(self._argument.sources[0].description, whole_last_block=whole),
         }
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
@@ -132,6 +136,11 @@ class Running(Contender):
         return Before(None, None, None)
 
     @property
+    def sha256(self) -> Any:
+        """SHA-256 of its files."""
+        return self._argument.sha256
+
+    @property
     def argument(self) -> ModelArgument:
         """The MODEL argument."""
         return self._argument
@@ -140,18 +149,6 @@ class Running(Contender):
     def batch_size(self) -> int:
         """Samples that run together."""
         return self._settings.batch_size
-
-    def _macs(self, passes: int) -> int | None:
-        whole = self._settings.whole_last_block
-        found = [
-            macs_formula(source.description, work_of(source.description, source.tensors, whole_last_block=whole))
-            for source in self._argument.sources
-        ]
-        return None if None in found else passes * sum(one for one in found if one is not None)
-
-    def _single(self) -> int | None:
-        description = self._argument.sources[0].description
-        return macs_formula(description, single_work(description, whole_last_block=self._settings.whole_last_block))
 
     def decisive(self) -> dict[str, Any]:
         """What decides the logits: predictions of other values are of no use."""

@@ -10,7 +10,7 @@ from hydractl.evaluate.contenders import Contender, Running, warn_of_left_out
 from hydractl.evaluate.predictions.joined import Joined
 from hydractl.evaluate.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluate.stored import Stored
-from hydractl.files.checkpoint import read_header
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.arguments import ModelArgument, find_models, with_classes
 from hydractl.model.source import ModelOptions, split_model
@@ -34,7 +34,7 @@ def check_writable(contenders: Sequence[Contender], settings: EvalSettings) -> N
             raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
 
 
-def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
+def find_contenders(settings: EvalSettings, options: ModelOptions, log: Log) -> list[Contender]:
     """The rows of the answer, found and checked by their headers; ``log`` hears of what they read when they run.
 
     Raises:
@@ -61,7 +61,7 @@ def find_contenders(settings: EvalSettings, log: Log) -> list[Contender]:
         raise UsageError("eval needs --data", hint="hydractl eval --help")
     arguments: list[ModelArgument] = []
     if others and settings.data is not None:
-        arguments = with_classes(find_models(others, ModelOptions.of(settings)), settings.data, settings.limit)
+        arguments = with_classes(find_models(others, options), settings.data, settings.limit)
     rest = (Running(argument, settings, log) for argument in arguments)
     found = [kept[place] if place in kept else next(rest) for place in range(len(settings.model))]
     names = [one.name for one in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluate.contenders import Batches, Contender, chosen_before
@@ -19,7 +20,6 @@ class Stored(Contender):
         model = predictions.model
         self._predictions = predictions
         self.name = name or str(model["name"])
-        self.sha256 = model.get("sha256")
         self.labels = model.get("labels")
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
@@ -29,6 +29,11 @@ class Stored(Contender):
         self.calibration, self.threshold, self.fitted_on = chosen_before(model, predictions.origin)
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of the models that the predictions are of."""
+        return self._predictions.model.get("sha256")
 
     def stored_sets(self) -> list[EvalSet]:
         """The test sets of the file."""

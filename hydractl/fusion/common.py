@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from hydractl.families.base import attention_names
-from hydractl.files.checkpoint import TensorInfo, tensor_info
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
-from hydractl.model.slicing import meta_tensor
 from hydractl.model.source import Source
 
 Owners = Sequence[tuple[int, int]]

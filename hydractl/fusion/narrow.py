@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.files.checkpoint import TensorSource, page_buffer, torch_dtype
+from hydractl.files.checkpoint import TensorSource, page_buffer
+from hydractl.files.header import torch_dtype
 from hydractl.model.attention import HeadAttention
 from hydractl.model.runtime import HydraModel
 

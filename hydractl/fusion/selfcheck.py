@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hydractl.errors import HydraError
-from hydractl.files.checkpoint import LentTensors, TensorInfo, TensorSource
+from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.fusion.narrow import compute_in_float32, storage_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
@@ -26,30 +26,22 @@ TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
 
 
-class _Held(LentTensors):
+def _held(tensors: TensorSource, averages: _Averages) -> LentTensors:
     """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
 
     The fused model has them from the plan. A member's own tensors with these in their places are what the fused
     member must equal.
     """
 
-    def __init__(self, tensors: TensorSource, averages: _Averages) -> None:
-        self.tensors, self.averages = tensors, averages
-
-    def names(self) -> list[str]:
-        return self.tensors.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self.tensors.info(name)
-
-    def read(self, name: str) -> torch.Tensor:
-        held = self.averages.held
-        if name in held:
-            return held[name]
-        tensor = self.averages.on_device(self.tensors.read(name))
-        if name in self.averages.names:
-            held[name] = tensor
+    def read(name: str) -> torch.Tensor:
+        if name in averages.held:
+            return averages.held[name]
+        tensor = averages.on_device(tensors.read(name))
+        if name in averages.names:
+            averages.held[name] = tensor
         return tensor
+
+    return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
 
 
 class _Averages:
@@ -142,7 +134,7 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, torch.Tensor]:
     """What to ask, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
-    fused = HydraModel(plan.description, _Held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
+    fused = HydraModel(plan.description, _held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
     compute_in_float32(fused)
     inputs = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
@@ -153,7 +145,7 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked
 def _run_alone(source: Source, tensors: TensorSource, averages: _Averages, asked: _Asked) -> torch.Tensor:
     """The logits ``[B, classes]`` in float64 of a member alone, with these tensors."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
-    model = HydraModel(source.description, _Held(tensors, averages), averages.device, averages.dtype)
+    model = HydraModel(source.description, _held(tensors, averages), averages.device, averages.dtype)
     if asked.classes is not None:
         model = model.zero_shot(*asked.classes)
     compute_in_float32(model)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import file_path
-from hydractl.files.checkpoint import read_header
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.settings import FinetuneSettings
 from hydractl.training.board import Board, first_step

@@ -71,13 +71,14 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     from hydractl.evaluate.leaks import seen_samples
     from hydractl.evaluate.sets import find_ood_suite, open_sets
     from hydractl.model.loading import resolve_device
+    from hydractl.verbs.opening import model_options
 
     resolve_device(settings.device)
     suite = find_ood_suite(settings)
     if suite is not None:
         for note in suite.notes:
             log.warn(f"--ood-suite {suite.name}: {note}")
-    contenders = find_contenders(settings, log)
+    contenders = find_contenders(settings, model_options(settings), log)
     check_writable(contenders, settings)
     names = [one.name for one in contenders]
     predictions = _prediction_paths(settings, names)

@@ -22,7 +22,7 @@ from hydractl.criteria.head_outputs import count_correct, head_outputs, part_of
 from hydractl.criteria.knee import find_knee
 from hydractl.criteria.separability import class_pairs, jeffries_matusita, signatures
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.files.checkpoint import read_header
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns

@@ -20,7 +20,8 @@ from hydractl.cli.app import main
 from hydractl.criteria.magnitude import Magnitude
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.files.checkpoint import FileTensors, TensorInfo, read_piece, sha256_file, tensor_info
+from hydractl.files.checkpoint import FileTensors, read_piece, sha256_file
+from hydractl.files.header import TensorInfo, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.checks import check_finite

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from hydractl.errors import InputError
 from hydractl.evaluate.predictions.model import model_problems, set_problems
 from hydractl.evaluate.predictions.store import BLOCK_BYTES, EMPTY, KINDS, SCHEMA, SetEntry, tensor_names
-from hydractl.files.checkpoint import FileTensors, Header, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import Header, read_header
 from hydractl.jsonio import shown
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hydractl.errors import InputError
 from hydractl.files.atomic import storage_error
-from hydractl.files.checkpoint import TensorInfo, header_bytes, read_header
+from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.jsonio import shown
 
 SCHEMA = "hydractl.predictions/2"
