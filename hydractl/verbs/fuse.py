@@ -65,7 +65,7 @@ def _document(
     fused = cost_of(plan.description, plan.tensors)
     counts = {
         "averaged": plan.elements(plan.averaged),
-        "equal": plan.elements(plan.shared),
+        **({} if dry_run else {"equal": plan.elements(plan.shared)}),
         "per_member": plan.elements(plan.own),
     }
     return {
