@@ -8,12 +8,11 @@ Process N > 0 of a search by several processes writes a file of its own beside t
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydractl.circuit.journal_files import (
     BIRTH,
@@ -28,7 +27,7 @@ from hydractl.circuit.journal_files import (
     parse,
 )
 from hydractl.errors import HydraError, InputError, OutputError
-from hydractl.files.atomic import _sync_folder, storage_error
+from hydractl.files.atomic import storage_error, sync_folder
 from hydractl.log import Log
 
 
@@ -43,7 +42,7 @@ class Journal:
         order: what :meth:`set_order` stored, in this run or in the one that is resumed; None before.
     """
 
-    def __init__(self, path: Path, file: io.FileIO) -> None:
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
         """Use :meth:`open`."""
         self.path = path
         self.records: list[dict[str, Any]] = []
@@ -99,7 +98,7 @@ class Journal:
                 journal._begun_here = True
                 journal._write(line_of(header))
                 journal._flush()
-                _sync_folder(own.parent)
+                sync_folder(own.parent)
         except BaseException as error:
             with contextlib.suppress(HydraError):
                 journal.close()
