@@ -54,6 +54,12 @@ def file_path(text: str) -> Path:
     return path
 
 
+def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
+    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``, ``vit.taylor-8`` and the folder ``a`` end in it."""
+    suffix = path.suffix if path.suffix[1:].isalpha() and not folder else ""
+    return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
+
+
 class Output:
     """One output file (or folder), claimed before any long work starts and replaced in one step at the end.
 

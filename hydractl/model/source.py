@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hydractl.errors import InputError, UsageError
 from hydractl.families import MODULES, classes_of, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
@@ -316,8 +318,6 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
 
 
 def _digest(description: Description, tensors: TensorSource) -> str:
-    import torch
-
     digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
     for tensor_name in tensors.names():
         digest.update(tensor_name.encode())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.files.atomic import named_apart
 from hydractl.model.source import ModelOptions, open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.words import words_of
@@ -76,10 +77,8 @@ def _outputs(settings: FinetuneSettings, options: ModelOptions) -> list[str]:
 
 def numbered(output: str, index: int) -> str:
     """``a.st`` becomes ``a.0.st``, a folder ``a/`` becomes ``a.0/``."""
-    if output.endswith("/"):
-        return f"{output.rstrip('/')}.{index}/"
-    stem = _stem(output)
-    return f"{stem}.{index}{output.removeprefix(stem)}"
+    apart = named_apart(Path(output), index, folder=(folder := output.endswith("/")))
+    return f"{apart}/" if folder else str(apart)
 
 
 def _stem(name: str) -> str:

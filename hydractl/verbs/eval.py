@@ -15,7 +15,7 @@ from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, UsageError
 from hydractl.evaluate.eval_set import EvalSet
 from hydractl.evaluate.predictions.reading import is_predictions
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_document import read_eval
@@ -220,4 +220,4 @@ def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Pat
     path = file_path(settings.predictions)
     if len(names) == 1:
         return {names[0]: path}
-    return {name: path.with_name(f"{path.stem}.{name}{path.suffix}") for name in names}
+    return {name: named_apart(path, name) for name in names}

@@ -12,7 +12,7 @@ from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.log import Log
 from hydractl.model.matching import only_one
 from hydractl.model.source import open_sources
@@ -66,8 +66,8 @@ def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
     path = file_path(output)
     if len(objectives) == 1:
         return {objectives[0]: path}
-    suffix = path.suffix or ".json"
-    return {o: path.with_name(f"{path.name.removesuffix(path.suffix)}.{o}{suffix}") for o in objectives}
+    path = path if path.suffix else path.with_name(f"{path.name}.json")
+    return {objective: named_apart(path, objective) for objective in objectives}
 
 
 def _search_and_write(
