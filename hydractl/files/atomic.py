@@ -55,7 +55,7 @@ def file_path(text: str) -> Path:
 
 
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
-    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``, ``vit.taylor-8`` and the folder ``a`` end in it."""
+    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
     suffix = path.suffix if path.suffix[1:].isalpha() and not folder else ""
     return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
 
