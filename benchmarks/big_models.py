@@ -34,7 +34,8 @@ MAKE = """
 import sys, zlib
 import torch
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import tensor_info, write_tensors
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.header import tensor_info
 from hydractl.files.description import Description
 from hydractl.families import get_family
 from hydractl.heads.mask import HeadMask

@@ -24,8 +24,7 @@ from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.model.arguments import ModelArgument
-from hydractl.model.cost import parameters
-from hydractl.model.cost_formula import macs_formula, single_work, work_of
+from hydractl.model.cost import dense_macs, macs, parameters
 from hydractl.model.runtime import move
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
@@ -75,7 +74,6 @@ class Model(ABC):
 
     Attributes:
         name: of the row.
-        sha256: of its file, one for each where several run one after another.
         labels: names of the classes, None where unknown.
         classes: number of classes.
         reads: ``image`` or ``text``; None for predictions, which read nothing any more.
@@ -90,7 +88,6 @@ class Model(ABC):
     """
 
     name: str
-    sha256: Any
     labels: Sequence[str] | None
     classes: int
     reads: str | None
@@ -102,6 +99,11 @@ class Model(ABC):
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
     training: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    @abstractmethod
+    def sha256(self) -> Any:
+        """SHA-256 of its file, one for each where several run one after another."""
 
     @abstractmethod
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
@@ -137,7 +139,7 @@ class RunningModel(Model):
         self._model: Loaded | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
-        self.name, self.sha256 = argument.name, argument.sha256
+        self.name = argument.name
         self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
         classes = argument.sources[0].classes
         assert classes is not None  # with_classes() has been here
@@ -152,10 +154,12 @@ class RunningModel(Model):
             {"site": p, "tower": towers[p], "heads": n, "kept": [list(mask.kept[p]) for mask in masks]}
             for p, n in (masks[0].heads.items() if same else ())
         ]
+        whole = options.whole_last_block
+        work = [macs(source.description, source.tensors, whole_last_block=whole) for source in argument.sources]
         self.cost = {
             "params": sum(parameters(source.tensors) for source in argument.sources),
-            "macs": self._macs(passes),
-            "single_macs": self._single(),
+            "macs": passes * sum(work),
+            "single_macs": dense_macs(first, whole_last_block=whole),
         }
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
@@ -175,17 +179,10 @@ class RunningModel(Model):
         warn_of_left_out(self.name, extras, fit, self._log, why)
         return StoredFit()
 
-    def _macs(self, passes: int) -> int | None:
-        whole = self.options.whole_last_block
-        macs = [
-            macs_formula(source.description, work_of(source.description, source.tensors, whole_last_block=whole))
-            for source in self.argument.sources
-        ]
-        return None if None in macs else passes * sum(one for one in macs if one is not None)
-
-    def _single(self) -> int | None:
-        description = self.argument.sources[0].description
-        return macs_formula(description, single_work(description, whole_last_block=self.options.whole_last_block))
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of its files, which are hashed now."""
+        return self.argument.sha256
 
     def decisive(self) -> dict[str, Any]:
         """What decides the logits: predictions of other values are of no use."""
@@ -249,7 +246,6 @@ class PredictedModel(Model):
         model = predictions.model
         self._predictions = predictions
         self.name = name or str(model["name"])
-        self.sha256 = model.get("sha256")
         self.labels = model.get("labels")
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
@@ -259,6 +255,11 @@ class PredictedModel(Model):
         self.stored = StoredFit.of(model, predictions.origin)
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of the models that the predictions are of."""
+        return self._predictions.model.get("sha256")
 
     def stored_sets(self) -> list[EvalSet]:
         """The test sets of the file."""

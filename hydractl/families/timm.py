@@ -34,7 +34,8 @@ from hydractl.families.base import (
 )
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
+from hydractl.files.checkpoint import DictTensors, FileTensors
+from hydractl.files.header import read_header
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import canonical_json, shown

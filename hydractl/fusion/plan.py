@@ -16,14 +16,14 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
-from hydractl.files.checkpoint import TensorInfo, read_piece, tensor_info, torch_dtype
+from hydractl.files.checkpoint import read_piece
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
 from hydractl.model.agreement import label_differences, preprocess_differences
 from hydractl.model.members import member_name
-from hydractl.model.slicing import meta_tensor
 from hydractl.model.source import Source
 
 _PIECE = 1 << 16
@@ -123,12 +123,15 @@ class FusedTensors:
         return mean
 
 
-def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> FusionPlan:
+def plan_fusion(
+    sources: Sequence[Source], merge: Sequence[str] = MERGEABLE, *, headers_only: bool = False
+) -> FusionPlan:
     """Decide how the members become one model.
 
     Args:
         sources: dense or pruned models of one architecture; each may keep other heads.
         merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
+        headers_only: read no weights, and so take nothing for equal: the fused model may turn out smaller.
 
     Raises:
         UsageError: for another part.
@@ -144,11 +147,11 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
     family, sites = first.family, first.sites
     names = first.tensors.names()
     averaged = [n for n in names if family.part(n, sites) in merged]
-    heads = {site: common_heads(sources, site) for site in sites}
+    heads = {site: None if headers_only else common_heads(sources, site) for site in sites}
     unions = [HeadUnion(sources, site, owners) for site, owners in heads.items() if owners is not None]
     attention = {n for site in sites for n in attention_names(family, names, sites, site)}
     elsewhere = attention | set(averaged)
-    equal = equal_names(sources, [n for n in names if n not in elsewhere])
+    equal = set() if headers_only else equal_names(sources, [n for n in names if n not in elsewhere])
     shared = sorted({*equal, *(n for site in unions for n in site.names)})
     own = sorted(set(names).difference(averaged, shared))
     description = Description(
@@ -162,11 +165,14 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
         prompt=known.prompt,
         masks=[s.description.mask for s in sources],
         merge=merged,
-        members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
+        members=[
+            {**({} if headers_only else {"sha256": s.sha256}), "provenance": dict(s.description.provenance)}
+            for s in sources
+        ],
         seen=tuple(merged_seen(*(s.description.seen for s in sources))),
     )
     tensors = FusedTensors(sources, averaged, sorted(equal), unions)
-    return FusionPlan(description, tensors, averaged, shared, own, _warnings(sources))
+    return FusionPlan(description, tensors, averaged, shared, own, [] if headers_only else _warnings(sources))
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:

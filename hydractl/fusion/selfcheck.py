@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError
-from hydractl.files.checkpoint import LentTensors, TensorInfo, TensorSource, page_buffer, torch_dtype
+from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
+from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
 from hydractl.model.attention import HeadAttention
@@ -27,30 +28,22 @@ TOLERANCE = 1e-5
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
-class _Held(LentTensors):
+def _held(tensors: TensorSource, averages: _Averages) -> LentTensors:
     """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
 
     The fused model has them from the plan. A member's own tensors with these in their places are what the fused
     member must equal.
     """
 
-    def __init__(self, tensors: TensorSource, averages: _Averages) -> None:
-        self.tensors, self.averages = tensors, averages
-
-    def names(self) -> list[str]:
-        return self.tensors.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self.tensors.info(name)
-
-    def read(self, name: str) -> Tensor:
-        held = self.averages.held
-        if name in held:
-            return held[name]
-        tensor = self.averages.on_device(self.tensors.read(name))
-        if name in self.averages.names:
-            held[name] = tensor
+    def read(name: str) -> Tensor:
+        if name in averages.held:
+            return averages.held[name]
+        tensor = averages.on_device(tensors.read(name))
+        if name in averages.names:
+            averages.held[name] = tensor
         return tensor
+
+    return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
 
 
 class _Averages:
@@ -152,7 +145,7 @@ def self_check(
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, Tensor]:
     """What to ask, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
-    fused = HydraModel(plan.description, _Held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
+    fused = HydraModel(plan.description, _held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
     compute_in_float32(fused)
     inputs = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
@@ -163,7 +156,7 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked
 def _run_alone(source: Source, tensors: TensorSource, averages: _Averages, asked: _Asked) -> Tensor:
     """The logits ``[B, classes]`` in float64 of a member alone, with these tensors."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
-    model = HydraModel(source.description, _Held(tensors, averages), averages.device, averages.dtype)
+    model = HydraModel(source.description, _held(tensors, averages), averages.device, averages.dtype)
     if asked.classes is not None:
         model = model.zero_shot(*asked.classes)
     compute_in_float32(model)

@@ -70,6 +70,8 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
     else:
         facts.append(("would write", document["output"]))
+    if "note" in document:
+        facts.append(("note", document["note"]))
     facts += _exports(document)
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))

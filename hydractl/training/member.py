@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.files.atomic import named_apart
 from hydractl.model.source import ModelOptions, open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.words import words_of
@@ -39,7 +40,7 @@ class Member:
         return ["finetune", *given, *own, "--config=/dev/null", "--json", *said, "--", *settings.model]
 
 
-def members_of(settings: FinetuneSettings) -> list[Member]:
+def members_of(settings: FinetuneSettings, options: ModelOptions) -> list[Member]:
     """The trainings that are asked for: of each model as many as there are members.
 
     Raises:
@@ -47,7 +48,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
         InputError: for models that cannot be opened.
     """
     found = []
-    for model, output in zip(settings.model, _outputs(settings), strict=True):
+    for model, output in zip(settings.model, _outputs(settings, options), strict=True):
         for index in range(settings.members):
             path = numbered(output, index) if settings.members > 1 else output
             files = RunFiles.of(path, settings.log, settings.snapshots)
@@ -64,22 +65,20 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
     return found
 
 
-def _outputs(settings: FinetuneSettings) -> list[str]:
+def _outputs(settings: FinetuneSettings, options: ModelOptions) -> list[str]:
     """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
     several = len(settings.model) > 1
     if settings.output is not None and not several:
         return [settings.output]
 
     folder = settings.output or ""
-    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]
+    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, options)]
 
 
 def numbered(output: str, index: int) -> str:
     """``a.st`` becomes ``a.0.st``, a folder ``a/`` becomes ``a.0/``."""
-    if output.endswith("/"):
-        return f"{output.rstrip('/')}.{index}/"
-    stem = _stem(output)
-    return f"{stem}.{index}{output.removeprefix(stem)}"
+    apart = named_apart(Path(output), index, folder=(folder := output.endswith("/")))
+    return f"{apart}/" if folder else str(apart)
 
 
 def _stem(name: str) -> str:

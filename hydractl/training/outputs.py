@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import DictTensors, TensorSource, torch_dtype, write_tensors
+from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.header import torch_dtype
 from hydractl.files.provenance import provenance
 from hydractl.model.checks import check_finite
 from hydractl.model.runtime import HydraModel

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.files.atomic import file_path
-from hydractl.files.checkpoint import read_header
+from hydractl.files.atomic import file_path, named_apart
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.settings import FinetuneSettings
 from hydractl.training.board import Board, first_step
@@ -74,9 +74,7 @@ class RunFiles:
 
 def numbered(path: Path, count: int, *, folder: bool = False) -> tuple[Path, ...]:
     """``a.st`` as ``a.1.st``, ``a.2.st`` and so on; the folder ``a`` as ``a.1``, ``a.2``."""
-    suffix = "" if folder else path.suffix
-    bare = path.name.removesuffix(suffix)
-    return tuple(path.with_name(f"{bare}.{number}{suffix}") for number in range(1, count + 1))
+    return tuple(named_apart(path, number, folder=folder) for number in range(1, count + 1))
 
 
 def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError
 from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions
 from hydractl.evaluate.predictions.reading import is_predictions
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
@@ -106,12 +106,12 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     from hydractl.evaluate.leaks import seen_samples
     from hydractl.evaluate.sets import open_sets
     from hydractl.model.loading import resolve_device
-    from hydractl.model.source import ModelOptions
+    from hydractl.verbs.opening import model_options
 
     resolve_device(settings.device)
     suite = _suite(settings, log)
     options = options_of(settings, suite)
-    models = find_rows(settings.model, ModelOptions.of(settings), options, log)
+    models = find_rows(settings.model, model_options(settings), options, log)
     check_writable(models, options.keep_logits, settings.calibrated is not None)
     names = [one.name for one in models]
     predictions = _prediction_paths(settings, names)
@@ -285,4 +285,4 @@ def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Pat
     path = file_path(settings.predictions)
     if len(names) == 1:
         return {names[0]: path}
-    return {name: path.with_name(f"{path.stem}.{name}{path.suffix}") for name in names}
+    return {name: named_apart(path, name) for name in names}

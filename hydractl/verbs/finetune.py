@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +16,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, open_sources
+from hydractl.model.source import open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.finetuning import ADAPTERS
 from hydractl.training.board import check_tensorboard
@@ -34,7 +35,8 @@ from hydractl.training.speed import hasten
 from hydractl.training.start import with_dropout
 from hydractl.training.state import StateFile
 from hydractl.training.trained import adapt
-from hydractl.verbs.finetune_members import on_first_device, train_members
+from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
@@ -94,7 +96,7 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
 
 def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, dict[str, Any]]:
     """Everything that is known and checked before a training begins; the plan is for its answer."""
-    source = only_one(open_sources(settings.model, ModelOptions.of(settings)), "finetune")
+    source = only_one(open_sources(settings.model, model_options(settings)), "finetune")
     sites_of(source, settings.tower)
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
@@ -125,15 +127,18 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
     return opened, files, plan
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One of several trainings before they begin: its plan, and what decides its result."""
+def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    """One of several trainings before they begin: its plan, and what finds out what decides its result."""
     opened, _, plan = _prepared(settings, log)
-    return plan, {"model": opened.source.sha256, "seed": settings.seed, **_decisive(opened, settings)}
+    return plan, lambda: {"model": opened.source.sha256, "seed": settings.seed, **_decisive(opened, settings)}
 
 
 def _train_and_write(
     opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
 ) -> Outcome:
+    if not settings.resume and not team.rank:
+        check_files(files, settings)
+    announce_reading([opened.source], log)
     details = _decisive(opened, settings)
     fingerprint = {"model": opened.source.sha256, "seed": settings.seed, **details}
     state = StateFile(files.state, fingerprint, _environment(settings, team))

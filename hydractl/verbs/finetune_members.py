@@ -18,12 +18,13 @@ from hydractl.training.interruptions import Interruptions
 from hydractl.training.member import Member, device_name, members_of
 from hydractl.training.run_files import RunFiles, finished
 from hydractl.training.state import StateFile
+from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
-Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], dict[str, Any]]]
-"""Checks one training without beginning it; gives its plan and what decides its result."""
+Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+"""Checks one training without beginning it; gives its plan, and what finds out what decides its result."""
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
 
@@ -47,7 +48,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
     devices = _devices(settings)
-    members = members_of(settings)
+    members = members_of(settings, model_options(settings))
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
     threads = _threads(at_once)
@@ -124,9 +125,9 @@ def _checked(
         plan, fingerprint = check(settings, Log() if of_model else log)
         plans[member.name] = of_model[model] = plan
         if begun and state.exists():
-            StateFile(state, fingerprint, {}).check()
+            StateFile(state, fingerprint(), {}).check()
         elif begun:
-            made = finished(member.files, fingerprint, force=settings.force)
+            made = finished(member.files, fingerprint(), force=settings.force)
             if made is not None:
                 done[member.name] = answer(member.files, made, plan)
     _check_files([member for member in members if member.name not in done])
@@ -142,17 +143,25 @@ def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     return plan
 
 
+def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
+    """See that the outputs of one training can be written and no unfinished run is in the way.
+
+    Raises:
+        OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
+    """
+    begun = files.state.exists()
+    check_outputs(files.paths, force=settings.force or (settings.resume and begun), folder=files.folder)
+    if begun and not settings.resume and not settings.force:
+        hint = "add --resume to go on with it, or --force to start over"
+        raise OutputError(f"an unfinished run is saved in {files.state}", hint=hint)
+
+
 def _check_files(members: Sequence[Member]) -> None:
     """See that every output can be written and no unfinished run is in the way."""
     found: list[HydraError] = []
     for member in members:
-        settings, files = member.settings, member.files
         try:
-            begun = files.state.exists()
-            check_outputs(files.paths, force=settings.force or (settings.resume and begun), folder=files.folder)
-            if begun and not settings.resume and not settings.force:
-                hint = "add --resume to go on with it, or --force to start over"
-                raise OutputError(f"an unfinished run is saved in {files.state}", hint=hint)
+            check_files(member.files, member.settings)
         except HydraError as error:
             found.append(error)
     if len(found) == 1:

@@ -29,8 +29,9 @@ from hydractl.log import Log
 from hydractl.model.checks import check_finite
 from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, open_sources, pruned
+from hydractl.model.source import Source, open_sources, pruned
 from hydractl.settings.pruning import DECIDE, PruneSettings
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import criterion_of, score_source
 
@@ -40,7 +41,7 @@ Fixed = dict[str, tuple[int, ...]]
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
-    opened = open_sources(settings.model, ModelOptions.of(settings))
+    opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
     output = settings.output or default_name(source, settings)
@@ -225,8 +226,9 @@ def _from_circuit(
 
 
 def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
-    check_finite(source.name, source.tensors)
+    announce_reading([source], log)
     choice = choose(source, settings, log)
+    check_finite(source.name, source.tensors)
     mask = choice.mask
     _warn_empty(mask, log)
     origin = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})

@@ -24,8 +24,9 @@ from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.slicing import StoredHeads
-from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.model.source import Source, open_sources
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 Scoring = ScoreSettings | PruneSettings
@@ -34,7 +35,7 @@ Scoring = ScoreSettings | PruneSettings
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
-    opened = open_sources(settings.model, ModelOptions.of(settings))
+    opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "score")
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
@@ -43,6 +44,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
         criterion_of(source, settings)
         plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
         return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
+    announce_reading([source], log)
     if to_stdout:
         return Outcome(score_source(source, settings, log).to_json(), print_document=True)
     with Output(path, force=settings.force) as output:
@@ -139,11 +141,11 @@ def _with_data(
     """The model, and ``--samples`` labelled samples drawn by ``--seed`` without replacement."""
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
-    model = build_model(source, settings.device, settings.dtype)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
     labels, reads = source.description.labels or [], {source.name: source.description.reads}
     dataset = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
     check_labels(dataset, source)
+    model = build_model(source, settings.device, settings.dtype)
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")

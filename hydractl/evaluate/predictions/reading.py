@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from hydractl.errors import InputError
 from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
-from hydractl.files.checkpoint import FileTensors, Header, read_header
+from hydractl.files.checkpoint import FileTensors
 from hydractl.files.document_check import anything, count, listing, maybe, number, record, text
+from hydractl.files.header import Header, read_header
 from hydractl.files.training_history import COURSE
 from hydractl.jsonio import shown
 

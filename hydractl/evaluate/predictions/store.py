@@ -6,6 +6,7 @@ was killed goes on with the rows that are missing, and what it leaves has the by
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError
-from hydractl.files.atomic import storage_error
-from hydractl.files.checkpoint import TensorInfo, header_bytes, read_header
+from hydractl.errors import InputError, OutputError
+from hydractl.files.atomic import open_own, storage_error
+from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.jsonio import shown
 
 SCHEMA = "hydractl.predictions/2"
@@ -121,10 +122,13 @@ class PredictionsWriter:
             self.resumed = resume and _begun(path)
             if self.resumed:
                 _check_same(path, self._description)
-            self._file = open(path, "r+b" if self.resumed else "w+b")  # noqa: SIM115 - closed by close()
+            mode = "r+b" if self.resumed else "w+b"
+            self._file = open(path, mode, opener=open_own)  # noqa: SIM115 - closed by close()
             if not self.resumed:
                 self._fill(order)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
             if not _begun(path):  # nothing has been computed for it
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error

@@ -17,7 +17,8 @@ from hydractl.families.hf.architectures import ARCHITECTURES, class_name, meta_m
 from hydractl.families.hf.images import image_preprocess
 from hydractl.families.hf.tokenizer import text_preprocess
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, FileTensors, Header, TensorSource, read_header, torch_dtype
+from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
+from hydractl.files.header import Header, read_header, torch_dtype
 from hydractl.jsonio import shown
 
 declare_operators()

@@ -14,7 +14,7 @@ from torch import Tensor
 from hydractl.errors import InputError
 from hydractl.families.base import first_line
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import MAX_HEADER_BYTES
+from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
 
 declare_operators()

@@ -17,7 +17,8 @@ from hydractl.families.base import LoadedModel, download, read_config
 from hydractl.families.open_clip.inputs import image_preprocess
 from hydractl.families.open_clip.models import SECTIONS, skeleton
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, FileTensors, read_header
+from hydractl.files.checkpoint import DictTensors, FileTensors
+from hydractl.files.header import read_header
 
 declare_operators()
 
