@@ -80,9 +80,10 @@ PAIRS = ("bert", "electra", "electra-unprojected")
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
 CLIP_TEXT = {"layers": 1}
-LABELS = ["tin", "oak", "salt", "a red kite", "moss"]
+LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
 TEMPLATES = ["a photo of a {}.", "{}!"]
-"""What the pico CLIPs are asked for."""
+"""What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
+features are those of the place where it ends, and labels of the same length would be one class."""
 
 VARIANTS = [*TIMM, *HF, *CLIP]
 
