@@ -76,9 +76,9 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
     from hydractl.settings import FinetuneSettings
-    from hydractl.training.course import Around, TrainingData
+    from hydractl.training.context import Around, TrainingData
     from hydractl.training.loop import Training
-    from hydractl.training.speed import hasten
+    from hydractl.training.prepare import hasten
 
     settings = FinetuneSettings(
         model=[arguments.model],

@@ -14,7 +14,7 @@ from typing import IO
 
 from hydractl.log import Log
 from hydractl.settings.words import bare_environment
-from hydractl.training.interruptions import Interruptions
+from hydractl.training.checkpointing import Interruptions
 
 # The child imports from where this process does: not from the working directory, which python -m would look in first.
 _START = "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from hydractl.cli.app import main; sys.exit(main())"

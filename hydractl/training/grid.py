@@ -11,9 +11,9 @@ from torch import Tensor
 from hydractl.errors import NonFiniteError
 from hydractl.model.runtime import HydraModel
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.checkpointing import Saved
+from hydractl.training.context import Around, History, TrainingData
 from hydractl.training.loop import Training
-from hydractl.training.state import Saved
 
 
 @dataclass

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
 from hydractl.log import Log, Progress
 from hydractl.model.runtime import HydraModel
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.checkpointing import Saved, load_optimizer, optimizer_tensors, random_state, set_random_state
+from hydractl.training.context import Around, History, TrainingData
 from hydractl.training.losses import make_loss, steps_per_epoch
-from hydractl.training.optimizer_state import load_optimizer, optimizer_tensors
-from hydractl.training.random_state import random_state, set_random_state
-from hydractl.training.schedule import factor, warmup_steps
-from hydractl.training.snapshots import Cycles
-from hydractl.training.state import Saved
-from hydractl.training.trained import make_optimizer, trained_by
-from hydractl.training.validation import Broken, validate
+from hydractl.training.prepare import make_optimizer, trained_by
+from hydractl.training.schedule import Cycles, factor, warmup_steps
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -332,3 +330,44 @@ class Training:
         random = saved.part("random.")
         # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
         set_random_state(random.get(str(self.around.team.rank), random["0"]), self.device)
+
+
+class Broken(Exception):
+    """The validation was left in its midst, because the run was interrupted."""
+
+
+@torch.inference_mode()
+def validate(
+    model: HydraModel,
+    batches: Callable[[], Iterator[tuple[Any, Tensor]]],
+    team: Processes | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float]:
+    """Accuracy and mean negative log-likelihood on the validation set.
+
+    Args:
+        model: set to eval mode.
+        batches: the samples of this process.
+        team: all processes, each with samples of its own.
+        stop: asked before each batch; True ends the validation.
+
+    Raises:
+        Broken: ``stop`` said so.
+        NonFiniteError: the loss is not finite.
+    """
+    model.eval()
+    right, loss, count = 0, 0.0, 0
+    for inputs, labels in batches():
+        if stop():
+            raise Broken
+        log_p = model(inputs)
+        right += int((log_p.argmax(-1) == labels).sum())
+        loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
+        count += len(labels)
+    if team is not None and team.size > 1:
+        # As text: a sum that is not finite is told as well.
+        parts = [(r, float.fromhex(text), n) for r, text, n in team.gather([right, loss.hex(), count])]
+        right, loss, count = (sum(values) for values in zip(*parts, strict=True))
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"the validation loss is {loss}", hint="lower --lr, or raise --warmup")
+    return {"val_accuracy": right / count, "val_nll": loss / count}

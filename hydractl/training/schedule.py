@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from hydractl.errors import UsageError
 
 COSINE_FLOOR = 1e-5
 """The cosine ends at this share of the peak (paper D.2)."""
@@ -31,3 +34,39 @@ def factor(step: int, total: int, warmup: int, schedule: str, floor: float = COS
     if schedule == "linear":
         return 1.0 - progress
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """The cycles of a training; one of them is an ordinary training.
+
+    Attributes:
+        total: steps of all cycles.
+        count: number of cycles.
+
+    Raises:
+        UsageError: where so few steps leave none to the last cycle.
+    """
+
+    total: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.count - 1) * self.length >= self.total:
+            hint = f"such as --steps {self.count * self.length}; each cycle has ceil({self.total} / {self.count}) steps"
+            raise UsageError(f"{self.total} steps cannot be cut into {self.count} cycles of equal length", hint=hint)
+
+    @property
+    def length(self) -> int:
+        """Steps of a cycle but the last."""
+        return math.ceil(self.total / self.count)
+
+    @property
+    def ends(self) -> list[int]:
+        """After how many steps each cycle ends."""
+        return [min(self.total, (index + 1) * self.length) for index in range(self.count)]
+
+    def of(self, step: int) -> tuple[int, int]:
+        """The cycle that a step (from 0) belongs to: its first step, and how many it has."""
+        start = step // self.length * self.length
+        return start, min(self.length, self.total - start)

@@ -18,22 +18,16 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.finetuning import ADAPTERS
-from hydractl.training.board import check_tensorboard
-from hydractl.training.course import Around, TrainingData
+from hydractl.training.checkpointing import Keeper, StateFile
+from hydractl.training.context import Around, TrainingData
+from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import Trained, train_each
-from hydractl.training.keeping import Keeper
 from hydractl.training.losses import steps_per_epoch
-from hydractl.training.opening import Opened, open_all
-from hydractl.training.outputs import write_all
-from hydractl.training.pairs import report_all_cut
-from hydractl.training.reading import training_data
-from hydractl.training.run_files import RunFiles, begin, finished
-from hydractl.training.run_log import RunLog
-from hydractl.training.snapshots import Cycles
-from hydractl.training.speed import hasten
-from hydractl.training.start import with_dropout
-from hydractl.training.state import StateFile
-from hydractl.training.trained import adapt
+from hydractl.training.outputs import RunFiles, begin, finished, write_all
+from hydractl.training.prepare import adapt, hasten
+from hydractl.training.run_log import RunLog, check_tensorboard
+from hydractl.training.schedule import Cycles
+from hydractl.training.start import Opened, open_all, with_dropout
 from hydractl.verbs.finetune_members import on_first_device, train_members
 from hydractl.verbs.outcome import Outcome
 

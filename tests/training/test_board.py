@@ -15,7 +15,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.log import Log
 from hydractl.training import loop
-from hydractl.training.board import Board
+from hydractl.training.run_log import Board
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]

@@ -23,11 +23,11 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.slicing import sliced
 from hydractl.model.source import Source, open_source
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import TrainingData
+from hydractl.training.context import TrainingData
 from hydractl.training.loop import train
 from hydractl.training.losses import contrastive
 from hydractl.training.losses.contrastive import Contrastive
-from hydractl.training.trained import trainable
+from hydractl.training.prepare import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
 

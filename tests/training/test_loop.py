@@ -14,10 +14,10 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import TrainingData
+from hydractl.training.context import TrainingData
 from hydractl.training.loop import train
+from hydractl.training.prepare import trainable
 from hydractl.training.schedule import factor, warmup_steps
-from hydractl.training.trained import trainable
 from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
 
 SIZE, BATCH = 20, 8

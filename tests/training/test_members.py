@@ -25,9 +25,9 @@ from hydractl.cli.app import _parse, main
 from hydractl.log import Log
 from hydractl.settings import SETTINGS, merge
 from hydractl.settings.words import bare_environment, words_of
+from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import Command, run_commands
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.member import numbered
+from hydractl.verbs.finetune_members import numbered
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--batch-size", "8"]

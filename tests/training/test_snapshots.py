@@ -25,8 +25,8 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.finetune_table import finetune_table
 from hydractl.training import loop
-from hydractl.training.course import Around
-from hydractl.training.snapshots import Cycles
+from hydractl.training.context import Around
+from hydractl.training.schedule import Cycles
 from tests.pico import source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 

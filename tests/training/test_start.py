@@ -9,8 +9,8 @@ from torch import nn
 from hydractl.errors import UsageError
 from hydractl.model.checks import check_tensors
 from hydractl.model.loading import build_model
+from hydractl.training.prepare import trainable
 from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
-from hydractl.training.trained import trainable
 from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, source_of, stock
 
 CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]

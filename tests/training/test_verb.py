@@ -20,7 +20,7 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors, read_header
 from hydractl.settings import FinetuneSettings
 from hydractl.training import loop
-from hydractl.training.reading import training_data
+from hydractl.training.data import training_data
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]

@@ -22,7 +22,7 @@ from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.loop import train
-from hydractl.training.trained import adapt, trainable
+from hydractl.training.prepare import adapt, trainable
 from tests.model.test_attention import weights
 from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data

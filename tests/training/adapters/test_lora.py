@@ -19,7 +19,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.loop import train
-from hydractl.training.trained import adapt, trainable
+from hydractl.training.prepare import adapt, trainable
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 

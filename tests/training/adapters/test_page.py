@@ -12,7 +12,7 @@ from hydractl.model.loading import build_model
 from hydractl.training.adapters.base import Adapter
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.trained import trainable
+from hydractl.training.prepare import trainable
 from tests.pico import source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")

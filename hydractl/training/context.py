@@ -1,4 +1,4 @@
-"""What a training loop is given beside model and settings, and what it leaves: data, surroundings, history."""
+"""What surrounds a training beside model and data (log, checkpointing, processes), and its history."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor
 
 from hydractl.distributed import Processes
 from hydractl.log import Log
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.keeping import Keeper
+from hydractl.training.checkpointing import Interruptions, Keeper, Saved
 from hydractl.training.run_log import RunLog
-from hydractl.training.state import Saved
 
 Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
 """Given indices and the epoch (from 0), batches of (inputs, labels), or of (images, captions), on the model's device,

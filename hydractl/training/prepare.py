@@ -1,11 +1,14 @@
-"""Which parameters are trained, and by which optimizer."""
+"""A model made ready for training: adapters, which parameters are trained, by which optimizer, and speed-ups."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hydractl.errors import UsageError
 from hydractl.model.runtime import HydraModel
@@ -126,3 +129,29 @@ def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: FinetuneS
         return torch.optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=fused)
     betas = (settings.betas[0], settings.betas[1])
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=fused)
+
+
+def hasten(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> None:
+    """Prepare a model for training, in place.
+
+    Args:
+        model: with one member.
+        checkpoint_blocks: compute the activations of each block again in the backward pass instead of keeping them:
+            the same bits, a third more work, far less memory.
+        compile: compile the whole network as one graph.
+    """
+    if checkpoint_blocks:
+        for path in model.block_paths:
+            block = model.networks[0].get_submodule(path)
+            block.forward = _checkpointed(block, block.forward)
+    if compile:
+        model.compile()
+
+
+def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def again(*args: Any, **kwargs: Any) -> Any:
+        if not block.training:
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return again

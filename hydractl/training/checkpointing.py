@@ -1,13 +1,17 @@
-"""The unfinished run on the disk: everything that decides how a training goes on, in one safetensors file.
+"""The unfinished run on the disk: what decides how a training goes on, when it is saved, and what interrupts it.
 
-The file lies beside the output and is replaced as a whole each time, so a kill leaves the one or the other. Its header
-is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
+It lies beside the output, as one safetensors file that is replaced as a whole each time, so a kill leaves the one or
+the other. Its header is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,3 +166,103 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         if tensor.numel():
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Keeper:
+    """Saves a run every so many steps or so much time.
+
+    Args:
+        file: where; None: nothing is kept.
+        every: ``200`` (steps), ``30s``, ``5m`` or ``1h``.
+    """
+
+    def __init__(self, file: StateFile | None, every: str) -> None:
+        self.file = file
+        unit = every[-1]
+        self.steps = None if unit in _SECONDS else int(every)
+        self.seconds = int(every[:-1]) * _SECONDS[unit] if unit in _SECONDS else None
+        self._last = time.monotonic()
+
+    def due(self, steps: int) -> bool:
+        """Whether it is time, after so many steps."""
+        if self.file is None:
+            return False
+        if self.steps is not None:
+            return steps % self.steps == 0
+        assert self.seconds is not None  # one of the two is given
+        return time.monotonic() - self._last >= self.seconds
+
+    def save(self, saved: Saved) -> None:
+        """Save now."""
+        if self.file is not None:
+            self.file.save(saved)
+        self._last = time.monotonic()
+
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+# A scheduler may send its signal to every process, and whoever started this one pass it on as well: that is one wish.
+_ONE_WISH_S = 1.0
+
+
+class Interruptions:
+    """While in this context, the first signal only sets ``requested``; one a second later or more ends the process.
+
+    Outside the main thread signals cannot be caught, and nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruptions:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _CAUGHT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # A signal that was only noted has done its work: the next one is the first again.
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if not self.requested:
+            self.requested, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since >= _ONE_WISH_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``INDEX.KEY`` -> tensor, for each parameter in the order of the optimizer."""
+    found = {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                found[f"{index}.{key}"] = value
+    return found
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer of the same parameters its memory back."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
