@@ -19,7 +19,7 @@ FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "
 factor (and bias) by which the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
-"""Options that train something in the place of the weights: as each module of this name in ``baselines`` says."""
+"""Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
 _NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")

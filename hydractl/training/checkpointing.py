@@ -28,11 +28,15 @@ from hydractl.log import Log
 
 SCHEMA = "hydractl.training/1"
 START_OVER = "start over with --force and without --resume"
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+# A scheduler may send its signal to every process, and whoever started this one pass it on as well: that is one wish.
+_ONE_WISH_S = 1.0
 
 
 @dataclass
 class Saved:
-    """What was saved.
+    """State of a run, as it is saved.
 
     Attributes:
         progress: counters and results so far, as JSON.
@@ -45,6 +49,10 @@ class Saved:
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names start so, by the rest of their names."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    def with_extra(self, other: Saved) -> Saved:
+        """Both in one."""
+        return Saved({**self.progress, **other.progress}, {**self.tensors, **other.tensors})
 
 
 class StateFile:
@@ -64,17 +72,24 @@ class StateFile:
         """Whether an unfinished run is saved."""
         return self.path.exists()
 
-    def make_way(self, *, force: bool) -> None:
-        """See that no unfinished run is there, or with ``force`` none is left.
+    def begin(self, log: Log, *, resume: bool, force: bool) -> Saved | None:
+        """The saved run to go on with, or None for a new one. To be called while the output is claimed.
 
         Raises:
-            OutputError: there is one.
+            OutputError: a run is saved, and it is neither to be resumed nor to be replaced by ``force``.
+            InputError: the saved run is of other settings, or damaged.
         """
-        if self.exists():
-            if not force:
-                hint = "add --resume to go on with it, or --force to start over"
-                raise OutputError(f"an unfinished run is saved in {self.path}", hint=hint)
-            self.remove()
+        with Output(self.path, force=True):  # removes what a killed process left of a file it was writing
+            pass
+        if resume and self.exists():
+            saved = self.load(log)
+            log.info(f"going on with the run in {self.path}, at step {saved.progress.get('steps', 0)}")
+            return saved
+        if resume:
+            log.info(f"no unfinished run is saved in {self.path}: starting afresh")
+        refuse_unfinished(self.path, force=force)
+        self.remove()
+        return None
 
     def save(self, saved: Saved) -> None:
         """Replace the file in one step.
@@ -95,7 +110,7 @@ class StateFile:
             output.commit()
 
     def load(self, log: Log) -> Saved:
-        """What was saved.
+        """The state that was saved.
 
         Raises:
             InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
@@ -128,13 +143,8 @@ class StateFile:
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
         return header
 
-    def sweep(self) -> None:
-        """Remove what a killed process left of a file it was writing."""
-        with Output(self.path, force=True):
-            pass
-
     def remove(self) -> None:
-        """The run is finished."""
+        """Delete the file, if there is one: the run is finished, or starts over."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
@@ -142,36 +152,18 @@ class StateFile:
             raise storage_error(error, self.path) from error
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
-    """One line for each key that two runs do not agree on."""
-    lines = []
-    for key in (*now, *(key for key in there if key not in now)):
-        if key in there and key in now and _same(there[key], now[key]):
-            continue
-        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
-        name = key if key in now else shown(key)
-        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
-    return lines
+def refuse_unfinished(path: Path, *, force: bool) -> None:
+    """See that no unfinished run is in the way of a new one, unless ``force`` replaces it.
+
+    Raises:
+        OutputError: there is one.
+    """
+    if path.exists() and not force:
+        hint = "add --resume to go on with it, or --force to start over"
+        raise OutputError(f"an unfinished run is saved in {path}", hint=hint)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return canonical_json({"of": one}) == canonical_json({"of": other})
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
-
-
-class Keeper:
+class Checkpointing:
     """Saves a run every so many steps or so much time.
 
     Args:
@@ -182,8 +174,8 @@ class Keeper:
     def __init__(self, file: StateFile | None, every: str) -> None:
         self.file = file
         unit = every[-1]
-        self.steps = None if unit in _SECONDS else int(every)
-        self.seconds = int(every[:-1]) * _SECONDS[unit] if unit in _SECONDS else None
+        self.steps = None if unit in _UNIT_SECONDS else int(every)
+        self.seconds = int(every[:-1]) * _UNIT_SECONDS[unit] if unit in _UNIT_SECONDS else 0
         self._last = time.monotonic()
 
     def due(self, steps: int) -> bool:
@@ -192,7 +184,6 @@ class Keeper:
             return False
         if self.steps is not None:
             return steps % self.steps == 0
-        assert self.seconds is not None  # one of the two is given
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, saved: Saved) -> None:
@@ -202,9 +193,7 @@ class Keeper:
         self._last = time.monotonic()
 
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM)
-# A scheduler may send its signal to every process, and whoever started this one pass it on as well: that is one wish.
-_ONE_WISH_S = 1.0
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 class Interruptions:
@@ -236,14 +225,13 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
 
+# --- as tensors, as text ----------------------------------------------------------------------------------------------
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``INDEX.KEY`` -> tensor, for each parameter in the order of the optimizer."""
-    found = {}
-    for index, entries in optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                found[f"{index}.{key}"] = value
-    return found
+    """Memory of an optimizer: ``INDEX.KEY`` -> tensor, for each parameter in the order of the optimizer."""
+    states = optimizer.state_dict()["state"].items()
+    return {f"{i}.{key}": t for i, entries in states for key, t in entries.items() if isinstance(t, Tensor)}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
@@ -256,13 +244,40 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
+    """State of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
     state = torch.get_rng_state()
     return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
+    """The inverse of :func:`random_state`."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
+    """One line for each key that two runs do not agree on."""
+    lines = []
+    for key in (*now, *(key for key in there if key not in now)):
+        if key in there and key in now and _same(there[key], now[key]):
+            continue
+        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
+        name = key if key in now else shown(key)
+        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
+    return lines
+
+
+def _same(one: Any, other: Any) -> bool:
+    return canonical_json({"of": one}) == canonical_json({"of": other})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -28,11 +28,11 @@ class Command:
 
     Attributes:
         name: what its lines are marked with.
-        words: its command line, given the device it runs on.
+        argv: its command line, given the device it runs on.
     """
 
     name: str
-    words: Callable[[str], Sequence[str]]
+    argv: Callable[[str], Sequence[str]]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Child:
         path = "\n".join(entry or os.getcwd() for entry in sys.path)
         # A session of its own: Ctrl-C reaches it only through this process, once.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, path, *command.words(device)],
+            [sys.executable, "-c", _START, path, *command.argv(device)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,37 +20,56 @@ from hydractl.log import Log
 from hydractl.model.matching import known
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
-from hydractl.settings import FinetuneSettings
 from hydractl.training.augment import Augmentation, Numbered
-from hydractl.training.context import Batches, TrainingData
+from hydractl.training.options import DataOptions, TrainOptions
 
 CACHE_BYTES = 1 << 30
 """Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""
 
-Reader = Callable[[Sequence[int], int], Iterator[tuple[Any, Tensor]]]
+COUNTED = 100_000
+"""Captions that are looked at before a training for whether they are too long."""
+_CAPTION_ALONE = ("{label}",)
+
+Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
+"""Given indices and the epoch (from 0), batches of (inputs, labels), or of (images, captions), on the model's device,
+the batch size divided by the number of processes in each, the last one of an epoch smaller."""
+
+
+@dataclass
+class TrainingData:
+    """Training set of a loop and optionally a validation set, of which each process has its part."""
+
+    size: int
+    batches: Batches
+    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
 
 
 def training_data(
-    model: HydraModel, train_set: Dataset, val_set: Dataset | None, settings: FinetuneSettings, team: Processes
+    model: HydraModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
 ) -> TrainingData:
-    """What the loop reads, in this process.
+    """The part of the data that this process reads.
 
     Raises:
         UsageError: for a batch that cannot be divided among the processes, and augmentation of texts.
     """
-    size, rest = divmod(settings.batch_size, team.size)
+    batch_size, workers = options.data.batch_size, options.data.workers
+    size, rest = divmod(batch_size, team.size)
     if rest:
-        raise UsageError(f"--batch-size {settings.batch_size} cannot be divided among {team.size} processes")
+        raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
+    changes = None
+    if options.data.augment:
+        preprocess = model.description.preprocess
+        changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
     read: Batches
     if train_set.kind == PAIRS:
-        read = PairReader(model, train_set, settings, size, CACHE_BYTES)
-    elif settings.augment:
-        read = augmented(model, train_set, settings, size)
+        read = PairReader(model, train_set, size, workers, changes)
+    elif changes is not None:
+        read = augmented(model, train_set, size, workers, changes)
     else:
-        read = reader(model, train_set, settings.workers, size)
+        read = reader(model, train_set, size, workers)
     validation = None
     if val_set is not None:
-        read_val = reader(model, val_set, settings.workers, settings.batch_size)
+        read_val = reader(model, val_set, batch_size, workers)
         order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
         mine = list(order)[team.rank :: team.size]
 
@@ -59,10 +79,13 @@ def training_data(
     return TrainingData(len(train_set), read, validation)
 
 
-def reader(model: HydraModel, dataset: Dataset, workers: int, size: int) -> Reader:
+# --- labelled samples -------------------------------------------------------------------------------------------------
+
+
+def reader(model: HydraModel, dataset: Dataset, size: int, workers: int) -> Batches:
     """Batches as the model reads them in evaluation, from memory where they fit."""
     parameter = next(model.parameters())
-    memory = _in_memory(model, dataset, workers)
+    memory = _labelled_in_memory(model, dataset, workers)
 
     def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
         if memory is None:
@@ -75,53 +98,46 @@ def reader(model: HydraModel, dataset: Dataset, workers: int, size: int) -> Read
     return read
 
 
-def augmented(model: HydraModel, dataset: Dataset, settings: FinetuneSettings, size: int) -> Reader:
+def augmented(model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation) -> Batches:
     """Batches of images that are changed at random, other ones each epoch."""
     parameter, numbered = next(model.parameters()), Numbered(dataset)
-    description = model.description
-    changes = Augmentation(settings.augment, model.family, description.preprocess, settings.seed)
 
     def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
-        for batch in batches(numbered, changes.collate(epoch), size, workers=settings.workers, indices=indices):
+        for batch in batches(numbered, changes.collate(epoch), size, workers=workers, indices=indices):
             yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
     return read
 
 
-def _in_memory(model: HydraModel, dataset: Dataset, workers: int) -> tuple[Tensor, Tensor] | None:
+def _labelled_in_memory(model: HydraModel, dataset: Dataset, workers: int) -> tuple[Tensor, Tensor] | None:
     """All inputs and labels as two tensors, when they are tensors of one size and fit."""
-    one = model.preprocess([dataset[0]])
-    if not isinstance(one, Tensor) or one.nbytes * len(dataset) > CACHE_BYTES:
+    first = model.preprocess([dataset[0]])
+    if not isinstance(first, Tensor) or first.nbytes * len(dataset) > CACHE_BYTES:
         return None
     order = range(len(dataset))  # rows are looked up by index
     parts = list(batches(dataset, model.preprocess, 256, workers=workers, indices=order))
     return torch.cat([b.inputs for b in parts]), torch.cat([known(b.labels) for b in parts])
 
 
-COUNTED = 100_000
-"""Captions that are looked at before a training for whether they are too long."""
-
-_ALONE = ("{label}",)
+# --- pairs of images and captions -------------------------------------------------------------------------------------
 
 
-def open_pairs(source: Source, settings: FinetuneSettings) -> Dataset:
-    """The pairs of ``--data``.
+def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
+    """The pairs to train on.
 
     Raises:
         UsageError: for a model that does not compare images with texts.
         InputError: for data that are not pairs, or fewer pairs than one step takes.
     """
-    assert settings.data is not None  # settings.check() holds it
     if source.family.classes(source.description.config) is not None:
         raise UsageError(
             f"--loss contrastive: {source.name} has a classifier and does not compare images with texts",
             hint="train a CLIP, or leave --loss out",
         )
-    dataset = open_data(settings.data, limit=settings.limit, reads={source.name: PAIRS})
-    per_step = settings.batch_size * settings.accumulate
+    dataset = open_data(options.train, limit=options.limit, reads={source.name: PAIRS})
     if len(dataset) < per_step:
         raise InputError(
-            f"{settings.data} has {len(dataset)} pairs, and a step compares {per_step}",
+            f"{options.train} has {len(dataset)} pairs, and a step compares {per_step}",
             hint="lower --batch-size or --accumulate",
         )
     return dataset
@@ -133,34 +149,30 @@ class PairReader:
     Args:
         model: reads them.
         dataset: of pairs.
-        settings: of the verb.
         size: pairs of a batch.
-        memory: bytes that prepared images may take; where they take less, and are not augmented, they are prepared
-            once and kept.
+        workers: processes that prepare images.
+        changes: augmentation; without it images are prepared once and kept, where they take less than
+            :data:`CACHE_BYTES`.
     """
 
-    def __init__(self, model: HydraModel, dataset: Dataset, settings: FinetuneSettings, size: int, memory: int) -> None:
+    def __init__(
+        self, model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None
+    ) -> None:
         assert isinstance(dataset, CaptionedImages)
-        self._model, self._dataset, self._workers, self._size = model, dataset, settings.workers, size
-        self._changes: Augmentation | None = None
-        self._kept: Tensor | None = None
-        if settings.augment:
-            preprocess = model.description.preprocess
-            self._changes = Augmentation(settings.augment, model.family, preprocess, settings.seed)
-        else:
-            self._kept = self._in_memory(memory)
+        self._model, self._dataset, self._workers, self._size = model, dataset, workers, size
+        self._changes = changes
+        self._images = self._in_memory() if changes is None else None
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         parameter = next(self._model.parameters())
-        for pair in self._from_memory(indices) if self._kept is not None else self._prepared(indices, epoch):
-            images, captions = (move(one, parameter.device, parameter.dtype) for one in pair)
-            yield images, captions
+        pairs = self._prepared(indices, epoch) if self._images is None else self._cached(self._images, indices)
+        for images, captions in pairs:
+            yield move(images, parameter.device, parameter.dtype), move(captions, parameter.device, parameter.dtype)
 
-    def _from_memory(self, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        assert self._kept is not None
+    def _cached(self, kept: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         for start in range(0, len(indices), self._size):
             part = list(indices[start : start + self._size])
-            yield self._kept[part], self._captions([self._dataset.captions[i] for i in part])
+            yield kept[part], self._captions([self._dataset.captions[i] for i in part])
 
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """In the worker processes."""
@@ -178,12 +190,12 @@ class PairReader:
 
     def _captions(self, texts: Sequence[str]) -> Any:
         # A caption is a prompt of which nothing is left out.
-        return self._model.family.prompts(self._model.description.config, texts, _ALONE)
+        return self._model.family.prompts(self._model.description.config, texts, _CAPTION_ALONE)
 
-    def _in_memory(self, memory: int) -> Tensor | None:
+    def _in_memory(self) -> Tensor | None:
         """All images as one tensor, where they fit."""
         images, preprocess = self._dataset.images, self._model.preprocess
-        if preprocess([images[0]]).nbytes * len(images) > memory:
+        if preprocess([images[0]]).nbytes * len(images) > CACHE_BYTES:
             return None
         parts = batches(images, preprocess, 256, workers=self._workers, indices=range(len(images)))
         return torch.cat([batch.inputs for batch in parts])

@@ -12,28 +12,31 @@ from torch.utils.checkpoint import checkpoint
 
 from hydractl.errors import UsageError
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
-from hydractl.training.adapters.base import Adapter, adapter_of, remove_idle
+from hydractl.training.adapters.base import Adapter, remove_idle
+from hydractl.training.options import OptimizerOptions, WeightOptions
 
 
-def adapt(model: HydraModel, settings: FinetuneSettings) -> None:
+def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
     """Put on a model what is trained in the place of its weights, as far as these would be trained.
 
     Raises:
         UsageError: as :func:`trainable` does.
     """
-    adapter = adapter_of(settings)
-    if adapter is not None:
-        adapter.add(model, settings.seed)
-        trained_by(model, settings)
+    if options.adapter is not None:
+        options.adapter.add(model, seed)
+        trained_by(model, options)
         remove_idle(model)
 
 
-def trained_by(model: HydraModel, settings: FinetuneSettings) -> dict[str, torch.nn.Parameter]:
-    """:func:`trainable` as the options of ``finetune`` say."""
-    lenient = "freeze" in settings.from_recipe
+def trained_by(model: HydraModel, options: WeightOptions) -> dict[str, nn.Parameter]:
+    """:func:`trainable` as the options say."""
     return trainable(
-        model, settings.train_last, settings.tower, settings.freeze, lenient=lenient, adapter=adapter_of(settings)
+        model,
+        options.train_last,
+        options.tower,
+        options.freeze,
+        lenient=options.lenient,
+        adapter=options.adapter,
     )
 
 
@@ -45,7 +48,7 @@ def trainable(
     *,
     lenient: bool = False,
     adapter: Adapter | None = None,
-) -> dict[str, torch.nn.Parameter]:
+) -> dict[str, nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
 
     Args:
@@ -117,22 +120,20 @@ def _part(model: HydraModel, name: str, inside: tuple[str, ...]) -> str:
     return "attention" if _of_heads(name, inside) else model.family.part(name, model.sites)
 
 
-def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: FinetuneSettings) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
     """AdamW or SGD; no weight decay on biases, norms and other vectors. On CUDA the fused kernels, which are faster."""
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     fused = True if parameters[0].device.type == "cuda" else None
-    lr = settings.lr[0]  # set anew before each step
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=fused)
-    betas = (settings.betas[0], settings.betas[1])
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=fused)
+    if options.name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
+    return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)
 
 
-def hasten(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> None:
-    """Prepare a model for training, in place.
+def speed_up(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> None:
+    """Make a model train faster or in less memory, in place; the result stays what it is.
 
     Args:
         model: with one member.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
@@ -15,18 +18,44 @@ from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import ModelOptions, open_sources
 from hydractl.settings import FinetuneSettings
-from hydractl.settings.words import words_of
-from hydractl.training.checkpointing import Interruptions, StateFile
+from hydractl.settings.words import to_argv
+from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Command, Ended, run_commands
-from hydractl.training.outputs import RunFiles, finished
+from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
-Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], dict[str, Any]]]
-"""Checks one training without beginning it; gives its plan and what decides its result."""
+_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
+
+Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], dict[str, Any]]]
+"""Checks one training without beginning it; gives its plan and its fingerprint."""
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several trainings.
+
+    Attributes:
+        name: its output without the ending.
+        settings: of its training alone.
+        files: it writes.
+    """
+
+    name: str
+    settings: FinetuneSettings
+    files: RunFiles
+
+    def argv(self, device: str) -> list[str]:
+        """The command line that trains it on a device."""
+        settings = self.settings
+        level = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
+        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
+        given = to_argv(settings, _REPLACED)
+        # /dev/null instead of hydra.yaml: what that says is among the arguments.
+        return ["finetune", *given, *own, "--config=/dev/null", "--json", *level, "--", *settings.model]
 
 
 class MembersError(HydraError):
@@ -56,7 +85,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         return _dry_run(members, plans, done, devices[:at_once], threads)
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
-    commands = [Command(member.name, member.words) for member in members if member.name not in done]
+    commands = [Command(member.name, member.argv) for member in members if member.name not in done]
     with Interruptions() as signals:
         ended = run_commands(commands, devices[:at_once], threads, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
@@ -92,16 +121,51 @@ def _devices(settings: FinetuneSettings) -> list[str]:
 
 def _threads(at_once: int) -> int | None:
     """The threads of each of several processes; None: as the environment says, or all for one alone."""
-    import os
-
-    import torch
-
     if at_once == 1 or os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(1, torch.get_num_threads() // at_once)
 
 
+def device_name(device: str) -> str:
+    """``0`` is short for ``cuda:0``."""
+    return f"cuda:{device}" if device.isdigit() else device
+
+
 # --- before -----------------------------------------------------------------------------------------------------------
+
+
+def members_of(settings: FinetuneSettings) -> list[Member]:
+    """The trainings that are asked for: of each model as many as there are members.
+
+    Raises:
+        UsageError: two of them would write the same file.
+        InputError: for models that cannot be opened.
+    """
+    members = []
+    for model, output in zip(settings.model, _outputs(settings), strict=True):
+        for index in range(settings.members):
+            path = numbered(output, index) if settings.members > 1 else output
+            files = RunFiles.of(path, settings.log, settings.snapshots)
+            name = stem(path)
+            events = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
+            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
+            members.append(Member(name, replace(settings, **own, tensorboard=events), files))  # type: ignore[arg-type]
+    names = [member.name for member in members]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            f"several trainings would write {', '.join(twice)}", hint="give MODELs with different file names"
+        )
+    return members
+
+
+def _outputs(settings: FinetuneSettings) -> list[str]:
+    """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
+    several = len(settings.model) > 1
+    if settings.output is not None and not several:
+        return [settings.output]
+    folder = settings.output or ""
+    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]
 
 
 def _checked(
@@ -145,22 +209,20 @@ def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
 
 def _check_files(members: Sequence[Member]) -> None:
     """See that every output can be written and no unfinished run is in the way."""
-    found: list[HydraError] = []
+    errors: list[HydraError] = []
     for member in members:
         settings, files = member.settings, member.files
         try:
             begun = files.state.exists()
             check_outputs(files.paths, force=settings.force or (settings.resume and begun), folder=files.folder)
-            if begun and not settings.resume and not settings.force:
-                hint = "add --resume to go on with it, or --force to start over"
-                raise OutputError(f"an unfinished run is saved in {files.state}", hint=hint)
+            refuse_unfinished(files.state, force=settings.force or settings.resume)
         except HydraError as error:
-            found.append(error)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        problems = [error.message for error in found]
-        raise OutputError(f"{len(found)} outputs are in the way", hint=found[0].hint, problems=problems)
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        problems = [error.message for error in errors]
+        raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
 
 
 def _dry_run(
@@ -170,10 +232,10 @@ def _dry_run(
     devices: Sequence[str],
     threads: int | None,
 ) -> Outcome:
-    entries = []
-    for member in members:
-        finished_before = {"finished": True} if member.name in done else {}
-        entries.append({"name": member.name, "seed": member.settings.seed, **plans[member.name], **finished_before})
+    entries = [
+        {"name": m.name, "seed": m.settings.seed, **plans[m.name], **({"finished": True} if m.name in done else {})}
+        for m in members
+    ]
     at_once = {"devices": list(devices), **({} if threads is None else {"threads": threads})}
     recipe = members[0].settings.effective()
     return Outcome({"schema": SCHEMA, "dry_run": True, **at_once, "members": entries, "recipe": recipe})
@@ -184,10 +246,9 @@ def _dry_run(
 
 def _answer(name: str, ended: Ended) -> dict[str, Any]:
     try:
-        found = json.loads(ended.answer)
+        return dict(json.loads(ended.answer))
     except ValueError:
         raise InputError(f"{name} ended without an answer") from None
-    return dict(found)
 
 
 def _raise_failures(
@@ -214,83 +275,3 @@ def _raise_failures(
     done_text = f"; {', '.join(written)} finished" if written else ""
     message = f"{len(failed)} of {len(members)} members failed, first {first}{done_text}"
     raise MembersError(message, failed[first].code, failed[first].hint, problems)
-
-
-_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
-_SUFFIXES = (".safetensors", ".st")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of several trainings.
-
-    Attributes:
-        name: what a person calls it: its output without the ending.
-        settings: of its training alone.
-        files: it writes.
-    """
-
-    name: str
-    settings: FinetuneSettings
-    files: RunFiles
-
-    def words(self, device: str) -> list[str]:
-        """The command line that trains it on a device."""
-        settings = self.settings
-        said = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
-        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
-        given = words_of(settings, _REPLACED)
-        # /dev/null instead of hydra.yaml: what that says is among the words.
-        return ["finetune", *given, *own, "--config=/dev/null", "--json", *said, "--", *settings.model]
-
-
-def members_of(settings: FinetuneSettings) -> list[Member]:
-    """The trainings that are asked for: of each model as many as there are members.
-
-    Raises:
-        UsageError: two of them would write the same file.
-        InputError: for models that cannot be opened.
-    """
-    found = []
-    for model, output in zip(settings.model, _outputs(settings), strict=True):
-        for index in range(settings.members):
-            path = numbered(output, index) if settings.members > 1 else output
-            files = RunFiles.of(path, settings.log, settings.snapshots)
-            name = Path(path).name if files.folder else _stem(Path(path).name)
-            board = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
-            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
-            found.append(Member(name, replace(settings, **own, tensorboard=board), files))  # type: ignore[arg-type]
-    names = [member.name for member in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"several trainings would write {', '.join(twice)}", hint="give MODELs with different file names"
-        )
-    return found
-
-
-def _outputs(settings: FinetuneSettings) -> list[str]:
-    """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
-    several = len(settings.model) > 1
-    if settings.output is not None and not several:
-        return [settings.output]
-
-    folder = settings.output or ""
-    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]
-
-
-def numbered(output: str, index: int) -> str:
-    """``a.st`` becomes ``a.0.st``, a folder ``a/`` becomes ``a.0/``."""
-    if output.endswith("/"):
-        return f"{output.rstrip('/')}.{index}/"
-    stem = _stem(output)
-    return f"{stem}.{index}{output.removeprefix(stem)}"
-
-
-def _stem(name: str) -> str:
-    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
-
-
-def device_name(device: str) -> str:
-    """``0`` is short for ``cuda:0``."""
-    return f"cuda:{device}" if device.isdigit() else device

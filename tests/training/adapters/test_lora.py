@@ -14,14 +14,12 @@ from torch.nn import functional as F
 
 from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors, read_header
-from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.loop import train
-from hydractl.training.prepare import adapt, trainable
+from hydractl.training.prepare import trainable
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
-from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 R, ALPHA = 2, 6.0
 
@@ -67,7 +65,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
         schedule="constant",
     )
     model = HydraModel(source.description, source.tensors)
-    adapt(model, s)
+    prepare(model, s)
     factors: dict[str, Any] = {}
     for block, attention in enumerate(model.attentions):
         added = attention.only.bank.parametrizations
@@ -75,7 +73,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
         factors |= {f"{block}.{side}": [qkv.a[i].detach().clone(), qkv.b[i].detach().clone()]
                     for i, side in enumerate("qkv")}  # fmt: skip
         factors[f"{block}.o"] = [out.a[0].detach().clone(), out.b[0].detach().clone()]
-    train(model, training_data(), s, Log())
+    train(model, training_data(), s)
 
     leaves = [tensor.requires_grad_() for pair in factors.values() for tensor in pair]
     head = [reference.head.weight, reference.head.bias]
