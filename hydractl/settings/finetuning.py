@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydractl.settings.captions import pair_problems
 from hydractl.settings.common import FILES, RUNNING
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.recipes import Prescribed
-from hydractl.settings.several import Several
 
-LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
+SEVERAL, LENGTH, OPTIMIZATION = "Several trainings", "Length", "Optimization"
+TRAINED, AUGMENTATION = "What is trained", "Augmentation"
+
+CAPTIONS = "captions:"
+"""How the SPEC of pairs of images and captions starts."""
 
 FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
 """Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
@@ -22,16 +24,38 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout", "members", "devices")
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(Prescribed, Several):
+class FinetuneSettings(Prescribed):
     """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
     verb: ClassVar[str] = "finetune"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), ("device", "devices"))
     needs_output_file: ClassVar[bool] = True
+    many_models: ClassVar[bool] = True
+    models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
+
+    members: int = option(
+        1,
+        help="Train the model so many times, with --seed and the seeds after it: a.st becomes a.0.st, a.1.st and so on",
+        unit="trainings",
+        at_least=1,
+        at_most=1000,
+        group=SEVERAL,
+    )
+    devices: list[str] = option(
+        [],
+        help="Where members, or several MODELs, are trained at the same time, one on each device; 0 is cuda:0, and a "
+        "device may stand twice",
+        metavar="DEVICE[,DEVICE...]",
+        pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
+        split=True,
+        repeats=True,
+        default_text="--device, one after another",
+        group=SEVERAL,
+    )
 
     recipe: str | None = option(
         None,
@@ -226,6 +250,11 @@ class FinetuneSettings(Prescribed, Several):
         group=RUNNING,
     )
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one training is asked for."""
+        return len(self.model) * self.members > 1
+
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
         given: Any = self.lr
@@ -259,8 +288,7 @@ class FinetuneSettings(Prescribed, Several):
         """Data, a length, and a warm-up in whole steps."""
         found = self.needs("data") + self.at_most_one("epochs", "steps")
         found += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
-        found += self.several_conflicts(self.log)
-        found += pair_problems(self)
+        found += self._several_conflicts() + self._caption_conflicts()
         if self.given("patience") and not self.given("val"):
             found.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
@@ -277,6 +305,29 @@ class FinetuneSettings(Prescribed, Several):
         twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if twice and "augment" not in self.unread:
             found.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
+        return found
+
+    def _several_conflicts(self) -> list[str]:
+        """Names: of several trainings each writes files of its own."""
+        found, log = [], self.log
+        if self.several and log not in (None, "-", "beside"):
+            found.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
+        if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):
+            hint = "names their folder, as in out/"
+            found.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
+        return found
+
+    def _caption_conflicts(self) -> list[str]:
+        """Captions where classes are needed, and the reverse."""
+        found, data = [], self.data or ""
+        if data.startswith(CAPTIONS) and self.loss != "contrastive" and "loss" not in self.unread:
+            found.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
+        if data and self.loss == "contrastive" and not data.startswith(CAPTIONS):
+            source = self.where("loss")
+            found.append(f"--loss contrastive{source} needs pairs of images and captions: --data {CAPTIONS}FILE")
+        if (self.val or "").startswith(CAPTIONS):
+            source = self.where("val")
+            found.append(f"--val {self.val}{source}: validation is by zero-shot accuracy, on labelled images")
         return found
 
     def effective(self) -> dict[str, dict[str, Any]]:

@@ -22,22 +22,27 @@ class History:
         kept_epoch: whose weights were kept; None: of several.
         losses: of each step.
         stopped_early: for want of a better validation accuracy.
-        curve: stands for the losses where only it is known.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
-    curve: list[float] = field(default_factory=list)
 
     def loss_curve(self) -> list[float]:
         """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
         count, points = len(self.losses), min(len(self.losses), _POINTS)
-        if not count:
-            return self.curve
         parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
         return [sum(part) / len(part) for part in parts]
+
+    def outcome(self) -> dict[str, Any]:
+        """The course in short, as JSON."""
+        return {
+            "kept_epoch": self.kept_epoch,
+            "stopped_early": self.stopped_early,
+            "epochs": self.epochs,
+            "loss_curve": self.loss_curve(),
+        }
 
     @property
     def steps(self) -> int:

@@ -22,13 +22,13 @@ class Trained:
     """Outcome of a training.
 
     Attributes:
-        history: of the training that made them.
+        outcome: epochs, loss and kept epoch of the training whose weights are kept (:meth:`History.outcome`).
         lr: its learning rate.
-        grid: of each learning rate, what it reached; empty where there was only one.
-        run: the training, whose model has the weights that are kept.
+        grid: the result of each learning rate; empty where there was only one.
+        run: the last training, whose model has the weights that are kept.
     """
 
-    history: History
+    outcome: dict[str, Any]
     lr: float
     grid: list[dict[str, Any]]
     run: Training
@@ -66,7 +66,7 @@ def train_each(
             run.load_state_dict(saved)
         saved = None
         if len(options.lr) == 1:
-            return Trained(run.run(), lr, [], run)
+            return Trained(run.run().outcome(), lr, [], run)
         try:
             results.append(_result(lr, run.run()))
             if best_of(results) == len(results) - 1:
@@ -83,7 +83,7 @@ def train_each(
     run.model.eval()
     best = results[best_of(results)]
     context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
-    return Trained(_history(best), best["lr"], results, run)
+    return Trained(best, best["lr"], results, run)
 
 
 def best_of(results: list[dict[str, Any]]) -> int:
@@ -95,21 +95,7 @@ def best_of(results: list[dict[str, Any]]) -> int:
 def _result(lr: float, history: History) -> dict[str, Any]:
     assert history.kept_epoch is not None  # several learning rates have no snapshots
     kept = history.epochs[history.kept_epoch - 1]
-    return {
-        "lr": lr,
-        "val_accuracy": kept["val_accuracy"],
-        "val_nll": kept["val_nll"],
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
-        "epochs": history.epochs,
-        "loss_curve": history.loss_curve(),
-    }
-
-
-def _history(result: dict[str, Any]) -> History:
-    made = History(result["epochs"], result["kept_epoch"], [], result["stopped_early"])
-    made.curve = result["loss_curve"]
-    return made
+    return {"lr": lr, "val_accuracy": kept["val_accuracy"], "val_nll": kept["val_nll"], **history.outcome()}
 
 
 def _named(chosen: dict[str, Tensor]) -> dict[str, Tensor]:

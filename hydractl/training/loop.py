@@ -27,7 +27,7 @@ from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import make_loss
 from hydractl.training.options import TrainOptions
-from hydractl.training.prepare import make_optimizer, trained_by
+from hydractl.training.prepare import make_optimizer, trainable
 from hydractl.training.schedule import Cycles
 
 _SIGNALS_APART_S = 0.5
@@ -65,7 +65,7 @@ class Training:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(options.seed + context.team.rank)
         self.model, self.data, self.options, self.lr, self.context = model, data, options, lr, context
-        self.parameters = trained_by(model, options.weights)
+        self.parameters = trainable(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
         self.per_epoch = options.steps_per_epoch(data.size)

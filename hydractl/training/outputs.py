@@ -113,13 +113,13 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         NonFiniteError: of weights that are not finite; nothing more is written.
         OutputError, StorageError: it cannot be written.
     """
-    history, run = trained.history, trained.run
+    outcome, run = trained.outcome, trained.run
     made = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
     if not run.snapshots:
         results = {
-            "history": history.epochs,
-            "kept_epoch": history.kept_epoch,
-            "stopped_early": history.stopped_early,
+            "history": outcome["epochs"],
+            "kept_epoch": outcome["kept_epoch"],
+            "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
         }
         return [_write(outputs[0], opened, run, {**made, **results})]
@@ -127,7 +127,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
         results = {
-            "history": [epoch for epoch in history.epochs if epoch["steps"] <= end],
+            "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
             "stopped_early": False,
             "cycle": number,
             "cycle_end": end,

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hydractl.errors import UsageError
 from hydractl.model.runtime import HydraModel
-from hydractl.training.adapters.base import Adapter, remove_idle
+from hydractl.training.adapters.base import remove_idle
 from hydractl.training.options import OptimizerOptions, WeightOptions
 
 
@@ -24,43 +24,19 @@ def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
     """
     if options.adapter is not None:
         options.adapter.add(model, seed)
-        trained_by(model, options)
+        trainable(model, options)
         remove_idle(model)
 
 
-def trained_by(model: HydraModel, options: WeightOptions) -> dict[str, nn.Parameter]:
-    """:func:`trainable` as the options say."""
-    return trainable(
-        model,
-        options.train_last,
-        options.tower,
-        options.freeze,
-        lenient=options.lenient,
-        adapter=options.adapter,
-    )
-
-
-def trainable(
-    model: HydraModel,
-    train_last: int | None,
-    tower: str | None = None,
-    freeze: Sequence[str] = (),
-    *,
-    lenient: bool = False,
-    adapter: Adapter | None = None,
-) -> dict[str, nn.Parameter]:
+def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
 
     Args:
         model: with one member.
-        train_last: number of blocks of each tower; None: all of it.
-        tower: the one tower to train; the others stay as they are. None or ``both``: all.
-        freeze: parts that are left as they are besides, of ``settings.finetuning.FREEZABLE``.
-        lenient: pass over parts that the model does not have: a recipe is for many models.
-        adapter: of all that, train only what it says and the classifier.
+        options: which of its weights; of these, only what the adapter says and the classifier.
 
     Returns:
-        What is trained, by name within the model.
+        The parameters that are trained, by name within the model.
 
     Raises:
         UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
@@ -70,22 +46,22 @@ def trainable(
     names = [name for name, _ in network.named_parameters()]
     frozen: tuple[str, ...] = ()
     for stages in model.family.stages(network):
-        blocks = len(stages.block_paths)
-        if tower not in (None, "both", stages.tower):
+        blocks, last = len(stages.block_paths), options.train_last
+        if options.tower not in (None, "both", stages.tower):
             frozen += stages.prefixes
-        elif train_last is not None:
-            if not 0 <= train_last <= blocks:
-                raise UsageError(f"--train-last {train_last} is outside 0..{blocks}, the blocks of the model")
-            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - train_last])
-    parts = {part: part_names(model, part, names) for part in freeze}
-    for part, found in parts.items():
-        if not found and not lenient:
-            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
-    left = {name for found in parts.values() for name in found}
+        elif last is not None:
+            if not 0 <= last <= blocks:
+                raise UsageError(f"--train-last {last} is outside 0..{blocks}, the blocks of the model")
+            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - last])
     # Sines and cosines of positions are parameters that the library itself never trains.
-    left |= {name for name, p in model.family.build(model.description.config).named_parameters() if not p.requires_grad}
-    if adapter is not None:
-        head, adapted = model.family.named_parts.get("head", "$."), adapter.trains(model)
+    left = {name for name, p in model.family.build(model.description.config).named_parameters() if not p.requires_grad}
+    for part in options.freeze:
+        of_part = part_names(model, part, names)
+        if not of_part and not options.lenient:
+            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
+        left.update(of_part)
+    if options.adapter is not None:
+        head, adapted = model.family.named_parts.get("head", "$."), options.adapter.trains(model)
         left |= {name for name in names if name not in adapted and not re.match(head, name)}
     for name, parameter in network.named_parameters():
         if name.startswith(frozen) or name in left:

@@ -194,7 +194,7 @@ def _train_and_write(
         report_all_cut(first, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
         trained = train_each(_maker(first, prepared, settings, team), prepared.options, context, saved)
-        run_log.event("end", lr=trained.lr, kept_epoch=trained.history.kept_epoch)
+        run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
         if team.rank:
             return Outcome({}, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
@@ -321,17 +321,17 @@ def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
 
 
 def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    history = trained.history
+    outcome = trained.outcome
     return {
         "schema": SCHEMA,
         **_with_digests(plan, digests),
-        "epochs": history.epochs,
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
+        "epochs": outcome["epochs"],
+        "kept_epoch": outcome["kept_epoch"],
+        "stopped_early": outcome["stopped_early"],
         "lr": trained.lr,
         "trained_params": sum(p.numel() for p in trained.run.parameters.values()),
         **({"grid": trained.grid} if trained.grid else {}),
-        "loss_curve": history.loss_curve(),
+        "loss_curve": outcome["loss_curve"],
         "sha256": digests[-1],
     }
 

@@ -25,7 +25,7 @@ from hydractl.settings import FinetuneSettings
 from hydractl.training import losses
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import Contrastive
-from hydractl.training.options import LossOptions
+from hydractl.training.options import LossOptions, WeightOptions
 from hydractl.training.prepare import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
@@ -87,7 +87,7 @@ def gradients(
     freeze: Sequence[str] = (),
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients under the names of the library: the weights are lost."""
-    trainable(model, None, tower, freeze)
+    trainable(model, WeightOptions(tower=tower, freeze=tuple(freeze)))
     model.train()
     loss = Contrastive(model, LossOptions(name="contrastive"), team or Processes()).backward(batches, PAIRS)
     for parameter in model.parameters():

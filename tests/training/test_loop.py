@@ -17,6 +17,7 @@ from hydractl.settings import FinetuneSettings
 from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
 from hydractl.training.loop import Training
+from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import adapt, trainable
 from hydractl.training.schedule import factor, warmup_steps
 from hydractl.verbs.finetune import train_options
@@ -192,12 +193,12 @@ def test_a_loss_that_is_not_finite_stops_at_once() -> None:
 def test_what_is_frozen() -> None:
     source = source_of(stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
-    trainable(model, 1)
+    trainable(model, WeightOptions(train_last=1))
     names = {n for n, p in model.networks[0].named_parameters() if p.requires_grad}
     assert all(n.startswith(("blocks.2.", "norm.", "head.")) for n in names)
     assert any(n.startswith("blocks.2.") for n in names)
     with pytest.raises(UsageError, match=r"--train-last 4 is outside 0\.\.3"):
-        trainable(model, 4)
+        trainable(model, WeightOptions(train_last=4))
 
 
 def test_the_schedule() -> None:

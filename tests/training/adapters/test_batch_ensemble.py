@@ -21,6 +21,7 @@ from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.prepare import trainable
+from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
 from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
@@ -205,7 +206,7 @@ def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
     model = build_model(source_of(stock("class-token"), "class-token"))
     s = settings(batch_ensemble=STD, **options)
     prepare(model, s)
-    trained = trainable(model, s.train_last, s.tower, s.freeze, adapter=BatchEnsemble(STD))
+    trained = trainable(model, train_options(s).weights)
     return model, {name.removeprefix("networks.0.") for name in trained}
 
 

@@ -17,6 +17,7 @@ from hydractl.files.checkpoint import FileTensors, read_header
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
+from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import trainable
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
@@ -37,14 +38,14 @@ def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
 def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
     model = build_model(source_of(stock("class-token"), "class-token"))
     LoRA(R, ALPHA).add(model, seed=0)
-    trained = trainable(model, None, adapter=LoRA(R, ALPHA))
+    trained = trainable(model, WeightOptions(adapter=LoRA(R, ALPHA)))
     shapes = sorted(tuple(p.shape) for name, p in trained.items() if "parametrizations" in name)
     assert shapes == sorted([(3, R, 24), (3, 24, R), (1, R, 24), (1, 24, R)] * 3)
     assert {n.removeprefix("networks.0.") for n in trained if "parametrizations" not in n} == {
         "head.weight",
         "head.bias",
     }
-    few = trainable(model, 1, adapter=LoRA(R, ALPHA))
+    few = trainable(model, WeightOptions(train_last=1, adapter=LoRA(R, ALPHA)))
     assert len(few) == 4 + 2
     assert all(".blocks.2." in name or ".head." in name for name in few)
 
