@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydractl.settings.common import FILES, RUNNING
+from hydractl.settings.common import FILES, RUNNING, Batched
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.recipes import Prescribed
 
@@ -24,16 +24,13 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout", "members", "devices")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
 
 
 @dataclass(kw_only=True)
-class FinetuneSettings(Prescribed):
-    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
+class Several(Batched):
+    """Options of members of one model, or of one model after another, and of the devices they are trained on."""
 
-    verb: ClassVar[str] = "finetune"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), ("device", "devices"))
-    needs_output_file: ClassVar[bool] = True
     many_models: ClassVar[bool] = True
     models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
 
@@ -56,6 +53,20 @@ class FinetuneSettings(Prescribed):
         default_text="--device, one after another",
         group=SEVERAL,
     )
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one training is asked for."""
+        return len(self.model) * self.members > 1
+
+
+@dataclass(kw_only=True)
+class FinetuneSettings(Prescribed, Several):
+    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
+
+    verb: ClassVar[str] = "finetune"
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), ("device", "devices"))
+    needs_output_file: ClassVar[bool] = True
 
     recipe: str | None = option(
         None,
@@ -250,16 +261,11 @@ class FinetuneSettings(Prescribed):
         group=RUNNING,
     )
 
-    @property
-    def several(self) -> bool:
-        """Whether more than one training is asked for."""
-        return len(self.model) * self.members > 1
-
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
-        given: Any = self.lr
-        if isinstance(given, (int, float)):  # one number, from Python
-            self.lr = [float(given)]
+        lr: Any = self.lr
+        if isinstance(lr, (int, float)):  # one number, from Python
+            self.lr = [float(lr)]
         prescribed = []
         if self.recipe is not None and "recipe" not in self.unread:
             prescribed = self.take_recipe(self.recipe, list(recipe_options()))
@@ -275,72 +281,73 @@ class FinetuneSettings(Prescribed):
 
         Of snapshots none is chosen; several devices are no device.
         """
-        found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
-        found |= {"device": "devices"} if self.given("devices") else {}
+        unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
+        unused |= {"device": "devices"} if self.given("devices") else {}
         if self.loss == "contrastive":
-            found |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
+            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
         if self.snapshots is not None:
-            found |= dict.fromkeys(("patience", "min_delta"), "snapshots")
-            return found if self.schedule == "cosine" else {**found, "schedule": "snapshots"}
-        return found if self.schedule == "cosine" else {**found, "lr_floor": "schedule"}
+            unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
+            return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
+        return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
-        found = self.needs("data") + self.at_most_one("epochs", "steps")
-        found += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
-        found += self._several_conflicts() + self._caption_conflicts()
+        problems = self.needs("data") + self.at_most_one("epochs", "steps")
+        problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
+        problems += self._several_conflicts() + self._caption_conflicts()
         if self.given("patience") and not self.given("val"):
-            found.append(f"--patience{self.where('patience')} needs --val")
+            problems.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
-            found.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
+            problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
         if "lr" not in self.unread and len(self.lr) > 1 and self.snapshots is not None:
-            found.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
+            problems.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if self.log == "-":
-            found.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
+            problems.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
         if "betas" not in self.unread and len(self.betas) != 2:
-            found.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
+            problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         if self.warmup >= 1 and self.warmup != int(self.warmup):
-            found.append(f"--warmup must be whole steps or a fraction below 1, not {self.warmup}{self.where('warmup')}")
-        kinds = [one.partition(":")[0] for one in self.augment]
+            source = self.where("warmup")
+            problems.append(f"--warmup must be whole steps or a fraction below 1, not {self.warmup}{source}")
+        kinds = [item.partition(":")[0] for item in self.augment]
         twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if twice and "augment" not in self.unread:
-            found.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
-        return found
+            problems.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
+        return problems
 
     def _several_conflicts(self) -> list[str]:
         """Names: of several trainings each writes files of its own."""
-        found, log = [], self.log
+        problems, log = [], self.log
         if self.several and log not in (None, "-", "beside"):
-            found.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
+            problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):
             hint = "names their folder, as in out/"
-            found.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
-        return found
+            problems.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
+        return problems
 
     def _caption_conflicts(self) -> list[str]:
         """Captions where classes are needed, and the reverse."""
-        found, data = [], self.data or ""
+        problems, data = [], self.data or ""
         if data.startswith(CAPTIONS) and self.loss != "contrastive" and "loss" not in self.unread:
-            found.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
+            problems.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
         if data and self.loss == "contrastive" and not data.startswith(CAPTIONS):
             source = self.where("loss")
-            found.append(f"--loss contrastive{source} needs pairs of images and captions: --data {CAPTIONS}FILE")
+            problems.append(f"--loss contrastive{source} needs pairs of images and captions: --data {CAPTIONS}FILE")
         if (self.val or "").startswith(CAPTIONS):
             source = self.where("val")
-            found.append(f"--val {self.val}{source}: validation is by zero-shot accuracy, on labelled images")
-        return found
+            problems.append(f"--val {self.val}{source}: validation is by zero-shot accuracy, on labelled images")
+        return problems
 
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every value that a recipe may decide, and where it came from."""
         return {
-            one.name: {"value": getattr(self, one.name), "source": self.sources.get(one.name, "default")}
-            for one in recipe_options()
+            item.name: {"value": getattr(self, item.name), "source": self.sources.get(item.name, "default")}
+            for item in recipe_options()
         }
 
 
 def recipe_options() -> Iterator[Option]:
     """The options that a recipe may decide, in the order of the help."""
-    for one in options_of(FinetuneSettings):
-        own = one.name in FinetuneSettings.__annotations__
-        if one.name in _RECIPE_ALSO or (own and one.name not in _NOT_IN_RECIPES):
-            yield one
+    for item in options_of(FinetuneSettings):
+        own = item.name in FinetuneSettings.__annotations__
+        if item.name in _RECIPE_ALSO or (own and item.name not in _NOT_IN_RECIPES):
+            yield item

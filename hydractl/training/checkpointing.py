@@ -269,8 +269,8 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> 
     return lines
 
 
-def _same(one: Any, other: Any) -> bool:
-    return canonical_json({"of": one}) == canonical_json({"of": other})
+def _same(before: Any, after: Any) -> bool:
+    return canonical_json({"of": before}) == canonical_json({"of": after})
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

@@ -60,13 +60,7 @@ def training_data(
     if options.data.augment:
         preprocess = model.description.preprocess
         changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
-    read: Batches
-    if train_set.kind == PAIRS:
-        read = PairReader(model, train_set, size, workers, changes)
-    elif changes is not None:
-        read = augmented(model, train_set, size, workers, changes)
-    else:
-        read = reader(model, train_set, size, workers)
+    read: Batches = (PairReader if train_set.kind == PAIRS else reader)(model, train_set, size, workers, changes)
     validation = None
     if val_set is not None:
         read_val = reader(model, val_set, batch_size, workers)
@@ -82,29 +76,27 @@ def training_data(
 # --- labelled samples -------------------------------------------------------------------------------------------------
 
 
-def reader(model: HydraModel, dataset: Dataset, size: int, workers: int) -> Batches:
-    """Batches as the model reads them in evaluation, from memory where they fit."""
-    parameter = next(model.parameters())
-    memory = _labelled_in_memory(model, dataset, workers)
-
-    def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
-        if memory is None:
-            for batch in batches(dataset, model.preprocess, size, workers=workers, indices=indices):
-                yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
-        elif indices:
-            for chunk in torch.tensor(indices).split(size):
-                yield move(memory[0][chunk], parameter.device, parameter.dtype), memory[1][chunk].to(parameter.device)
-
-    return read
-
-
-def augmented(model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation) -> Batches:
-    """Batches of images that are changed at random, other ones each epoch."""
+def reader(
+    model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
+) -> Batches:
+    """Batches as the model reads them in evaluation, from memory where they fit; or images changed in each epoch."""
     parameter, numbered = next(model.parameters()), Numbered(dataset)
+    memory = _labelled_in_memory(model, dataset, workers) if changes is None else None
+
+    def from_dataset(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
+        source, collate = (dataset, model.preprocess) if changes is None else (numbered, changes.collate(epoch))
+        for batch in batches(source, collate, size, workers=workers, indices=indices):
+            yield batch.inputs, known(batch.labels)
+
+    def from_memory(indices: Sequence[int]) -> Iterator[tuple[Any, Tensor]]:
+        assert memory is not None
+        for start in range(0, len(indices), size):
+            chunk = list(indices[start : start + size])
+            yield memory[0][chunk], memory[1][chunk]
 
     def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
-        for batch in batches(numbered, changes.collate(epoch), size, workers=workers, indices=indices):
-            yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
+        for inputs, labels in from_dataset(indices, epoch) if memory is None else from_memory(indices):
+            yield move(inputs, parameter.device, parameter.dtype), labels.to(parameter.device)
 
     return read
 

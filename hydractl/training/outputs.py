@@ -114,7 +114,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         OutputError, StorageError: it cannot be written.
     """
     outcome, run = trained.outcome, trained.run
-    made = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
     if not run.snapshots:
         results = {
             "history": outcome["epochs"],
@@ -122,7 +122,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
             "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
         }
-        return [_write(outputs[0], opened, run, {**made, **results})]
+        return [_write(outputs[0], opened, run, {**details, **results})]
     digests = []
     for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
@@ -132,11 +132,11 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
             "cycle": number,
             "cycle_end": end,
         }
-        digests.append(_write(output, opened, run, {**made, **results}))
+        digests.append(_write(output, opened, run, {**details, **results}))
     return digests
 
 
-def _write(output: Output, opened: Opened, run: Training, made: Mapping[str, Any]) -> str:
+def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
     """Write one output and commit it. Returns its SHA-256."""
     source, family = opened.source, opened.source.family
     description = replace(
@@ -144,7 +144,7 @@ def _write(output: Output, opened: Opened, run: Training, made: Mapping[str, Any
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
         extra={},
-        provenance=provenance("finetune", run.options, [source.sha256], made),
+        provenance=provenance("finetune", run.options, [source.sha256], details),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
@@ -190,18 +190,18 @@ def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) ->
 
 def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
     try:
-        made = (read_header(path).description or {}).get("provenance", {})
+        made_by = (read_header(path).description or {}).get("provenance", {})
     except HydraError:
         return None  # a stranger's file, which --force may replace
-    if made.get("verb") != "finetune":
+    if made_by.get("verb") != "finetune":
         return None
-    there = {"model": made["inputs"][0], "seed": made["seed"]}
-    there |= {key: value for key, value in made["settings"].items() if key not in _RESULTS}
-    if "grid" in made["settings"]:
-        there["lr"] = [entry["lr"] for entry in made["settings"]["grid"]]
+    there = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
+    there |= {key: value for key, value in made_by["settings"].items() if key not in _RESULTS}
+    if "grid" in made_by["settings"]:
+        there["lr"] = [entry["lr"] for entry in made_by["settings"]["grid"]]
     now = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(there, now, "in the file")
     if problems and not force:
         hint = f"give the settings it was made with, or {START_OVER}"
         raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
-    return None if problems else dict(made)
+    return None if problems else dict(made_by)

@@ -77,23 +77,19 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
     family = model.family
     if part == "stem":
         prefixes = tuple(p for stages in family.stages(model.networks[0]) for p in stages.stem_prefixes)
-        found = [name for name in names if name.startswith(prefixes)]
-    elif part in ("attention", "mlp", "norm"):
-        # The projections of the heads have names of hydractl's own here, inside the path of their site.
-        inside = tuple(f"{site.path}." for site in model.sites)
-        found = [n for n in names if (part == "attention" and _of_heads(n, inside)) or _part(model, n, inside) == part]
-    else:
-        pattern = family.named_parts.get(part)
-        found = [name for name in names if pattern is not None and re.match(pattern, name)]
-    return found
+        return [name for name in names if name.startswith(prefixes)]
+    if part in ("attention", "mlp", "norm"):
+        return [name for name in names if _part(model, name) == part]
+    pattern = family.named_parts.get(part)
+    return [name for name in names if pattern is not None and re.match(pattern, name)]
 
 
-def _of_heads(name: str, inside: tuple[str, ...]) -> bool:
-    return name.startswith(inside) and ".members." in name
-
-
-def _part(model: HydraModel, name: str, inside: tuple[str, ...]) -> str:
-    return "attention" if _of_heads(name, inside) else model.family.part(name, model.sites)
+def _part(model: HydraModel, name: str) -> str:
+    # The projections of the heads have names of hydractl's own here, inside the path of their site.
+    inside = tuple(f"{site.path}." for site in model.sites)
+    if name.startswith(inside) and ".members." in name:
+        return "attention"
+    return model.family.part(name, model.sites)
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:

@@ -154,8 +154,8 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Sou
     config = family.with_classes(description.config, classes)
     zeros = {n: torch.zeros(t.shape) for n, t in _head(source, family.build(config).state_dict(), "--reset-head")}
     labels = None if labels is None else list(labels)
-    made = replace(source, description=replace(description, config=config, labels=labels))
-    return replace(made, tensors=_with(source, zeros))
+    changed = replace(source, description=replace(description, config=config, labels=labels))
+    return replace(changed, tensors=_with(source, zeros))
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -173,10 +173,10 @@ def with_drawn_head(source: Source, seed: int) -> Source:
 def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tuple[str, Tensor]]:
     """Of the tensors of a model those of its classifier."""
     pattern = source.family.named_parts.get("head", "$.")
-    found = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
-    if not found:
+    head = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
+    if not head:
         raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
-    return found
+    return head
 
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> Replaced:

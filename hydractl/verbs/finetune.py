@@ -22,7 +22,7 @@ from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, open_sources
 from hydractl.settings import FinetuneSettings
-from hydractl.settings.finetuning import ADAPTERS
+from hydractl.settings.finetuning import ADAPTERS, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.context import TrainingContext
@@ -46,37 +46,10 @@ from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
 
-DECISIVE = (
-    "epochs",
-    "steps",
-    "lr",
-    "optimizer",
-    "weight_decay",
-    "momentum",
-    "betas",
-    "eps",
-    "warmup",
-    "schedule",
-    "lr_floor",
-    "loss",
-    "label_smoothing",
-    "clip",
-    "accumulate",
-    "train_last",
-    "freeze",
-    "init",
-    "reset_head",
-    "dropout",
-    *ADAPTERS,
-    "augment",
-    "autocast",
-    "snapshots",
-    "patience",
-    "min_delta",
-    "batch_size",
-    "dtype",
-)
-"""The settings that decide the weights that come out, beside model, data and seed."""
+_SPEED = ("compile", "checkpoint_blocks")
+_RESOLVED = ("max_length", "tower")  # the provenance has what came of them
+DECISIVE = tuple(o.name for o in recipe_options() if o.name not in (*_SPEED, *_RESOLVED))
+"""The settings that decide the weights that come out, beside model, data and seed: what a recipe may say."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +96,10 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
         return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
     if settings.resume and not state.exists():
-        made = finished(files, prepared.fingerprint, force=settings.force)
-        if made is not None:
+        made_by = finished(files, prepared.fingerprint, force=settings.force)
+        if made_by is not None:
             log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
-            return Outcome(_finished(files, made, plan), files=list(files.paths), silent=bool(team.rank))
+            return Outcome(_finished(files, made_by, plan), files=list(files.paths), silent=bool(team.rank))
     return _train_and_write(prepared, settings, state, log, team)
 
 
@@ -321,39 +294,25 @@ def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
 
 
 def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    outcome = trained.outcome
-    return {
-        "schema": SCHEMA,
-        **_with_digests(plan, digests),
-        "epochs": outcome["epochs"],
-        "kept_epoch": outcome["kept_epoch"],
-        "stopped_early": outcome["stopped_early"],
-        "lr": trained.lr,
-        "trained_params": sum(p.numel() for p in trained.run.parameters.values()),
-        **({"grid": trained.grid} if trained.grid else {}),
-        "loss_curve": outcome["loss_curve"],
-        "sha256": digests[-1],
-    }
+    trained_params = sum(p.numel() for p in trained.run.parameters.values())
+    grid = {"grid": trained.grid} if trained.grid else {}
+    more = {"trained_params": trained_params, **grid, "loss_curve": trained.outcome["loss_curve"]}
+    return _document(plan, digests, trained.outcome, trained.lr, more)
 
 
-def _with_digests(plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    """The plan, with the SHA-256 of each snapshot where there are some."""
-    if "snapshots" not in plan:
-        return plan
-    each = [{**one, "sha256": digest} for one, digest in zip(plan["snapshots"], digests, strict=True)]
-    return {**plan, "snapshots": each}
-
-
-def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def _finished(files: RunFiles, made_by: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """The answer for a training that was finished before."""
-    digests, settings = [sha256_file(path) for path in files.weights()], made["settings"]
-    return {
-        "schema": SCHEMA,
-        **_with_digests(plan, digests),
-        "epochs": settings["history"],
-        "kept_epoch": settings.get("kept_epoch"),
-        "stopped_early": settings["stopped_early"],
-        "lr": settings["lr"],
-        **({"grid": settings["grid"]} if "grid" in settings else {}),
-        "sha256": digests[-1],
-    }
+    settings = made_by["settings"]
+    outcome = {key: settings.get(key) for key in ("kept_epoch", "stopped_early")} | {"epochs": settings["history"]}
+    grid = {"grid": settings["grid"]} if "grid" in settings else {}
+    return _document(plan, [sha256_file(path) for path in files.weights()], outcome, settings["lr"], grid)
+
+
+def _document(
+    plan: dict[str, Any], digests: list[str], outcome: dict[str, Any], lr: float, more: dict[str, Any]
+) -> dict[str, Any]:
+    if "snapshots" in plan:
+        snapshots = zip(plan["snapshots"], digests, strict=True)
+        plan = {**plan, "snapshots": [{**snapshot, "sha256": digest} for snapshot, digest in snapshots]}
+    course = {key: outcome[key] for key in ("epochs", "kept_epoch", "stopped_early")}
+    return {"schema": SCHEMA, **plan, **course, "lr": lr, **more, "sha256": digests[-1]}

@@ -89,7 +89,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     with Interruptions() as signals:
         ended = run_commands(commands, devices[:at_once], threads, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
-    answers = {name: _answer(name, one) for name, one in ended.items()} | done
+    answers = {name: _answer(name, end) for name, end in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
     return Outcome(
         {"schema": SCHEMA, "members": entries}, files=[path for member in members for path in member.files.paths]
@@ -191,9 +191,9 @@ def _checked(
         if begun and state.exists():
             StateFile(state, fingerprint, {}).check()
         elif begun:
-            made = finished(member.files, fingerprint, force=settings.force)
-            if made is not None:
-                done[member.name] = answer(member.files, made, plan)
+            made_by = finished(member.files, fingerprint, force=settings.force)
+            if made_by is not None:
+                done[member.name] = answer(member.files, made_by, plan)
     _check_files([member for member in members if member.name not in done])
     return done, plans
 
@@ -203,7 +203,7 @@ def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     plan = {**other, "output": str(files.paths[-1])}
     if "snapshots" in plan:
         pairs = zip(plan["snapshots"], files.paths, strict=True)
-        plan["snapshots"] = [{**one, "output": str(path)} for one, path in pairs]
+        plan["snapshots"] = [{**snapshot, "output": str(path)} for snapshot, path in pairs]
     return plan
 
 
@@ -266,12 +266,12 @@ def _raise_failures(
     if interrupted:
         said = f"{len(written)} of {len(members)} members are finished"
         raise Interrupted(hint=f"add --resume to the same command to go on; {said}")
-    failed = {name: one for name, one in ended.items() if one.code != 0}
+    failed = {name: end for name, end in ended.items() if end.code != 0}
     first = next(iter(failed))
     problems = []
-    for name, one in failed.items():
-        problems.append(f"{name}: {one.message or 'it said nothing'} (exit code {one.code})")
-        problems += [f"{name}: {problem}" for problem in one.problems]
+    for name, end in failed.items():
+        problems.append(f"{name}: {end.message or 'it said nothing'} (exit code {end.code})")
+        problems += [f"{name}: {problem}" for problem in end.problems]
     done_text = f"; {', '.join(written)} finished" if written else ""
     message = f"{len(failed)} of {len(members)} members failed, first {first}{done_text}"
     raise MembersError(message, failed[first].code, failed[first].hint, problems)

@@ -36,8 +36,8 @@ class Adapter(Protocol):
 
 def make_adapter(option: str, value: Any) -> Adapter:
     """The adapter of an option, such as ``lora``, that has this value."""
-    made: Adapter = import_module(f"hydractl.training.adapters.{option}").adapter(value)
-    return made
+    adapter: Adapter = import_module(f"hydractl.training.adapters.{option}").adapter(value)
+    return adapter
 
 
 def added_names(model: HydraModel) -> set[str]:
