@@ -27,18 +27,19 @@ from typing import Any
 MIB = 1 << 20
 
 IMPORTS = (
-    "import torch, hydractl.families.timm_vit, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
+    "import torch, hydractl.families.timm, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
 )
 
 MAKE = """
 import sys, zlib
 import torch
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import tensor_info, write_tensors
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.header import tensor_info
 from hydractl.files.description import Description
 from hydractl.families import get_family
 from hydractl.heads.mask import HeadMask
-from hydractl.families.timm_vit import _preprocess, _published_config, timm
+from hydractl.families.timm import _preprocess, _published_config, timm
 
 name, dtype, path = sys.argv[1:]
 with torch.device("meta"):

@@ -114,7 +114,7 @@ def member(base: Source, number: int, shared: int) -> Source:
     mask = HeadMask({site.path: site.heads for site in sites}, kept)
     description, cut = pruned(replace(base, tensors=tensors), mask, "sliced")
     named = f"member{number}"
-    return replace(base, name=named, sha256=f"{named}-{shared}", description=description, tensors=cut)
+    return replace(base, name=named, digest=f"{named}-{shared}", description=description, tensors=cut)
 
 
 class Operators(TorchDispatchMode):

@@ -163,7 +163,7 @@ def _hf_model(variant: str) -> Any:
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
     """The hydractl source that holds the weights of a stock model."""
     source = open_source(f"timm:{TIMM[variant]}") if variant in TIMM else _opened(variant)
-    return replace(source, name=name, tensors=DictTensors(model.state_dict()), sha256=name)
+    return replace(source, name=name, tensors=DictTensors(model.state_dict()), digest=name)
 
 
 @cache
@@ -224,7 +224,7 @@ def prune_source(source: Source, mask: HeadMask) -> Source:
     from hydractl.model.source import pruned
 
     description, tensors = pruned(source, mask, "sliced")
-    return replace(source, description=description, tensors=tensors, sha256=f"{source.sha256}-{mask.counts()}")
+    return replace(source, description=description, tensors=tensors, digest=f"{source.sha256}-{mask.counts()}")
 
 
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:

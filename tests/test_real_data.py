@@ -16,7 +16,7 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import read_header
+from hydractl.files.header import read_header
 from tests.pico import close
 
 declare_operators()

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydractl.criteria.head_outputs import Batches
+from hydractl.criteria.cahp.signatures import Batches
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, all_heads, ranking_from_json, scores_from_json
 from hydractl.heads.selection import lowest
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OOD_SCORES
-from hydractl.metrics.summary import group_averages, id_metrics, ood_metrics
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.rows import group_averages, id_metrics, ood_metrics
 from hydractl.model.runtime import HydraModel
 
 

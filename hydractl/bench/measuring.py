@@ -50,7 +50,7 @@ def measure(
         ``results`` (by dtype, then batch size, then row, each in the order given), ``machine`` and ``warnings``, which
         also went to the log.
     """
-    warnings = [_disagreement(row.name, cost) for row, cost in zip(rows, costs, strict=True)]
+    warnings: list[str | None] = []
     total = len(options.dtypes) * len(options.batch_sizes) * (options.warmup + options.rounds)
     results: list[dict[str, Any]] = []
     peaks: dict[str, float | None] = {}
@@ -92,7 +92,7 @@ def _measure_dtype(
         for row, cost in zip(rows, costs, strict=True):
             figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
             memory = {"peak_memory_bytes": contest.peak_memory_bytes[row.name]}
-            found.append({"model": row.name, **common, **figures, **memory, **cost})
+            found.append({"model": row.name, "sha256": row.model.sha256, **common, **figures, **memory, **cost})
     return found
 
 
@@ -102,13 +102,6 @@ def _share(row: dict[str, Any], peak: float | None) -> float | None:
 
 
 # --- what to warn of --------------------------------------------------------------------------------------------------
-
-
-def _disagreement(name: str, cost: dict[str, Any]) -> str | None:
-    counted, formula = cost["macs"], cost["macs_formula"]
-    if formula is None or formula == counted:
-        return None
-    return f"{name}: torch counts {counted} mult-adds, the closed formula gives {formula}"
 
 
 def _noise(results: Sequence[dict[str, Any]], rounds: int) -> str | None:

@@ -10,7 +10,6 @@ from hydractl.bench.stock import build_stock, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.model.arguments import ModelArgument
 from hydractl.model.cost import cost_of, total_cost
-from hydractl.model.cost_formula import macs_formula, stock_work, work_of
 from hydractl.model.source import Source, member_source
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
@@ -53,25 +52,14 @@ class Row:
             cost = total_cost(
                 cost_of(s.description, s.tensors, whole_last_block=self.whole_last_block) for s in sources
             )
-        formula = [_formula(source, self.kind, self.whole_last_block) for source in sources]
         return {
             "kind": self.kind,
             "members": sum(len(source.description.masks) for source in sources),
-            "sha256": self.model.sha256,
             "params": cost["params"],
             "macs": cost["macs"],
-            "macs_formula": None if None in formula else sum(n for n in formula if n is not None),
             "bytes": cost["bytes"],
             "checkpoint_bytes": self.model.file_bytes,
         }
-
-
-def _formula(source: Source, kind: str, whole: bool) -> int | None:
-    if kind == STOCK:
-        work = stock_work(source.description)
-    else:
-        work = work_of(source.description, source.tensors, whole_last_block=whole)
-    return macs_formula(source.description, work)
 
 
 def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False) -> list[Row]:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.files.checkpoint import TensorSource
+from hydractl.files.checkpoint import TensorSource, shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.model.checks import check_finite
-from hydractl.model.cost import ShapesOnly, parameters, weight_bytes
+from hydractl.model.cost import parameters, weight_bytes
 from hydractl.model.loading import resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
@@ -112,7 +112,7 @@ def stock_cost(source: Source) -> dict[str, int]:
     """``params``, ``macs`` of one sample by torch's counter, and ``bytes``, as :func:`hydractl.model.cost.cost_of`."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    tensors: TensorSource = ShapesOnly(source.tensors)
+    tensors: TensorSource = shapes_only(source.tensors)
     model = StockModel(replace(source, tensors=tensors), torch.device("meta"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(model.example_inputs(1))

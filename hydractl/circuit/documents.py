@@ -17,7 +17,7 @@ from hydractl.heads.mask import Head
 from hydractl.heads.overlap import jaccard_at, kendall_tau
 from hydractl.jsonio import shown
 from hydractl.model.matching import asked_classes
-from hydractl.settings import CircuitSettings
+from hydractl.settings.pruning import CircuitSettings
 
 _MOST_SCORE = 1e6
 

@@ -14,7 +14,7 @@ from hydractl.heads.selection import total_budget
 from hydractl.jsonio import read_json_file
 from hydractl.model.matching import sites_of
 from hydractl.model.source import Source, pruned
-from hydractl.settings import CircuitSettings
+from hydractl.settings.pruning import CircuitSettings
 
 
 @dataclass(frozen=True)

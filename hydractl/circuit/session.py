@@ -32,7 +32,7 @@ from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
-from hydractl.settings import CircuitSettings
+from hydractl.settings.pruning import CircuitSettings
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""

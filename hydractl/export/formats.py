@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -16,11 +16,12 @@ from torch import Tensor
 
 import hydractl
 from hydractl.errors import HydraError, UsageError
-from hydractl.export.check import Runner
 from hydractl.export.graph import OUTPUTS, Graph, Named
 from hydractl.families.base import first_line
 from hydractl.files.description import Description
 from hydractl.jsonio import canonical_json
+
+Runner = Callable[[Named], Mapping[str, Tensor]]
 
 EXPORT_SCHEMA = "hydractl.export/1"
 OPSET = 20
@@ -150,8 +151,8 @@ class Onnx:
         session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
-            given = session.run(list(OUTPUTS), {name: tensor.numpy() for name, tensor in inputs.items()})
-            return {name: torch.from_numpy(array) for name, array in zip(OUTPUTS, given, strict=True)}
+            arrays = session.run(list(OUTPUTS), {name: tensor.numpy() for name, tensor in inputs.items()})
+            return {name: torch.from_numpy(array) for name, array in zip(OUTPUTS, arrays, strict=True)}
 
         return run, f"onnxruntime {onnxruntime.__version__}"
 
@@ -163,7 +164,7 @@ FORMATS: dict[str, Format] = {"onnx": Onnx(), "pt2": Pt2()}
 def _onnx_model(graph: Graph) -> Any:
     with warnings.catch_warnings(), _silent():
         warnings.simplefilter("ignore")
-        made = torch.onnx.export(
+        program = torch.onnx.export(
             graph.program,
             kwargs=dict(graph.example),
             dynamo=True,
@@ -173,8 +174,8 @@ def _onnx_model(graph: Graph) -> Any:
             dynamic_shapes=dict(graph.dynamic),
             verbose=False,
         )
-    assert made is not None
-    return made.model
+    assert program is not None
+    return program.model
 
 
 @contextlib.contextmanager

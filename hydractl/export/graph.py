@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,12 @@ OUTPUTS = ("probabilities", "member_logits")
 EXAMPLE_BATCH = 2
 """Samples of the inputs that a graph is traced with: with a single one, torch would take the size for a constant."""
 
+CHECKED_BATCHES = (1, EXAMPLE_BATCH + 1)
+"""Sizes that a graph is checked with: those that it was not traced with."""
+
 Named = Mapping[str, Tensor]
+Expected = Sequence[tuple[Named, Mapping[str, Tensor]]]
+"""Inputs, and what the model makes of them."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,35 @@ def answers(model: HydraModel, inputs: Named) -> dict[str, Tensor]:
     if model.calibration is not None:
         probabilities = calibrated(pooled_log_probs(logits), model.calibration).exp()
     return {"probabilities": probabilities, "member_logits": logits}
+
+
+@torch.no_grad()
+def expectations(model: HydraModel, longest: int | None, seed: int) -> Expected:
+    """Random inputs of several sizes, and what the model itself makes of them.
+
+    Args:
+        model: before it is traced.
+        longest: tokens of a text at most; None for images.
+        seed: draws the inputs.
+    """
+    expected = []
+    for turn, batch in enumerate(CHECKED_BATCHES):
+        inputs = named(model.example_inputs(batch, seed=seed + turn))
+        if longest is not None:
+            inputs = _texts(inputs, longest, turn)
+        expected.append((inputs, answers(model, inputs)))
+    return expected
+
+
+def _texts(inputs: Named, longest: int, turn: int) -> dict[str, Tensor]:
+    """Texts of a length that the example does not have, one of them padded to half of it."""
+    example = inputs["input_ids"].shape[1]
+    longer = min(longest, 2 * example - 1)
+    length = max(2, example // 2) if turn == 0 else longer if longer != example else example - 1
+    cut = {name: torch.cat([tensor, tensor], dim=1)[:, :length].contiguous() for name, tensor in inputs.items()}
+    if "attention_mask" in cut:
+        cut["attention_mask"][0, length - length // 2 :] = 0
+    return cut
 
 
 @torch.no_grad()

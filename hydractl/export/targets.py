@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydractl.errors import UsageError
-from hydractl.export.check import compare, expectations
-from hydractl.export.formats import FORMATS, Format, Weights, metadata_of, relocated
-from hydractl.export.graph import Graph, traced
+from hydractl.errors import HydraError, UsageError
+from hydractl.export.formats import FORMATS, Format, Runner, Weights, metadata_of, relocated
+from hydractl.export.graph import OUTPUTS, Expected, Graph, Named, expectations, traced
 from hydractl.families import classes_of
+from hydractl.families.base import first_line
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
 from hydractl.files.description import Description
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
+
+TOLERANCE = 1e-4
+"""Largest allowed difference of logits and of probabilities, times max(1, largest logit)."""
 
 MOST_IN_ONE_FILE = 2**31 - 2**26
 """Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
@@ -139,11 +142,11 @@ class Claim:
         if not self._targets:
             return []
         model = build()
-        longest = _longest(model.description)
+        longest = model.family.longest_text(model.description.preprocess)
         expected = expectations(model, longest, seed)
         metadata = metadata_of(model.description, origins)
         graph = traced(model, longest)
-        found = []
+        written = []
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
                 self._fill(target, graph, metadata)
@@ -151,9 +154,9 @@ class Claim:
                 check = compare(target.path, run, runtime, expected)
                 self._settle(target)
                 log.detail(f"{target.path}: {runtime} agrees with the model")
-                found.append({**target.to_json(), **self._facts(target), "inputs": graph.inputs(), "check": check})
+                written.append({**target.to_json(), **self._facts(target), "inputs": graph.inputs(), "check": check})
                 progress.advance()
-        return found
+        return written
 
     def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names, by which they also find each other."""
@@ -189,8 +192,58 @@ class Claim:
         return [self._outputs[file].commit() for target in self._targets for file in target.files]
 
 
-def _longest(description: Description) -> int | None:
-    """Tokens of a text that the model itself can take; None for images."""
-    if description.reads != "text":
-        return None
-    return int(description.preprocess["tokenizer"]["model_max_length"])
+# --- the check of a file ----------------------------------------------------------------------------------------------
+
+
+def compare(path: Path, run: Runner, runtime: str, expected: Expected) -> dict[str, Any]:
+    """Run a file and compare it with its model.
+
+    Args:
+        path: what to call it.
+        run: the file, loaded.
+        runtime: what it was loaded by.
+        expected: as of :func:`expectations`.
+
+    Returns:
+        The sizes tried, the largest differences of each output, the largest logit and the tolerance.
+
+    Raises:
+        HydraError: where they differ by more than the tolerance, or the file does not run.
+    """
+    worst = dict.fromkeys(OUTPUTS, 0.0)
+    largest = max(float(outputs["member_logits"].abs().max()) for _, outputs in expected)
+    allowed = TOLERANCE * max(1.0, largest)
+    for inputs, outputs in expected:
+        try:
+            answer = run(inputs)
+        except Exception as error:  # whatever a runtime raises
+            raise _failed(path, f"{runtime} cannot run it on {_sizes(inputs)}: {first_line(error)}") from error
+        for name in OUTPUTS:
+            if answer[name].shape != outputs[name].shape:
+                shapes = f"{list(answer[name].shape)}, not {list(outputs[name].shape)}"
+                raise _failed(path, f"in {runtime}, {name} on {_sizes(inputs)} are {shapes}")
+            apart = float((answer[name].double() - outputs[name].double()).abs().max())
+            if not apart <= allowed:  # so that NaN is no agreement
+                what = f"{name} on {_sizes(inputs)} differ from the model by {apart:.2e} (allowed {allowed:.2e})"
+                raise _failed(path, f"in {runtime}, {what}")
+            worst[name] = max(worst[name], apart)
+    return {
+        "runtime": runtime,
+        "inputs": [{name: list(tensor.shape) for name, tensor in inputs.items()} for inputs, _ in expected],
+        **{f"{name}_max_abs": float(f"{apart:.3g}") for name, apart in worst.items()},
+        "max_abs_logit": float(f"{largest:.3g}"),
+        "tolerance": float(f"{allowed:.3g}"),
+    }
+
+
+def _sizes(inputs: Named) -> str:
+    """``a batch of 3``, of texts with their tokens."""
+    first = next(iter(inputs.values()))
+    return f"a batch of {len(first)}" + (f" texts of {first.shape[1]} tokens" if "input_ids" in inputs else "")
+
+
+def _failed(path: Path, why: str) -> HydraError:
+    return HydraError(
+        f"the export {path} failed its check: {why}",
+        hint="this is a defect of hydractl or of a library it exports with: nothing was written",
+    )

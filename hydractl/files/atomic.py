@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from hydractl.errors import HydraError, OutputError, StorageError
 from hydractl.jsonio import json_bytes
@@ -51,6 +52,12 @@ def file_path(text: str) -> Path:
     if text.endswith("/") or not path.name:
         raise OutputError(f"the output is a file, and {text} names a folder", hint="choose another name with -o")
     return path
+
+
+def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
+    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
+    suffix = path.suffix if path.suffix[1:].isalpha() and not folder else ""
+    return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
 
 
 class Output:
@@ -111,24 +118,13 @@ class Output:
             raise storage_error(error, self.path) from error
 
     def _acquire(self) -> IO[bytes]:
-        """Open and lock the temporary file; the lock of a dead process is free by itself."""
+        """Open and lock the temporary file, an empty one."""
         try:
-            while True:
-                handle = open(self.lock_path, "a+b", opener=_open_own)  # noqa: SIM115 - open as long as it is locked
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    handle.close()
-                    raise OutputError(f"another process is writing {self.path}", hint="wait for it") from None
-                # Between open and lock the owner may have renamed this file away: then the lock is on nothing.
-                with contextlib.suppress(FileNotFoundError):
-                    found = os.fstat(handle.fileno())
-                    if os.stat(self.lock_path).st_ino == found.st_ino:
-                        if found.st_size == 0:
-                            return handle
-                        # Left by a killed run: a new file gets the mode that the umask asks for today.
-                        self.lock_path.unlink()
+            while os.fstat((handle := open_locked(self.lock_path, self.path)).fileno()).st_size:
+                # Left by a killed run: a new file gets the mode that the umask asks for today.
+                self.lock_path.unlink()
                 handle.close()
+            return handle
         except OSError as error:
             raise storage_error(error, self.path) from error
 
@@ -172,7 +168,7 @@ class Output:
                 self._lock.flush()
                 os.fsync(self._lock.fileno())
                 os.replace(self.temporary, self.target)
-            _sync_folder(self.target.parent)
+            sync_folder(self.target.parent)
         except OSError as error:
             raise storage_error(error, self.path) from error
         self._committed = True
@@ -183,7 +179,7 @@ class Output:
             if file.is_file():
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
-        _sync_folder(self.temporary)
+        sync_folder(self.temporary)
         shutil.rmtree(self._old, ignore_errors=True)
         if self.target.exists():
             os.replace(self.target, self._old)
@@ -197,12 +193,46 @@ class Output:
         self.lock_path.unlink()
 
 
-def _open_own(path: str, flags: int) -> int:
-    """Open a temporary file, but never through a symbolic link that somebody put there."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file for reading and appending, make it where it is not there, and lock it for as long as it is open.
+
+    Raises:
+        OutputError: another process has it; ``named`` is what a person calls it.
+        OSError: it cannot be opened.
+    """
+    while True:
+        file = open(path, "a+b", buffering=buffering, opener=open_own)  # noqa: SIM115 - open as long as it is locked
+        try:
+            lock(file, named)
+            # Between open and lock its owner may have renamed or removed this file: then the lock is on nothing.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
-def _sync_folder(folder: Path) -> None:
+def lock(file: IO[bytes], named: Path) -> None:
+    """Lock an open file. The lock of a dead process is free by itself.
+
+    What is written is locked itself, by its descriptor: filelock's locks of paths would leave a file of their own
+    beside every output.
+
+    Raises:
+        OutputError: another process has it.
+    """
+    if not lock_descriptor(file.fileno(), blocking=False):
+        raise OutputError(f"another process is writing {named}", hint="wait for it")
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open, but neither through a symbolic link that somebody put there nor waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def sync_folder(folder: Path) -> None:
     """Make the rename itself durable; some file systems do not allow it, and then there is nothing to do."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

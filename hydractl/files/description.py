@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.files.checkpoint import CHECKPOINT_SCHEMA
 from hydractl.files.fingerprints import Entry, checked
+from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.heads.mask import HeadMask
 from hydractl.jsonio import shown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hydractl.families.base import MERGEABLE
+from hydractl.files.checkpoint import shapes_only
 from hydractl.fusion.plan import FusionPlan
-from hydractl.model.cost import ShapesOnly
 from hydractl.model.runtime import HydraModel
 
 _NAMED = 3
@@ -24,7 +24,7 @@ def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
     """
     import torch
 
-    model = HydraModel(plan.description, ShapesOnly(plan.tensors), torch.device("meta"))
+    model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
     masks = plan.description.masks
     towers = []
     for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):

@@ -66,8 +66,3 @@ def _differences(a: Description, b: Description) -> list[str]:
 
 
 _SHORT = 80
-
-
-def _both(one: Any, two: Any) -> tuple[Any, Any]:
-    """Two values to compare; where one is unknown they agree."""
-    return (None, None) if one is None or two is None else (one, two)

@@ -13,11 +13,11 @@ from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
-from hydractl.model.attention import HeadAttention, Turn
+from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.members import MemberTensors, sites_stored_once, united
-from hydractl.model.per_member import PerMember
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
+from hydractl.model.stacking import PerMember
 
 
 class Assembly:
@@ -45,7 +45,7 @@ class Assembly:
         dtype: torch.dtype,
     ) -> None:
         count = len(description.masks)
-        self._family, self._masks, self._turn = family, description.masks, Turn()
+        self._family, self._masks = family, description.masks
         self._sites = family.sites(description.config)
         self._once = sites_stored_once(tensors, family, self._sites)
         self._views = [MemberTensors(tensors, m) for m in range(count)]
@@ -53,7 +53,7 @@ class Assembly:
         self._reader = _Reader(tensors, device, dtype)
         self.networks = [family.build(description.config) for _ in range(count)]
         for network, view in zip(self.networks, self._views, strict=True):
-            _assign(network, view, self._reader, skip=self.is_attention)
+            _assign(network, view, self._reader, skip=self._is_attention)
         self.attentions: list[HeadAttention] = []
         starts = self._starts()
         for start in starts:
@@ -61,15 +61,14 @@ class Assembly:
                 self._install(self._sites[index], start, index)
         self._own_blocks()
         merged = not any(family.part(name, self._sites) == "mlp" for name in self._own)
-        of_members = [family.stages(network) for network in self.networks]
-        self.chains = [
-            Chain(stages, self.attentions[start.sites.start : start.sites.stop], start, self._turn, merged)
-            for stages, start in zip(zip(*of_members, strict=True), starts, strict=True)
-        ]
         for network in self.networks[1:]:
             self._drop_blocks(network)
+        self.chains = [
+            Chain(family, self.networks, tower, self.attentions[start.sites.start : start.sites.stop], start, merged)
+            for tower, start in enumerate(starts)
+        ]
 
-    def is_attention(self, name: str) -> bool:
+    def _is_attention(self, name: str) -> bool:
         """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
         return self._family.part(name, self._sites) == "attention"
 
@@ -105,19 +104,14 @@ class Assembly:
             kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
             order = neighbours(kept)
             bank = self._bank(self._weights(site, 0).select([held.index(head) for head in order]), site, 0)
-            made = {heads: MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept}
-            members = [made[heads] for heads in kept]
+            each = {heads: MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept}
+            members = [each[heads] for heads in kept]
         else:
             banks = [self._bank(self._weights(site, m), site, m) for m in range(len(self.networks))]
             members = [MemberProjections(bank) for bank in banks]
-        rates = self._family.dropouts(self.networks[0], site)
-        attention = HeadAttention(
-            members,
-            pooled=start.pooled(index),
-            turn=self._turn,
-            attention_dropout=rates[0],
-            output_dropout=rates[1],
-        )
+        of_weights, of_output = self._family.dropouts(self.networks[0], site)
+        pooled = start.pooled(index)
+        attention = HeadAttention(members, pooled=pooled, attention_dropout=of_weights, output_dropout=of_output)
         for network in self.networks:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
@@ -144,13 +138,13 @@ class Assembly:
     def _own_blocks(self) -> None:
         """In the blocks of the first member, wrap each module whose weights every member has for itself."""
         prefixes = tuple(f"{path}." for path in self._block_paths)
-        own = (name for name in self._own if name.startswith(prefixes) and not self.is_attention(name))
+        own = (name for name in self._own if name.startswith(prefixes) and not self._is_attention(name))
         for owner in sorted({name.rpartition(".")[0] for name in own}):
             if f"{owner}." in prefixes:
                 raise InputError(f"weights held by {owner} itself cannot be kept per member")
             modules = [network.get_submodule(owner) for network in self.networks]
             parent, _, leaf = owner.rpartition(".")
-            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules, self._turn))
+            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run."""

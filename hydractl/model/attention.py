@@ -7,56 +7,15 @@ It names no library. A family reads the weights of its own attention module into
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections
 from hydractl.model.stacking import StackedProjections
-
-
-@dataclass
-class Turn:
-    """Whose activations a block is given, and how it computes those of all members.
-
-    Attributes:
-        member: of this member only, ``[B, T, d_model]``; None: of all members, ``[M * B, T, d_model]``.
-        batched: whether what every member has for itself runs as one batched product where that is possible, or else
-            as one product after another. None: as is faster, which on a CPU is one after another.
-    """
-
-    member: int | None = None
-    batched: bool | None = None
-
-    def batches(self, device: torch.device) -> bool:
-        """Whether batched products are wanted there. The meta device counts work, of which padding is none."""
-        return device.type not in ("cpu", "meta") if self.batched is None else self.batched
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A block that runs for some tokens only: they ask, all tokens answer.
-
-    Attributes:
-        memory: what the attention reads of all tokens, ``[M * B, T, d_model]``; ``[B, T, d_model]`` for a pool, and of
-            the member whose turn it is.
-        positions: which tokens ask, ``[B, q]``.
-    """
-
-    memory: Tensor
-    positions: Tensor
-
-    def mask(self, attn_mask: Tensor | None) -> Tensor | None:
-        """The rows of a mask that belong to the tokens that ask."""
-        if attn_mask is None or attn_mask.shape[-2] == 1:
-            return attn_mask
-        if attn_mask.dim() == 2:  # the same for every sample
-            return attn_mask[self.positions][:, None]
-        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])
-        return attn_mask.expand(self.positions.shape[0], -1, -1, -1).gather(2, rows)
 
 
 class HeadAttention(nn.Module):
@@ -71,14 +30,11 @@ class HeadAttention(nn.Module):
         members: the projections of each member.
         pooled: whether the input is the same for all members and their heads are in one bank: all heads of the bank
             then attend to it once, and each member projects its own of them.
-        turn: whose activations come.
         head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
             as a zeroed column block of the output projection. Heads are in the order of the runs of each
             member. Used by the gate criterion.
-        observer: None, or a function that is given the joined heads of member 0, ``[B, T, heads * head_dim]`` (none
-            where it has no heads), each time they are computed.
-        given: None, or what :meth:`forward` answers in the place of attending, ``[M * B, T, d_model]``.
-        cut: None, or that the inputs are those of some tokens only.
+        observer: None, or a function that is given the concatenated heads of member 0, ``[B, T, heads * head_dim]``
+            (none where it has no heads), each time they are computed.
         drops: whether dropout of the output acts outside training too (MC dropout).
     """
 
@@ -87,7 +43,6 @@ class HeadAttention(nn.Module):
         members: Sequence[MemberProjections],
         *,
         pooled: bool = False,
-        turn: Turn | None = None,
         scale: float | None = None,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
@@ -98,14 +53,11 @@ class HeadAttention(nn.Module):
         if pooled:
             self._all_heads = MemberProjections(self.projections[0].bank)
         self._stacked = StackedProjections(self.projections, pooled=pooled)
-        self.turn = turn or Turn()
         self.scale = scale
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
         self.observer: Callable[[Tensor], None] | None = None
-        self.given: Tensor | None = None
-        self.cut: Cut | None = None
         self.drops = False
 
     @property
@@ -124,75 +76,80 @@ class HeadAttention(nn.Module):
         """Heads of each member."""
         return [m.heads for m in self.projections]
 
+    def train(self, mode: bool = True) -> HeadAttention:
+        """As torch's. Stacked weights are made anew: the parameters may have changed in ways that cannot be seen."""
+        self._stacked.forget()
+        return super().train(mode)
+
     def _apply(self, fn: Any, recurse: bool = True) -> HeadAttention:
         self._stacked.forget()
         return super()._apply(fn, recurse)
 
-    def stack(self) -> None:
+    def stack(self, context: RunContext) -> None:
         """Stack the weights of all members now, where batched products are wanted and possible.
 
         Else the first call without gradients does; a graph that is compiled before that would do so in every call.
         """
-        if self._stacked.possible and self.turn.batches(self.projections[0].bank.out.device):
+        if self._stacked.possible and context.batches(self.projections[0].bank.out.device):
             with torch.no_grad():
                 self._stacked.make(self.pooled)
 
-    def forget(self) -> None:
-        """The weights may have changed: stack them anew."""
-        self._stacked.forget()
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attend.
+        """Attend, in the context of the run (:class:`hydractl.model.context.RunContext`).
 
         Args:
-            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of the member whose turn it is.
+            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of one member alone.
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
             is_causal: whether a token sees only itself and those before it.
 
         Returns:
             As ``x``.
         """
-        if self.given is not None:
-            return self.given
+        context, memory = context_of_run(), None
+        if context.attended is not None:
+            return context.attended
+        if context.queries is not None:
+            assert not is_causal, "a block that runs for some tokens needs its mask written out"
+            memory, attn_mask = context.queries.memory, context.queries.rows_of(attn_mask)
         members = self.projections
-        if self.turn.member is not None and len(members) > 1:
-            members = [members[self.turn.member]]
-        elif self._at_once(x.device):
-            return self._dropped(self._together(x, attn_mask, is_causal))
+        if context.member is not None and len(members) > 1:
+            members = [members[context.member]]
+        elif self._batches(context, x.device):
+            return self._dropped(self._batched(x, memory, attn_mask, is_causal))
         parts = apart(x, len(members))
-        outputs: list[Tensor] = []
-        each = zip(members, parts, self._joined(members, parts, attn_mask, is_causal), strict=True)
-        for index, (member, part, joined) in enumerate(each):
-            if self.observer is not None and index == 0:
-                self.observer(part.new_zeros((*part.shape[:2], 0)) if joined is None else joined)
-            outputs.append(member.bias_only(part) if joined is None else member.output(joined))
-        together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return self._dropped(together)
+        heads = self._heads(members, parts, memory, attn_mask, is_causal)
+        if self.observer is not None:
+            self.observer(x.new_zeros((*parts[0].shape[:2], 0)) if heads[0] is None else heads[0])
+        each = zip(members, parts, heads, strict=True)
+        outputs = [m.bias_only(part) if own is None else m.output(own) for m, part, own in each]
+        return self._dropped(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
     def _dropped(self, output: Tensor) -> Tensor:
         return F.dropout(output, self.output_dropout, self.training or self.drops)
 
-    def _joined(
-        self, members: Sequence[MemberProjections], parts: Sequence[Tensor], attn_mask: Tensor | None, is_causal: bool
+    def _heads(
+        self,
+        members: Sequence[MemberProjections],
+        parts: Sequence[Tensor],
+        memory: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
     ) -> list[Tensor | None]:
-        """The heads of each member side by side, ``[B, q, h * head_dim]``; None where it has no head."""
-        memories: Sequence[Tensor | None] = [None] * len(members)
-        if self.cut is not None:
-            assert not is_causal, "a block that is cut needs its mask written out"
-            memories = [self.cut.memory] if self.pooled else apart(self.cut.memory, len(members))
-            attn_mask = self.cut.mask(attn_mask)
-        each: list[Tensor | None]
+        """The heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
+        attended: list[Tensor | None]
         if self.pooled:
-            (pool,) = self._attend([self._all_heads], parts, memories, attn_mask, is_causal)
-            each = [m.take(pool) if m.heads and pool is not None else None for m in members]
+            (pool,) = self._attend([self._all_heads], parts[:1], [memory], attn_mask, is_causal)
+            attended = [m.take(pool) if m.heads and pool is not None else None for m in members]
         else:
-            each = self._attend(members, parts, memories, attn_mask, is_causal)
-        joined = [None if h is None else m.join(h, part) for m, h, part in zip(members, each, parts, strict=True)]
+            memories = [None] * len(members) if memory is None else apart(memory, len(members))
+            attended = self._attend(members, parts, memories, attn_mask, is_causal)
+        each = zip(members, attended, parts, strict=True)
+        heads = [None if own is None else m.concatenate(own, part) for m, own, part in each]
         if self.head_gate is None:
-            return joined
+            return heads
         gates = self.head_gate.repeat_interleave(members[0].head_dim, dim=1)
         split = gates.split([m.heads * m.head_dim for m in members], dim=1)
-        return [None if j is None else j * gate[:, None] for j, gate in zip(joined, split, strict=True)]
+        return [None if own is None else own * gate[:, None] for own, gate in zip(heads, split, strict=True)]
 
     def _attend(
         self,
@@ -203,10 +160,11 @@ class HeadAttention(nn.Module):
         is_causal: bool,
     ) -> list[Tensor | None]:
         """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
-        each = zip(members, parts, memories, strict=False)
+        each = zip(members, parts, memories, strict=True)
         projected = [run for member, part, memory in each for run in member.project(part, memory)]
         if not projected:
             return [None] * len(members)
+        # M times [B, h, q, head_dim] -> [B, sum of h, q, head_dim]
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
         attended = self._scaled_dot_products(q, k, v, attn_mask, is_causal)
         split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
@@ -215,40 +173,22 @@ class HeadAttention(nn.Module):
     def _scaled_dot_products(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=attn_mask,
-            dropout_p=self.attention_dropout if self.training else 0.0,
-            is_causal=is_causal,
-            scale=self.scale,
-        )
+        dropout = self.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal, scale=self.scale)
 
-    def _at_once(self, device: torch.device) -> bool:
+    def _batches(self, context: RunContext, device: torch.device) -> bool:
         """Whether the projections of all members are batched products: never while somebody looks at single heads."""
         free = self.head_gate is None and self.observer is None
-        return free and self._stacked.possible and self.turn.batches(device)
+        return free and self._stacked.possible and context.batches(device)
 
-    def _together(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _batched(self, x: Tensor, memory: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         """As :meth:`forward`; the samples of all members are those of one batch, which costs one copy of a mask."""
-        members, memory = len(self.members), None
-        if self.cut is not None:
-            assert not is_causal, "a block that is cut needs its mask written out"
-            memory, attn_mask = self.cut.memory, self.cut.mask(attn_mask)
+        members = len(self.members)
         if self.pooled:
             (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], attn_mask, is_causal)
             assert pool is not None, "a pool in which members have heads has heads"
             return self._stacked.output(self._stacked.take(pool))
         if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.shape[0] > 1:
-            attn_mask = attn_mask.repeat(members, 1, 1, 1)
+            attn_mask = attn_mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
         q, k, v = self._stacked.project(x, memory)
         return self._stacked.output(self._scaled_dot_products(q, k, v, attn_mask, is_causal))
-
-
-def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
-    """Member-major activations ``[M * B, ...]`` cut into those of each member."""
-    if members == 1:
-        return (x,)
-    # Not chunk: of a batch that is only a name while a graph is exported, it cannot know how many pieces it makes.
-    return x.unflatten(0, (members, -1)).unbind(0)

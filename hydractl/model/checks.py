@@ -9,8 +9,9 @@ from torch import Tensor
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import classes_of
 from hydractl.families.base import ModelFamily, attention_names
-from hydractl.files.checkpoint import FileTensors, TensorSource, is_finite, same_names, torch_dtype
+from hydractl.files.checkpoint import FileTensors, TensorSource, is_finite
 from hydractl.files.description import Description
+from hydractl.files.header import same_names, torch_dtype
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
 

@@ -7,45 +7,23 @@ two products of attention; not counted are norms, activations, softmax, addition
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
-from hydractl.files.checkpoint import TensorInfo, TensorSource, tensor_info, torch_dtype
+from hydractl.files.checkpoint import MappedTensors, TensorSource, shapes_only
 from hydractl.files.description import Description
+from hydractl.files.header import tensor_info
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
-
-if TYPE_CHECKING:
-    import torch
-
 
 COUNTED = (
     "matrix products of one sample: linear layers, convolutions, and both products of attention; "
     "not the prompts of a zero-shot model, which are read once"
 )
-
-
-class ShapesOnly:
-    """The tensors of a source as meta tensors: their names, dtypes and shapes. No weight is ever read."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self.source = source
-
-    def names(self) -> list[str]:
-        """All tensor names, sorted."""
-        return self.source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
-        return self.source.info(name)
-
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor without numbers."""
-        import torch
-
-        info = self.source.info(name)
-        return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
 
 
 def parameters(tensors: TensorSource) -> int:
@@ -67,12 +45,9 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         batch: samples of the call.
         whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
     """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
-    model = HydraModel(description, ShapesOnly(tensors), torch.device("meta")).with_classes()
+    model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
     model.whole_last_block = whole_last_block
     # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
     # attention) has none here and would end in an error.
@@ -85,30 +60,14 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
     return int(counter.get_total_flops()) // 2
 
 
-def dense_macs(description: Description) -> int:
+def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
     """Multiply-adds of one sample through the model with all its heads: what ratios of a fused model refer to."""
-    from dataclasses import replace
-
     family = get_family(description.family)
     whole = [HeadMask.full(family.sites(description.config))]
     dense = replace(description, kind="dense", masks=whole, merge=None, members=(), extra={})
-    return macs(dense, _Skeleton(family.build(description.config).state_dict()))
-
-
-class _Skeleton:
-    """The shapes of a model of a library that has no weights."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
-
-    def names(self) -> list[str]:
-        return sorted(self._infos)
-
-    def info(self, name: str) -> TensorInfo:
-        return self._infos[name]
-
-    def read(self, name: str) -> torch.Tensor:
-        raise LookupError(f"{name} has a shape and no weights")
+    stock = family.build(description.config).state_dict()
+    tensors = MappedTensors({name: tensor_info(t) for name, t in stock.items()}, stock.__getitem__)
+    return macs(dense, tensors, whole_last_block=whole_last_block)
 
 
 def cost_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> dict[str, int]:

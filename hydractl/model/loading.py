@@ -21,8 +21,6 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         UsageError: for a device this machine does not have.
     """
-    import torch
-
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -43,8 +41,6 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_dtype(name: str) -> torch.dtype:
     """``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
-    import torch
-
     known = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
@@ -69,8 +65,6 @@ def build_model(
 @functools.cache
 def _slow_format(dtype: torch.dtype, device: str) -> str | None:
     """As :func:`hydractl.model.machine.slow_format`, measured once in a process."""
-    import torch
-
     return slow_format(dtype, torch.device(device))
 
 

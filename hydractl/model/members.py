@@ -6,15 +6,11 @@ stand under their stock names and hold every head that any member has, in ascend
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from hydractl.families.base import ModelFamily, attention_names
-from hydractl.files.checkpoint import TensorInfo, TensorSource
+from hydractl.files.checkpoint import MappedTensors, TensorSource
 from hydractl.heads.mask import HeadMask, Site
-
-if TYPE_CHECKING:
-    import torch
 
 
 def member_name(name: str, member: int) -> str:
@@ -22,7 +18,7 @@ def member_name(name: str, member: int) -> str:
     return f"members.{member}.{name}"
 
 
-class MemberTensors(Mapping[str, "torch.Tensor"]):
+class MemberTensors(MappedTensors):
     """The tensors of one member of a fused source under their stock names, as they are stored.
 
     Attributes:
@@ -30,32 +26,12 @@ class MemberTensors(Mapping[str, "torch.Tensor"]):
     """
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
-        self.tensors = tensors
         prefix = member_name("", member)
         names = tensors.names()
         self.stored = {n: n for n in names if not n.startswith("members.")}
         self.stored.update({n.removeprefix(prefix): n for n in names if n.startswith(prefix)})
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.tensors.read(self.stored[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def names(self) -> list[str]:
-        """All stock names, sorted."""
-        return sorted(self.stored)
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
-        return self.tensors.info(self.stored[name])
-
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor as it is stored."""
-        return self[name]
+        infos = {name: tensors.info(stored) for name, stored in self.stored.items()}
+        super().__init__(infos, lambda name: tensors.read(self.stored[name]))
 
 
 def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequence[Site]) -> set[str]:

@@ -29,6 +29,7 @@ class HeadBank(nn.Module):
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         super().__init__()
         self.heads, self.head_dim = weights.heads, weights.head_dim
+        # 3 times [h, dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
         self.qkv = nn.Parameter(torch.stack([weights.q, weights.k, weights.v], dim=1).flatten(0, 2))
         self.qkv_bias: nn.Parameter | None = None
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
@@ -71,8 +72,8 @@ class HeadBank(nn.Module):
 
         Args:
             run: which heads; n of them.
-            x: what asks.
-            memory: what answers.
+            x: the query tokens.
+            memory: the key and value tokens.
 
         Returns:
             ``[B, n, q, head_dim]`` and twice ``[B, n, T, head_dim]``.
@@ -92,7 +93,7 @@ class HeadBank(nn.Module):
             weight = weight.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten(0, 2)
             bias = None if bias is None else bias.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten()
         packed = F.linear(x, weight, bias).unflatten(-1, (run.stop - run.start, kinds, self.head_dim))
-        return packed.permute(3, 0, 2, 1, 4).unbind(0)
+        return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
 
 
 class MemberProjections(nn.Module):
@@ -129,37 +130,33 @@ class MemberProjections(nn.Module):
         taken = [attended[:, run] for run in self.runs]
         return taken[0] if len(taken) == 1 else torch.cat(taken, dim=1)
 
-    def join(self, attended: Tensor, x: Tensor) -> Tensor:
+    def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
         """The heads ``[B, h, q, head_dim]`` side by side, gated where there is a gate: ``[B, q, h * head_dim]``."""
-        batch, _, tokens, _ = attended.shape
-        joined = attended.transpose(1, 2).reshape(batch, tokens, self.heads * self.head_dim)
-        if self.bank.gate is not None:
-            bias = self.bank.gate_bias
-            gates = [
-                F.linear(x, self.bank.gate[at], None if bias is None else bias[at])
-                for at in map(self._columns, self.runs)
-            ]
-            joined = joined * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
-        return joined
+        heads, gate, bias = attended.transpose(1, 2).flatten(2), self.bank.gate, self.bank.gate_bias
+        if gate is None:
+            return heads
+        columns = map(self._columns, self.runs)
+        gates = [F.linear(x, gate[at], None if bias is None else bias[at]) for at in columns]
+        return heads * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
 
-    def output(self, joined: Tensor) -> Tensor:
-        """Joined heads to the residual stream, ``[B, q, d_model]``."""
+    def output(self, heads: Tensor) -> Tensor:
+        """Concatenated heads to the residual stream, ``[B, q, d_model]``."""
         bank, start, total = self.bank, 0, None
         for run in self.runs:
             stop = start + (run.stop - run.start) * self.head_dim
-            heads = joined if len(self.runs) == 1 else joined[..., start:stop]
-            part = F.linear(heads, bank.out[:, self._columns(run)], bank.out_bias if total is None else None)
+            own = heads if len(self.runs) == 1 else heads[..., start:stop]
+            part = F.linear(own, bank.out[:, self._columns(run)], bank.out_bias if total is None else None)
             total, start = part if total is None else total + part, stop
-        assert total is not None, "a member without heads has no joined heads"
+        assert total is not None, "a member without heads has nothing to project"
         return total
 
     def _columns(self, run: slice) -> slice:
         return slice(run.start * self.head_dim, run.stop * self.head_dim)
 
-    def share(self, joined: Tensor, position: int) -> Tensor:
+    def share(self, heads: Tensor, position: int) -> Tensor:
         """What one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
         columns = self._columns(slice(position, position + 1))
-        return F.linear(joined[..., columns], self.bank.out[:, columns])
+        return F.linear(heads[..., columns], self.bank.out[:, columns])
 
     def bias_only(self, x: Tensor) -> Tensor:
         """What a site without heads adds to the residual stream: the bias of its output projection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from hydractl.log import Log
 from hydractl.model.chain import Chain
+from hydractl.model.stacking import times_written
 
 STAND_INS = tuple(f"class {number}" for number in range(10))
 """Class names for measuring a model that has none: they decide nothing but shapes."""
@@ -22,7 +24,8 @@ class PromptedClasses:
     """Class names given to a model that compares samples with texts.
 
     The features of the prompts are computed once and kept while nothing can change them: anew after ``train()``,
-    ``eval()`` and ``to()``, and each time while heads of their tower are gated or its gradients are wanted.
+    ``eval()`` and ``to()`` and when a weight was written to, and each time while heads of their tower are gated or its
+    gradients are wanted.
 
     Args:
         labels: class names.
@@ -49,6 +52,8 @@ class PromptedClasses:
         self._prompts, self._chain, self._networks = prompts, chain, networks
         self._elsewhere = list(elsewhere)
         self._features: Tensor | None = None
+        # The parameters they were computed from, and how often each had been written to.
+        self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
         """The prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
@@ -64,9 +69,10 @@ class PromptedClasses:
         """What the tower of the labels reads out for every member: ``[M, classes, D]``."""
         if self._in_motion():
             return self._chain(self.inputs()[0])
-        if self._features is None:
-            self._features = self._read(Log(), "")
-        return self._features
+        features = self._features
+        if features is None or self._weights_written():
+            self._features = features = self._read(Log(), "")
+        return features
 
     def read(self, log: Log, title: str) -> None:
         """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time.
@@ -76,22 +82,37 @@ class PromptedClasses:
             title: of the task.
         """
         with torch.no_grad():
-            if self._features is None and not self._in_motion():
+            if not self._in_motion() and (self._features is None or self._weights_written()):
                 self._features = self._read(log, title)
 
     def _read(self, log: Log, title: str) -> Tensor:
         """The features ``[M, classes, D]``, of ``PROMPTS_AT_ONCE`` prompts at a time."""
-        found = []
+        features = []
+        self._read_from = [(weakref.ref(p), times_written(p)) for p in self._weights()]
         # Outside inference mode, because what it gives could not be part of a graph of gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
             for part in self.inputs(PROMPTS_AT_ONCE):
-                found.append(self._chain(part))
-                progress.advance(found[-1].shape[1])
-            return torch.cat(found, dim=1)
+                features.append(self._chain(part))
+                progress.advance(features[-1].shape[1])
+            return torch.cat(features, dim=1)
 
     def forget(self) -> None:
         """The weights may have changed."""
         self._features = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_features": None, "_read_from": []}  # a copy has other weights
+
+    def _weights_written(self) -> bool:
+        """Whether a weight was written to in place since it was read: by an optimizer, say, or ``load_state_dict``."""
+        if torch.compiler.is_compiling():  # versions are none of a graph
+            return False
+        return any((p := ref()) is not None and times_written(p) != count for ref, count in self._read_from)
+
+    def _weights(self) -> list[nn.Parameter]:
+        """All but the heads of the other tower, which have no part in this one."""
+        elsewhere = {id(p) for attention in self._elsewhere for p in attention.parameters()}
+        return [p for p in self._networks.parameters() if id(p) not in elsewhere]
 
     def _in_motion(self) -> bool:
         """Whether training, gates or gradients make the features those of this call only."""
@@ -99,8 +120,4 @@ class PromptedClasses:
         # Of what the views of a model share: the model itself may be another view of them.
         if gated or self._networks.training:
             return True
-        if not torch.is_grad_enabled():
-            return False
-        # Gradients of the heads of the other tower do not pass through this one.
-        elsewhere = {id(p) for attention in self._elsewhere for p in attention.parameters()}
-        return any(p.requires_grad for p in self._networks.parameters() if id(p) not in elsewhere)
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())

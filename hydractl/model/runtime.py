@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -27,15 +26,19 @@ from hydractl.log import Log
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
-from hydractl.model.per_member import PerMember
+from hydractl.model.context import RunContext
 from hydractl.model.prompted import STAND_INS, PromptedClasses
+from hydractl.model.stacking import PerMember
 
 
 class HydraModel(nn.Module):
     """A dense, pruned or fused classifier.
 
     Calling it gives log p ``[B, classes]``, the logarithm of the mean over members of their softmax, so softmax and
-    argmax work as on any classifier.
+    argmax work as on any classifier. Several threads may call it at once: nothing of a call is kept in a module.
+
+    ``copy.deepcopy``, ``pickle`` and ``torch.save`` (to be loaded with ``weights_only=False``) give a model that shares
+    nothing with this one. It is not compiled, where this one is: call :meth:`compile` again.
 
     Attributes:
         description: what the checkpoint said of itself.
@@ -60,18 +63,15 @@ class HydraModel(nn.Module):
         self.sites = self.family.sites(description.config)
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
-        made = Assembly(description, self.family, tensors, torch.device(device), dtype)
-        self.networks = nn.ModuleList(made.networks)
-        self.attentions, self.chains = made.attentions, made.chains
-        self._is_attention = made.is_attention
+        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
+        self.networks = nn.ModuleList(assembly.networks)
+        self.attentions, self.chains = assembly.attentions, assembly.chains
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
         # Of this model and of every zero-shot view of it: they share weights.
-        self._asked: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
-        # A call tells its blocks which tokens and members it is about, so another thread has to wait.
-        self._running = threading.RLock()
+        self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
-            self._ask(description.labels, description.prompt or [DEFAULT_PROMPT])
+            self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
         self.to(device)  # what the library built beside parameters: buffers
         self.eval()
 
@@ -80,7 +80,7 @@ class HydraModel(nn.Module):
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
         """A classifier into classes given by name, for a model that compares images with texts.
 
-        It shares the weights of this model; see :class:`hydractl.model.prompted.PromptedClasses`.
+        It shares the weights of this model, not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
 
         Args:
             labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
@@ -92,13 +92,15 @@ class HydraModel(nn.Module):
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
         labels = read_labels(labels, "labels") if isinstance(labels, str) else labels
-        asked = read_prompts([prompt] if isinstance(prompt, str) else prompt or [], "prompt")
-        view = copy.copy(self)
+        templates = read_prompts([prompt] if isinstance(prompt, str) else prompt or [], "prompt")
+        view = object.__new__(HydraModel)
+        vars(view).update(vars(self))
+        view.chains = [copy.copy(chain) for chain in self.chains]  # whose settings are those of the view
         if vars(view).pop("member_logits", None) is not None:
             args, options = self._compiled
             view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
-        view._ask(labels, asked or known or [DEFAULT_PROMPT])
+        view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
         view.calibration = None  # it was fitted for the classes of the checkpoint
         return view
 
@@ -106,13 +108,13 @@ class HydraModel(nn.Module):
         """This model, or where it has no classes yet a classifier of ten stand-ins: for measuring and checking it."""
         return self if self.classes is not None else self.zero_shot(STAND_INS)
 
-    def _ask(self, labels: Sequence[str], templates: Sequence[str]) -> None:
+    def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
         prompts = self.family.prompts(self.description.config, labels, templates)
         elsewhere = self.chain_of_samples.attentions
         self.prompted = PromptedClasses(labels, templates, prompts, self.chain_of_labels, self.networks, elsewhere)
-        self._asked.add(self.prompted)
+        self._all_prompted.add(self.prompted)
         self.labels = list(labels)
 
     @property
@@ -151,8 +153,6 @@ class HydraModel(nn.Module):
     def train(self, mode: bool = True) -> HydraModel:
         """As torch's."""
         self._weights_change()
-        for attention in self.attentions:
-            attention.forget()
         super().train(mode)
         self._stack_weights()
         return self
@@ -164,14 +164,15 @@ class HydraModel(nn.Module):
         return self
 
     def _weights_change(self) -> None:
-        for prompted in list(self._asked):
+        """Forget what was computed from weights that may change in ways that cannot be seen."""
+        for prompted in list(self._all_prompted):
             prompted.forget()
 
     def _stack_weights(self) -> None:
         """A compiled model is given its weights stacked: a graph would else do it in every call."""
         for module in self.modules() if "member_logits" in vars(self) else ():
             if isinstance(module, HeadAttention | PerMember):
-                module.stack()
+                module.stack(RunContext(batched=self.batched))
 
     @property
     def whole_last_block(self) -> bool:
@@ -216,7 +217,8 @@ class HydraModel(nn.Module):
 
     @batched.setter
     def batched(self, together: bool | None) -> None:
-        self.chains[0].batched = together  # all towers share it
+        for chain in self.chains:
+            chain.batched = together
         self._stack_weights()
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -236,23 +238,21 @@ class HydraModel(nn.Module):
         if len(outputs) == 1:
             return outputs[0]
         members = [[output[m] for output in outputs] for m in range(self.members)]
-        return torch.stack(
-            [self.family.logits(network, given) for network, given in zip(self.networks, members, strict=True)]
-        )
+        return torch.stack([self.family.logits(n, own) for n, own in zip(self.networks, members, strict=True)])
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``."""
-        if torch.compiler.is_compiling():
-            return self._member_logits(inputs)
-        with self._running:
-            return self._member_logits(inputs)
-
-    def _member_logits(self, inputs: Any) -> Tensor:
         return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HydraModel:
-        """Refused: the blocks of a copy would be those of the original."""
-        raise TypeError("a HydraModel cannot be copied; build it again from its checkpoint")
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("preprocess", "member_logits", "_compiled", "_all_prompted")  # functions, and what other models share
+        # The family comes first: what is unpickled imports it before its library, which it prepares.
+        return {"family": self.family} | {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.preprocess = self.family.collate(self.description.preprocess)
+        self._all_prompted = weakref.WeakSet([self.prompted] if self.prompted else [])
 
     def forward(self, inputs: Any) -> Tensor:
         """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
@@ -288,8 +288,9 @@ class HydraModel(nn.Module):
         """The weights of a model with one member under their stock names, removed heads sliced away."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
-        tensors = {n: t for n, t in plain_state(self.networks[0]).items() if not self._is_attention(n)}
-        for index, site in enumerate(self.sites):
+        state, sites = plain_state(self.networks[0]), self.sites
+        tensors = {name: t for name, t in state.items() if self.family.part(name, sites) != "attention"}
+        for index, site in enumerate(sites):
             self.family.write(tensors, site, self.head_weights(index))
         return tensors
 
@@ -305,14 +306,14 @@ def _calibration(description: Description) -> tuple[list[float], list[float]] | 
         return None
     try:
         if stored["kind"] == "temperature":
-            found = [1.0 / float(stored["temperature"])], [0.0]
+            scale, bias = [1.0 / float(stored["temperature"])], [0.0]
         else:
-            found = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
+            scale, bias = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
     except (KeyError, TypeError, ValueError, ArithmeticError):
         raise InputError("the checkpoint holds a broken calibration") from None
-    if not all(map(math.isfinite, [*found[0], *found[1]])):
+    if not all(map(math.isfinite, [*scale, *bias])):
         raise InputError("the checkpoint holds a calibration that is not finite")
-    return found
+    return scale, bias
 
 
 def pooled_log_probs(member_logits: Tensor) -> Tensor:
@@ -323,7 +324,7 @@ def pooled_log_probs(member_logits: Tensor) -> Tensor:
 
 def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
     """log p ``[B, C]`` of a pooled prediction with scales and biases: ``log_softmax(log p * scale + bias)``."""
-    scale, bias = (torch.tensor(list(one), dtype=log_probs.dtype, device=log_probs.device) for one in calibration)
+    scale, bias = (torch.tensor(list(v), dtype=log_probs.dtype, device=log_probs.device) for v in calibration)
     return (log_probs * scale + bias).log_softmax(-1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ class SequentialEnsemble(nn.Module):
     Attributes:
         models: the models, in the order they run; they share nothing.
         labels: class names, or None where no model knows them.
-        preprocess: a function from a list of raw samples to inputs.
 
     Raises:
         InputError: listing everything in which the models differ and must not.
@@ -32,61 +31,63 @@ class SequentialEnsemble(nn.Module):
         check_agreement([(f"model {index}", model.description) for index, model in enumerate(models)])
         self.models = nn.ModuleList(models)
         self.labels = next((model.labels for model in models if model.labels is not None), None)
-        self.preprocess = models[0].preprocess
         self.eval()
 
     @property
-    def _first(self) -> HydraModel:
-        return self.models[0]  # type: ignore[return-value]
+    def _each(self) -> list[HydraModel]:
+        return list(self.models)  # type: ignore[arg-type]
+
+    @property
+    def preprocess(self) -> Callable[[list[Any]], Any]:
+        """A function from a list of raw samples to inputs."""
+        return self._each[0].preprocess
 
     @property
     def members(self) -> int:
         """Number of members of all models together."""
-        return sum(model.members for model in self.models)  # type: ignore[misc]
+        return sum(model.members for model in self._each)
 
     @property
     def classes(self) -> int | None:
         """Number of classes; None for zero-shot models whose classes have not been named."""
-        return self._first.classes
+        return self._each[0].classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
         """A classifier into classes given by name, as of :meth:`HydraModel.zero_shot`."""
-        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self.models])  # type: ignore[operator]
+        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._each])
 
     def with_classes(self) -> SequentialEnsemble:
         """As of :meth:`HydraModel.with_classes`."""
-        if self.classes is not None:
-            return self
-        return SequentialEnsemble([model.with_classes() for model in self.models])  # type: ignore[operator]
+        return self if self.classes is not None else SequentialEnsemble([m.with_classes() for m in self._each])
 
     def read_prompts(self, log: Log, name: str) -> None:
         """As of :class:`HydraModel`."""
-        for model in self.models:
-            model.read_prompts(log, name)  # type: ignore[operator]
+        for model in self._each:
+            model.read_prompts(log, name)
 
     @property
     def whole_last_block(self) -> bool:
         """As of :class:`HydraModel`."""
-        return self._first.whole_last_block
+        return self._each[0].whole_last_block
 
     @whole_last_block.setter
     def whole_last_block(self, whole: bool) -> None:
-        for model in self.models:
-            model.whole_last_block = whole  # type: ignore[assignment]
+        for model in self._each:
+            model.whole_last_block = whole
 
     @property
     def side_by_side(self) -> bool | None:
         """As of :class:`HydraModel`."""
-        return self._first.side_by_side
+        return self._each[0].side_by_side
 
     @side_by_side.setter
     def side_by_side(self, together: bool | None) -> None:
-        for model in self.models:
-            model.side_by_side = together  # type: ignore[assignment]
+        for model in self._each:
+            model.side_by_side = together
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``, M counted over all models."""
-        return torch.cat([model.member_logits(inputs) for model in self.models])  # type: ignore[operator]
+        return torch.cat([model.member_logits(inputs) for model in self._each])
 
     def forward(self, inputs: Any) -> Tensor:
         """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
@@ -94,4 +95,4 @@ class SequentialEnsemble(nn.Module):
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Random inputs of the right shape on the models' device and dtype."""
-        return self._first.example_inputs(batch, seed)
+        return self._each[0].example_inputs(batch, seed)

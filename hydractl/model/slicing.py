@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hydractl.families.base import ModelFamily, attention_names
-from hydractl.files.checkpoint import TensorInfo, TensorSource, read_piece, tensor_info, torch_dtype
+from hydractl.files.checkpoint import TensorSource, read_piece
 from hydractl.files.description import Description
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
 
@@ -107,8 +108,3 @@ def zeroed(
         return full.zeroed([h for h in range(site.heads) if h not in kept.kept[site.path]])
 
     return EditedHeads(source, family, sites, edit)
-
-
-def meta_tensor(info: TensorInfo) -> Tensor:
-    """A tensor of this dtype and shape without numbers."""
-    return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")

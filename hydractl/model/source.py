@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.data.names import read_labels, read_prompts
+import torch
+
 from hydractl.errors import InputError, UsageError
-from hydractl.families import MODULES, classes_of, get_family
+from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
-from hydractl.files.checkpoint import FileTensors, Header, TensorSource, read_header, sha256_file
+from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.checks import check_tensors
 from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
 from hydractl.model.slicing import sliced, zeroed
-from hydractl.settings.common import Common
 
-_HUB = {"timm": "timm", "hf": "hf", "open_clip": "open_clip"}
-_BY_NAME = ("timm", "open_clip")  # families that can build an architecture from its name alone
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -46,17 +45,6 @@ class ModelOptions:
     labels: Sequence[str] | None = None
     prompt: Sequence[str] = ()
 
-    @classmethod
-    def of(cls, settings: Common) -> ModelOptions:
-        """What the options of a verb say; reads the files of ``--labels`` and ``--prompt``, or what is built in.
-
-        Raises:
-            InputError: for a file that holds no class names or templates.
-            UsageError: for a name that is both a file and built in.
-        """
-        labels = None if settings.labels is None else read_labels(settings.labels)
-        return cls(settings.arch, settings.seed, settings.max_length, labels, tuple(read_prompts(settings.prompt)))
-
 
 @dataclass(frozen=True)
 class Source:
@@ -64,17 +52,22 @@ class Source:
 
     Attributes:
         name: what to call it in tables and file names.
-        sha256: of the file, or of the description and weights of a model that is no single file.
+        digest: of the file, or of the description and weights of a model that is no single file; or what computes it.
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
     """
 
     name: str
-    sha256: str
+    digest: str | Callable[[], str]
     description: Description
     tensors: TensorSource
     file_bytes: int | None = None
+
+    @property
+    def sha256(self) -> str:
+        """The digest; all weights are read for it, once."""
+        return self.digest if isinstance(self.digest, str) else self.digest()
 
     @property
     def family(self) -> ModelFamily:
@@ -185,8 +178,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
-    if kind in _HUB and rest:
-        return _open_name(_HUB[kind], rest, seed, name)
+    if rest and kind in FAMILIES.names:
+        return _open_name(kind, rest, seed, name)
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
@@ -197,28 +190,40 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
         )
     if not os.path.exists(path):
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
-    header = read_header(path)
-    document = header.description
+    file = FileTensors(path)
+    document = file.header.description
     if document is None:
-        return _open_bare(path, header, arch, seed, name)
-    return _open_file(path, header, Description.from_json(document, str(path)), name)
+        return _open_bare(file, arch, seed, name)
+    return _open_file(file, Description.from_json(document, str(path)), name or path.stem)
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
-    """Open several references, reporting the problems of all of them at once."""
-    sources: list[Source] = []
+    """Open several references, reporting the problems of all of them at once.
+
+    Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
+    which is not begun while a file is missing or broken.
+    """
+    sources: dict[int, Source] = {}
     failures: list[InputError] = []
-    for ref in refs:
-        try:
-            sources.append(open_source(ref, options))
-        except InputError as error:
-            failures.append(error)
+    for files in (True, False):
+        for index, ref in enumerate(refs):
+            if _is_file(ref) is files and not (failures and not files):
+                try:
+                    sources[index] = open_source(ref, options)
+                except InputError as error:
+                    failures.append(error)
     if len(failures) == 1:
         raise failures[0]
     if failures:
         problems = [p for f in failures for p in (f.message, *f.problems)]
         raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
-    return sources
+    return [sources[index] for index in range(len(refs))]
+
+
+def _is_file(ref: str) -> bool:
+    """Whether a reference can only be a file, be it there or not."""
+    kind, _, rest = ref.partition(":")
+    return not (FAMILIES.get(kind) is not None and rest) and not os.path.isdir(ref)
 
 
 def _model_hint(path: Path) -> str:
@@ -226,14 +231,14 @@ def _model_hint(path: Path) -> str:
     return (
         f"checkpoints there: {', '.join(near)}"
         if near
-        else "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+        else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
     )
 
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
     bare, _, query = rest.partition("?")
     loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
-    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"), None)
+    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
 
 
 def _parse_query(query: str) -> dict[str, Any]:
@@ -256,19 +261,16 @@ def _parse_query(query: str) -> dict[str, Any]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    for family_name in MODULES:
-        loaded = get_family(family_name).load_folder(path)
+    for family in families_for_folders():
+        loaded = family.load_folder(path)
         if loaded is None:
             continue
         name = name or path.resolve().name
-        if not isinstance(loaded.tensors, FileTensors):
-            return _from_loaded(family_name, loaded, name, None)
-        header = loaded.tensors.header
-        if header.description is not None:
+        document = loaded.tensors.header.description if isinstance(loaded.tensors, FileTensors) else None
+        if isinstance(loaded.tensors, FileTensors) and document is not None:
             # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
-            description = Description.from_json(header.description, str(path))
-            return _open_file(loaded.tensors.path, header, description, name)
-        return _from_loaded(family_name, loaded, name, loaded.tensors.path)
+            return _open_file(loaded.tensors, Description.from_json(document, str(path)), name)
+        return _from_loaded(family.name, loaded, name)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
         hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
@@ -276,25 +278,27 @@ def _open_folder(path: Path, name: str | None) -> Source:
     )
 
 
-def _open_bare(path: Path, header: Header, arch: str | None, seed: int, name: str | None) -> Source:
+def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None) -> Source:
     """A safetensors file that does not describe itself, with ``--arch`` to say what it is."""
     if arch is None:
         raise InputError(
-            f"{path} does not describe itself", hint="say what it is, for example: --arch timm:vit_base_patch16_224"
+            f"{file.path} does not describe itself",
+            hint="say what it is, for example: --arch timm:vit_base_patch16_224",
         )
     kind, _, rest = arch.partition(":")
-    if kind not in _BY_NAME or not rest:
+    family = FAMILIES.get(kind)
+    if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
             hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
-    loaded = get_family(_HUB[kind]).load_name(bare, options, seed)
-    return _from_loaded(_HUB[kind], replace(loaded, tensors=FileTensors(path, header)), name or path.stem, path)
+    loaded = family.load_name(bare, options, seed)
+    return _from_loaded(kind, replace(loaded, tensors=file), name or file.path.stem)
 
 
-def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | None) -> Source:
+def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     family = get_family(family_name)
     description = Description(
         kind="dense",
@@ -307,21 +311,12 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str, path: Path | 
         masks=[HeadMask.full(family.sites(loaded.config))],
     )
     check_tensors(name, loaded.tensors, family, description)
-    if path is not None:
-        digest, size = _sha256(path, loaded.tensors), path.stat().st_size
-    else:
-        digest, size = _digest(description, loaded.tensors), None
-    return Source(name, digest, description, loaded.tensors, size)
-
-
-def _sha256(path: Path, tensors: TensorSource) -> str:
-    """Of a file; its tensors, where they are read from it as they are, then know whether they are finite as well."""
-    return tensors.scan().sha256 if isinstance(tensors, FileTensors) else sha256_file(path)
+    if isinstance(loaded.tensors, FileTensors):
+        return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
+    return Source(name, functools.cache(lambda: _digest(description, loaded.tensors)), description, loaded.tensors)
 
 
 def _digest(description: Description, tensors: TensorSource) -> str:
-    import torch
-
     digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
     for tensor_name in tensors.names():
         digest.update(tensor_name.encode())
@@ -329,17 +324,16 @@ def _digest(description: Description, tensors: TensorSource) -> str:
     return digest.hexdigest()
 
 
-def _open_file(path: Path, header: Header, description: Description, name: str | None) -> Source:
+def _open_file(file: FileTensors, description: Description, name: str) -> Source:
     family = get_family(description.family)
     sites = family.sites(description.config)
-    file = FileTensors(path, header)
     tensors: TensorSource = file
     if description.layout == "zeroed":
-        check_tensors(str(path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
+        check_tensors(str(file.path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
         tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
     else:
-        check_tensors(str(path), tensors, family, description)
-    return Source(name or path.stem, _sha256(path, file), description, tensors, path.stat().st_size)
+        check_tensors(str(file.path), tensors, family, description)
+    return Source(name, file.sha256, description, tensors, file.size)
 
 
 def member_source(source: Source, member: int) -> Source:

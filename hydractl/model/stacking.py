@@ -1,23 +1,24 @@
-"""Weights of all members one behind the other in memory, so that one batched product serves them all.
+"""What every member has for itself, run for all of them: weights that lie one behind the other in memory, so that one
+batched product serves all members.
 
 On a GPU a product of few rows takes no longer to compute than to launch, and one for all members is launched once.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections
 
 PADDED = 4 / 3
 """How many heads may be computed for one that is there where members have unequal numbers of them."""
-
-_Cut = Callable[[Tensor, slice], Tensor]
-"""One run of heads of a weight of a bank."""
 
 
 class Stack:
@@ -32,12 +33,14 @@ class Stack:
     """
 
     def __init__(self) -> None:
-        self._made: Tensor | None = None
-        self._key: tuple[object, ...] = ()
+        self._kept: tuple[tuple[object, ...], Tensor] | None = None  # with the key of the parameters it was made of
+
+    def __reduce__(self) -> tuple[type[Stack], tuple[()]]:
+        return Stack, ()  # a copy is one of other parameters
 
     def forget(self) -> None:
         """Make it anew when it is next asked for."""
-        self._made, self._key = None, ()
+        self._kept = None
 
     def of(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
         """The weights of all members.
@@ -46,30 +49,50 @@ class Stack:
             weights: the parameter of each member.
             parts: what each takes of it; None: all of it.
         """
-        first = weights[0]
+        first, kept = weights[0], self._kept
         if parts is None and all(weight is first for weight in weights):
             return first.expand(len(weights), *first.shape)
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             return _stacked(weights, parts)
         if torch.compiler.is_compiling():  # addresses and versions are none of a graph
-            return _stacked(weights, parts) if self._made is None else self._made
-        apart = parts is None and len({id(weight) for weight in weights}) == len(weights)
-        if self._made is None or self._key != _key(weights, apart):
-            # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
-            with torch.inference_mode(False), torch.no_grad():
-                self._made = _stacked(weights, parts)
-                if apart:
-                    for weight, place in zip(weights, self._made, strict=True):
-                        weight.data = place[tuple(slice(size) for size in weight.shape)]
-            self._key = _key(weights, apart)
-        return self._made
+            return _stacked(weights, parts) if kept is None else kept[1]
+        views = parts is None and len({id(weight) for weight in weights}) == len(weights)
+        if kept is None or kept[0] != _key(weights, views):
+            with _moving:
+                kept = self._kept
+                if kept is None or kept[0] != _key(weights, views):
+                    self._kept = kept = self._make(weights, parts, views)
+        return kept[1]
+
+    @staticmethod
+    def _make(
+        weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None, views: bool
+    ) -> tuple[tuple[object, ...], Tensor]:
+        # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
+        with torch.inference_mode(False), torch.no_grad():
+            stack = _stacked(weights, parts)
+            for weight, place in zip(weights, stack, strict=True) if views else ():
+                weight.data = place[tuple(slice(size) for size in weight.shape)]
+        return _key(weights, views), stack
 
 
-def _key(weights: Sequence[Tensor], apart: bool) -> tuple[object, ...]:
+_moving = threading.Lock()
+"""Held while weights move to their place in a stack, so that of several threads one moves them."""
+
+
+def _key(weights: Sequence[Tensor], views: bool) -> tuple[object, ...]:
     """Tells whether a stack is still that of these parameters."""
-    if apart:
+    if views:
         return tuple(weight.data_ptr() for weight in weights)
-    return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
+    return tuple((weight.data_ptr(), times_written(weight)) for weight in weights)
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often a tensor has been written to in place; 0 for one of inference mode, which counts nothing."""
+    try:
+        return tensor._version
+    except RuntimeError:  # not is_inference(): a parameter of that mode whose data was replaced denies it
+        return 0
 
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
@@ -82,6 +105,54 @@ def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tenso
 def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     missing = [most - size for most, size in zip(shape, tensor.shape, strict=True)]
     return F.pad(tensor, [n for size in reversed(missing) for n in (0, size)]) if any(missing) else tensor
+
+
+class PerMember(nn.Module):
+    """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
+
+    Linear layers, and layer norms over the last dimension, can run for all members at once.
+
+    Args:
+        modules: one for each member.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(modules)
+        self._weight, self._bias = Stack(), Stack()
+        first = modules[0]
+        one_dimension = isinstance(first, nn.LayerNorm) and len(first.normalized_shape) == 1
+        self._possible = len(modules) > 1 and (
+            type(first) is nn.Linear or (one_dimension and first.weight is not None)  # any library's layer norm
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PerMember:
+        self._weight.forget()
+        self._bias.forget()
+        return super()._apply(fn, recurse)
+
+    def stack(self, context: RunContext) -> None:
+        """As of :class:`hydractl.model.attention.HeadAttention`."""
+        if self._possible and context.batches(next(self.parameters()).device):
+            with torch.no_grad():
+                self._weights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply module m to the samples of member m."""
+        context, first = context_of_run(), self.members[0]
+        if context.member is not None:
+            return self.members[context.member](x)
+        if not (self._possible and context.batches(x.device)):
+            parts = apart(x, len(self.members))
+            return torch.cat([module(part) for module, part in zip(self.members, parts, strict=True)])
+        if isinstance(first, nn.LayerNorm):
+            return members_layer_norm(x, *self._weights(), first.eps)
+        return members_linear(x, *self._weights())
+
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        each: list[Any] = list(self.members)
+        bias = None if each[0].bias is None else self._bias.of([module.bias for module in each])
+        return self._weight.of([module.weight for module in each]), bias
 
 
 class StackedProjections:
@@ -127,7 +198,7 @@ class StackedProjections:
             self._in()
         self._out()
         if pooled:
-            self._taken(self._members[0].bank.out.device)
+            self._places(self._members[0].bank.out.device)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of ``x [M * B, q, d_model]``, keys and values of ``memory [M * B, T, d_model]`` (None: of x as well).
@@ -149,7 +220,7 @@ class StackedProjections:
             weight = weight.unflatten(1, (self.heads, 3, self.head_dim))[:, :, of].flatten(1, 3)
             bias = None if bias is None else bias.unflatten(1, (self.heads, 3, self.head_dim))[:, :, of].flatten(1, 3)
         packed = members_linear(x, weight, bias).unflatten(-1, (self.heads, kinds, self.head_dim))
-        return packed.permute(3, 0, 2, 1, 4).unbind(0)
+        return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [M * B, T, h, kinds, dk] -> kinds times [M * B, h, T, dk]
 
     def _normed(self, heads: Tensor, side: str) -> Tensor:
         """Each head by the norm of its member."""
@@ -161,48 +232,45 @@ class StackedProjections:
 
     def take(self, attended: Tensor) -> Tensor:
         """Of all heads of the bank, ``[B, heads of the bank, q, head_dim]``, those of each: ``[M * B, heads, ...]``."""
-        taken = attended.index_select(1, self._taken(attended.device))
-        return taken.unflatten(1, (-1, self.heads)).transpose(0, 1).flatten(0, 1)
+        taken = attended.index_select(1, self._places(attended.device))  # [B, M * heads, q, head_dim]
+        return taken.unflatten(1, (-1, self.heads)).transpose(0, 1).flatten(0, 1)  # -> [M * B, heads, q, head_dim]
 
     def output(self, attended: Tensor) -> Tensor:
         """Attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
-        weight, bias = self._out()
-        return members_linear(attended.transpose(1, 2).flatten(2), weight, bias)
+        rows = attended.transpose(1, 2).flatten(2)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
+        return members_linear(rows, *self._out())
 
     def _in(self) -> tuple[Tensor, Tensor | None]:
         width = 3 * self.head_dim
-        weight = self._weights("qkv", lambda w, run: w[run.start * width : run.stop * width], 0)
-        assert weight is not None, "a bank has queries, keys and values"
-        return weight, self._weights("qkv_bias", lambda b, run: b[run.start * width : run.stop * width], 0)
+        return self._weights("qkv", 0, width), self._weights("qkv_bias", 0, width)
 
     def _out(self) -> tuple[Tensor, Tensor | None]:
-        weight = self._weights("out", lambda w, run: w[:, run.start * self.head_dim : run.stop * self.head_dim], 1)
-        assert weight is not None, "a bank has an output projection"
-        return weight, self._weights("out_bias", None, 0)
+        return self._weights("out", 1, self.head_dim), self._weights("out_bias", 0, None)
 
-    def _weights(self, name: str, cut: _Cut | None, dim: int) -> Tensor | None:
-        """One weight of all members; ``cut`` takes one run of heads of it, None: it belongs to no head."""
-        found = [getattr(member.bank, name) for member in self._members]
-        if found[0] is None:
+    def _weights(self, name: str, dim: int, width: int | None) -> Any:
+        """One weight of all members, of which each head has ``width`` along ``dim``; None: it belongs to no head."""
+        weights = [getattr(member.bank, name) for member in self._members]
+        if weights[0] is None:
             return None
-        if cut is None or self._whole:
-            return self._stacks[name].of(found)
-        return self._stacks[name].of(found, [_own_heads(member, cut, dim) for member in self._members])
+        if width is None or self._whole:
+            return self._stacks[name].of(weights)
+        return self._stacks[name].of(weights, [_heads_of(member, dim, width) for member in self._members])
 
-    def _taken(self, device: torch.device) -> Tensor:
+    def _places(self, device: torch.device) -> Tensor:
         """The places in the bank of the heads of all members, some head in the place of each that is zeros."""
-        if self._index is None or self._index.device != device:
+        index = self._index
+        if index is None or index.device != device:
             rows = [[head for run in m.runs for head in range(run.start, run.stop)] for m in self._members]
             index = torch.tensor([h for row in rows for h in (row + [0] * self.heads)[: self.heads]], device=device)
-            if torch.compiler.is_compiling():
-                return index
-            self._index = index
-        return self._index
+            if not torch.compiler.is_compiling():
+                self._index = index
+        return index
 
 
-def _own_heads(member: MemberProjections, cut: _Cut, dim: int) -> Callable[[Tensor], Tensor]:
-    """Of a weight of a bank, the heads of one member."""
-    return lambda weight: torch.cat([cut(weight, run) for run in member.runs or [slice(0, 0)]], dim=dim)
+def _heads_of(member: MemberProjections, dim: int, width: int) -> Callable[[Tensor], Tensor]:
+    """From a weight of a bank to that of one member."""
+    runs = [(run.start * width, (run.stop - run.start) * width) for run in member.runs or [slice(0, 0)]]
+    return lambda weight: torch.cat([weight.narrow(dim, *run) for run in runs], dim=dim)
 
 
 def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -216,13 +284,13 @@ def members_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         ``[M * B, ..., m]``.
     """
-    rows = x.reshape(weight.shape[0], -1, x.shape[-1])
-    made = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
-    return made.reshape(*x.shape[:-1], weight.shape[1])
+    rows = x.reshape(weight.shape[0], -1, x.shape[-1])  # [M * B, ..., n] -> [M, B * ..., n]
+    products = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+    return products.reshape(*x.shape[:-1], weight.shape[1])
 
 
 def members_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """The layer norm over the last dimension of every member, ``x`` member-major, weight and bias ``[M, n]``."""
     rows = F.layer_norm(x, x.shape[-1:], eps=eps).reshape(weight.shape[0], -1, x.shape[-1])
-    made = rows * weight[:, None] if bias is None else torch.addcmul(bias[:, None], rows, weight[:, None])
-    return made.reshape_as(x)
+    scaled = rows * weight[:, None] if bias is None else torch.addcmul(bias[:, None], rows, weight[:, None])
+    return scaled.reshape_as(x)

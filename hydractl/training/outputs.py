@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.files.atomic import Output, file_path
-from hydractl.files.checkpoint import DictTensors, TensorSource, read_header, torch_dtype, write_tensors
+from hydractl.files.atomic import Output, file_path, named_apart
+from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
 from hydractl.files.fingerprints import entry, merged
+from hydractl.files.header import read_header, torch_dtype
 from hydractl.files.provenance import provenance
 from hydractl.log import Log
 from hydractl.model.checks import check_finite
@@ -57,7 +58,9 @@ class RunFiles:
         beside = path.with_name(f"{stem(output)}.log.jsonl")
         logged = None if log is None else beside if log == "beside" else file_path(log)
         state = path.with_name(f"{path.name}.state")
-        paths = (path,) if snapshots is None else tuple(Path(numbered(output, n + 1)) for n in range(snapshots))
+        paths = (
+            (path,) if snapshots is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(snapshots))
+        )
         taken = set(map(os.path.realpath, (*paths, state)))
         if logged is not None and os.path.realpath(logged) in taken:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
@@ -90,8 +93,8 @@ def stem(output: str) -> str:
 
 def numbered(output: str, number: int) -> str:
     """``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
-    ending = "/" if output.endswith("/") else next((e for e in _ENDINGS if output.endswith(e)), "")
-    return f"{output.removesuffix(ending).rstrip('/')}.{number}{ending}"
+    folder = output.endswith("/")
+    return f"{named_apart(Path(output), number, folder=folder)}{'/' if folder else ''}"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

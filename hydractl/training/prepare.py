@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,15 +117,11 @@ def speed_up(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> No
     if checkpoint_blocks:
         for path in model.block_paths:
             block = model.networks[0].get_submodule(path)
-            block.forward = _checkpointed(block, block.forward)
+            block.forward = partial(_checkpointed, block)  # in a copy of the model, of the copied block
     if compile:
         model.compile()
 
 
-def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def again(*args: Any, **kwargs: Any) -> Any:
-        if not block.training:
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return again
+def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = partial(type(block).forward, block)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs) if block.training else forward(*args, **kwargs)

@@ -15,7 +15,8 @@ from torch import Tensor
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
-from hydractl.files.checkpoint import DictTensors, TensorInfo, TensorSource, tensor_info, torch_dtype
+from hydractl.files.checkpoint import DictTensors, MappedTensors, replaced
+from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.slicing import sliced
@@ -112,25 +113,6 @@ def _classes(dataset: Dataset) -> int:
 # --- the weights ------------------------------------------------------------------------------------------------------
 
 
-class Replaced:
-    """A tensor source with some of its tensors replaced."""
-
-    def __init__(self, source: TensorSource, tensors: Mapping[str, Tensor]) -> None:
-        self._source, self._tensors = source, dict(tensors)
-
-    def names(self) -> list[str]:
-        """All tensor names, sorted."""
-        return self._source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
-        return tensor_info(self._tensors[name]) if name in self._tensors else self._source.info(name)
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        return self._tensors[name] if name in self._tensors else self._source.read(name)
-
-
 def drawn(source: Source, seed: int) -> Source:
     """The same architecture with weights as its library draws them; heads that are gone stay gone."""
     description, family = source.description, source.family
@@ -179,10 +161,10 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tu
     return head
 
 
-def _with(source: Source, tensors: Mapping[str, Tensor]) -> Replaced:
+def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
     """The weights with some of them replaced, each in the dtype it has."""
     dtypes = {name: torch_dtype(source.tensors.info(name)) for name in tensors}
-    return Replaced(source.tensors, {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
+    return replaced(source.tensors, {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:

@@ -15,7 +15,7 @@ from hydractl.bench.documents import read_bench
 from hydractl.bench.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
-from hydractl.report.bench_plot import check_matplotlib, draw
+from hydractl.report.bench_picture import draw
 from hydractl.settings import BenchSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
@@ -37,7 +37,6 @@ CONVENTIONS = {
     "noisy": f"the middle half of the runs is wider than {NOISY:.0%} of their median, or ratio_ci wider than "
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
-    "macs_formula": "the same multiply-adds by closed formula, block by block; null where it has none",
     "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
@@ -60,7 +59,6 @@ ROW_KEYS = (
     "peak_memory_bytes",
     "params",
     "macs",
-    "macs_formula",
     "bytes",
     "checkpoint_bytes",
     "members",
@@ -70,8 +68,6 @@ ROW_KEYS = (
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every MODEL at every batch size and dtype, or show again what was measured (``--from``)."""
-    if settings.plot is not None:
-        check_matplotlib()
     plot = None if settings.plot is None else file_path(settings.plot)
     if settings.from_file is not None:
         return _again(settings, plot)
@@ -100,11 +96,11 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.bench.rows import rows_of
     from hydractl.model.arguments import find_models
     from hydractl.model.loading import resolve_device
-    from hydractl.model.source import ModelOptions
+    from hydractl.verbs.opening import announce_reading, model_options
 
     device = resolve_device(settings.device)
     settings.check_device(device.type)
-    models = find_models(settings.model, ModelOptions.of(settings))
+    models = find_models(settings.model, model_options(settings))
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
@@ -126,6 +122,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
             compile_mode=(settings.compile_mode or "default") if settings.compile else None,
             seed=settings.seed,
         )
+        announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
         document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
         files = [] if path is None else [write_json(outputs[path], document)]

@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.skipping import report_skipped
-from hydractl.data.suites import FoundSuite
+from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
-from hydractl.errors import Interrupted, UsageError
-from hydractl.evaluate.eval_set import EvalSet
+from hydractl.errors import Interrupted, OutputError, UsageError
+from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions
 from hydractl.evaluate.predictions.reading import is_predictions
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_document import read_eval
-from hydractl.report.eval_files import Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, Reports, write_reports
 from hydractl.settings import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
 
 if TYPE_CHECKING:
-    from hydractl.evaluate.contenders import Contender
     from hydractl.evaluate.leaks import Seen
+    from hydractl.evaluate.models import Model
+    from hydractl.evaluate.sets import EvalSet
 
 SCHEMA = "hydractl.eval/1"
 
@@ -36,11 +38,11 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.from_file is not None:
         return _again(settings)
     plan = plan_of(settings, log)
-    names = [one.name for one in plan.contenders]
+    names = [one.name for one in plan.models]
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
-        with Reports(settings, names) as reports:
+        with Reports(_report_options(settings), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
@@ -59,38 +61,85 @@ def _again(settings: EvalSettings) -> Outcome:
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
-    with Reports(settings, [name for name, _ in rows]) as reports:
+    with Reports(_report_options(settings), [name for name, _ in rows]) as reports:
         files = [] if settings.dry_run else write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet)
 
 
+def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
+    """What an evaluation needs of the settings; the OOD sets of a suite come behind those of ``--ood``."""
+    return EvalOptions(
+        RunOptions(
+            settings.batch_size, settings.dtype, settings.device, settings.workers, settings.whole_last_block,
+            settings.passes(),
+        ),
+        DataOptions(
+            data=settings.data,
+            ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
+            val=settings.val,
+            val_ood=settings.val_ood_sets(),
+            limit=settings.limit,
+            on_bad=settings.on_bad,
+            label_map=settings.label_map,
+            corruptions=settings.corruption_names(),
+            severities=settings.severities,
+            allow_seen=settings.allow_seen,
+        ),
+        FitOptions(
+            settings.temperature, settings.threshold, settings.ood_score, settings.conformal, settings.conformal_score
+        ),
+        bootstrap=settings.bootstrap,
+        seed=settings.seed,
+        keep_logits=(settings.predictions or "").endswith(".st"),
+        resume=settings.resume,
+    )  # fmt: skip
+
+
+def _report_options(settings: EvalSettings) -> ReportOptions:
+    return ReportOptions(settings.report, settings.plots, settings.card, settings.card_model, settings.force)
+
+
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
-    from hydractl.evaluate.finding import check_writable, find_contenders
-    from hydractl.evaluate.keys import known_keys
+    from hydractl.evaluate.answer import known_keys
+    from hydractl.evaluate.finding import check_writable, find_rows
     from hydractl.evaluate.leaks import seen_samples
-    from hydractl.evaluate.sets import find_ood_suite, open_sets
+    from hydractl.evaluate.sets import open_sets
     from hydractl.model.loading import resolve_device
+    from hydractl.verbs.opening import model_options
 
     resolve_device(settings.device)
-    suite = find_ood_suite(settings)
-    if suite is not None:
-        for note in suite.notes:
-            log.warn(f"--ood-suite {suite.name}: {note}")
-    contenders = find_contenders(settings, log)
-    check_writable(contenders, settings)
-    names = [one.name for one in contenders]
+    suite = _suite(settings, log)
+    options = options_of(settings, suite)
+    models = find_rows(settings.model, model_options(settings), options, log)
+    check_writable(models, options.keep_logits, settings.calibrated is not None)
+    names = [one.name for one in models]
     predictions = _prediction_paths(settings, names)
-    sets = open_sets(settings, contenders, suite)
-    for one in contenders:
+    sets = open_sets(options.data, models)
+    for one in models:
         one.check_sets(sets)
-    check_known(settings.requirements(), names, known_keys(settings, sets), skip_first=False)
+    check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
     to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
-    seen = seen_samples(contenders, sets, allow=settings.allow_seen)
-    plan = Plan(contenders, sets, path, predictions, seen, suite)
+    seen = seen_samples(models, sets, allow=options.data.allow_seen)
+    plan = Plan(models, sets, options, path, predictions, seen, suite)
     _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
     return plan
+
+
+def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
+    """The sets of ``--ood-suite``, found below ``--ood-root``.
+
+    Raises:
+        InputError: listing those that are missing.
+    """
+    choice = settings.suite()
+    if choice is None:
+        return None
+    suite = find_suite(choice, str(settings.ood_root), taken=[one.name for one in settings.ood_sets()])
+    for note in suite.notes:
+        log.warn(f"--ood-suite {suite.name}: {note}")
+    return suite
 
 
 def _check_distinct(files: Sequence[Path]) -> None:
@@ -106,16 +155,18 @@ class Plan:
     """What one command measures and writes.
 
     Attributes:
-        contenders: the rows.
+        models: the rows.
         sets: all data sets.
+        options: of the evaluation.
         path: of the answer, None where it goes to standard output.
         predictions: where the predictions of each row go, by name.
         seen: which test samples have been seen, where that is allowed.
         suite: the suite of OOD sets, if one was asked for.
     """
 
-    contenders: Sequence[Contender]
+    models: Sequence[Model]
     sets: Sequence[EvalSet]
+    options: EvalOptions
     path: Path | None
     predictions: Mapping[str, Path]
     seen: Seen
@@ -127,14 +178,16 @@ class Plan:
         return [*([self.path] if self.path else []), *self.predictions.values(), *own]
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
-        """Whether a file that exists may be written: predictions, which ``--resume`` finishes, and no other file."""
-        return settings.force or (settings.resume and file in self.predictions.values() and is_predictions(file))
+        """Whether a file that exists may be claimed: with ``--resume`` predictions, and the answer they all lead to."""
+        finished = [one for one in self.predictions.values() if is_predictions(one)]
+        answered = file == self.path and len(finished) == len(self.predictions)
+        return settings.force or (settings.resume and (file in finished or answered))
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    from hydractl.evaluate.choosing import unused_sets
+    from hydractl.evaluate.fitting import unused_sets
     from hydractl.evaluate.measuring import Measuring
-    from hydractl.evaluate.sets import called
+    from hydractl.evaluate.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
 
     with ExitStack() as stack:
@@ -142,41 +195,54 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(Reports(settings, [one.name for one in plan.contenders]))
+        reports = stack.enter_context(Reports(_report_options(settings), [one.name for one in plan.models]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
         _report_cut(plan, log)
-        for one in unused_sets(plan.sets, settings):
-            log.info(f"{called(one)} is not run: nothing is chosen on it, and no predictions are kept")
-        measuring = Measuring(plan.sets, settings, log)
+        for one in unused_sets(plan.sets, plan.options):
+            log.info(f"{option_of(one)} is not run: nothing is chosen on it, and no predictions are kept")
+        measuring = Measuring(plan.sets, plan.options, log)
         rows, files = [], []
-        for contender in plan.contenders:
-            target = plan.predictions.get(contender.name)
+        for model in plan.models:
+            target = plan.predictions.get(model.name)
             output = None if target is None else outputs[target]
-            rows.append(measuring.row(contender, output, plan.seen.get(contender.name, {})))
+            rows.append(measuring.row(model, output, plan.seen.get(model.name, {})))
             files += [target] if target is not None else []
         if settings.calibrated is not None:
-            files.append(measuring.write_calibrated(plan.contenders[0], outputs[Path(settings.calibrated)]))
+            files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
         document = _document(plan, rows, settings)
         _report_skipped(plan, log)
         named = [(row["name"], row) for row in rows]
         unmet = [line for one in settings.requirements() for line in check(one, named, skip_first=False)]
         if plan.path is not None:
-            files.insert(0, write_json(outputs[plan.path], document))
+            files.insert(0, _write_answer(outputs[plan.path], document, settings))
         files += write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
 
 
+def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
+    """Write the answer; with ``--resume``, leave the one of the same command that is there.
+
+    Raises:
+        OutputError: the file there is of another command.
+    """
+    if settings.resume and not settings.force and output.path.exists():
+        if read_json_file(output.path) != document:
+            raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
+        return output.path
+    return write_json(output, document)
+
+
 def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings) -> dict[str, Any]:
-    from hydractl.evaluate.conventions import conventions
+    from hydractl.evaluate.answer import conventions
     from hydractl.evaluate.sets import tested
 
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "models": list(rows),
         "data": {one.name: one.to_json() for one in tested(plan.sets)},
-        "conventions": conventions(rows, plan.contenders, settings.ood_score),
+        "conventions": conventions(rows, plan.models, settings.ood_score),
     }
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
@@ -187,7 +253,7 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
 
 def _report_skipped(plan: Plan, log: Log) -> None:
     """Say what could not be read (``--on-bad skip``)."""
-    from hydractl.evaluate.eval_set import CORRUPTION
+    from hydractl.evaluate.sets import CORRUPTION
 
     for one in plan.sets:
         if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
@@ -196,13 +262,13 @@ def _report_skipped(plan: Plan, log: Log) -> None:
 
 def _report_cut(plan: Plan, log: Log) -> None:
     """Say how many texts of each set are cut, once for all models that cut alike."""
-    from hydractl.evaluate.contenders import Running
+    from hydractl.evaluate.models import RunningModel
 
     told: list[Any] = []
-    for contender in plan.contenders:
-        if not isinstance(contender, Running) or contender.reads != "text":
+    for model in plan.models:
+        if not isinstance(model, RunningModel) or model.reads != "text":
             continue
-        source = contender.argument.sources[0]
+        source = model.argument.sources[0]
         preprocess = source.description.preprocess
         if preprocess not in told:
             told.append(preprocess)
@@ -219,4 +285,4 @@ def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Pat
     path = file_path(settings.predictions)
     if len(names) == 1:
         return {names[0]: path}
-    return {name: path.with_name(f"{path.stem}.{name}{path.suffix}") for name in names}
+    return {name: named_apart(path, name) for name in names}

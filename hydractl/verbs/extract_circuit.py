@@ -6,16 +6,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from hydractl.circuit.journal import check_free
 from hydractl.circuit.scope import Scope, scope_of
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.log import Log
 from hydractl.model.matching import only_one
-from hydractl.model.source import ModelOptions, open_sources
-from hydractl.settings import CircuitSettings
+from hydractl.model.source import open_sources
+from hydractl.settings.pruning import CircuitSettings
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 
@@ -26,7 +28,7 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    source = only_one(open_sources(settings.model, ModelOptions.of(settings)), "extract-circuit")
+    source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
     objectives = list(settings.objective)
     scope = scope_of(source, settings)
     paths: dict[str, Path] = {}
@@ -64,8 +66,8 @@ def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
     path = file_path(output)
     if len(objectives) == 1:
         return {objectives[0]: path}
-    suffix = path.suffix or ".json"
-    return {o: path.with_name(f"{path.name.removesuffix(path.suffix)}.{o}{suffix}") for o in objectives}
+    path = path if path.suffix else path.with_name(f"{path.name}.json")
+    return {objective: named_apart(path, objective) for objective in objectives}
 
 
 def _search_and_write(
@@ -77,6 +79,9 @@ def _search_and_write(
             # A search that is resumed replaces what an earlier end of it wrote.
             replace = settings.force or (settings.resume and journal is not None and journal.exists())
             outputs = {o: stack.enter_context(Output(p, force=replace)) for o, p in paths.items()}
+            if journal is not None and not replace:
+                check_free(journal)  # the journal is opened later, when the data and the model are read
+        announce_reading([scope.source], log)
         session = Session(scope, settings, log, team)
         stack.callback(session.close)
         documents = session.search(journal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, open_sources
+from hydractl.model.source import open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.finetuning import ADAPTERS, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
@@ -41,13 +42,14 @@ from hydractl.training.prepare import adapt, speed_up
 from hydractl.training.run_log import RunLog, check_tensorboard
 from hydractl.training.schedule import Cycles
 from hydractl.training.start import Opened, open_all, with_dropout
-from hydractl.verbs.finetune_members import on_first_device, train_members
+from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
 
-_SPEED = ("compile", "checkpoint_blocks")
-_RESOLVED = ("max_length", "tower")  # the provenance has what came of them
+_SPEED = ("compile", "checkpoint_blocks")  # the result is the same, to rounding
+_RESOLVED = ("max_length", "tower")  # the provenance has their values once the model is known
 DECISIVE = tuple(o.name for o in recipe_options() if o.name not in (*_SPEED, *_RESOLVED))
 """The settings that decide the weights that come out, beside model, data and seed: what a recipe may say."""
 
@@ -57,22 +59,38 @@ class Prepared:
     """Everything that is known and checked before a training begins.
 
     Attributes:
+        settings: of the verb.
         options: of the training.
         opened: data and model as it starts.
         files: it writes.
         plan: for its answer.
-        decisive: settings and data that decide the result, for the provenance.
     """
 
+    settings: FinetuneSettings
     options: TrainOptions
     opened: Opened
     files: RunFiles
     plan: dict[str, Any]
-    decisive: dict[str, Any]
+
+    @cached_property
+    def decisive(self) -> dict[str, Any]:
+        """Settings and data that decide the result, for the provenance; reads all data."""
+        source, settings = self.opened.source, self.settings
+        decisive = {key: getattr(settings, key) for key in DECISIVE}
+        if len(settings.lr) == 1:
+            decisive["lr"] = settings.lr[0]
+        val_set = self.opened.val_set
+        return {
+            **decisive,
+            "max_length": source.description.preprocess.get("max_length"),
+            **asked_classes(source, settings.tower),
+            "data": self.opened.train_set.fingerprint(),
+            "val": None if val_set is None else val_set.fingerprint(),
+        }
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Tells one unfinished run, or one output, from another."""
+        """Tells one unfinished run, or one output, from another; hashes the model."""
         return {"model": self.opened.source.sha256, "seed": self.options.seed, **self.decisive}
 
 
@@ -94,17 +112,20 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
             return Outcome({}, silent=True)
         check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
         return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
+    if not settings.resume and not team.rank:
+        check_files(files, settings)
+    announce_reading([prepared.opened.source], log)
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
     if settings.resume and not state.exists():
         made_by = finished(files, prepared.fingerprint, force=settings.force)
         if made_by is not None:
             log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
             return Outcome(_finished(files, made_by, plan), files=list(files.paths), silent=bool(team.rank))
-    return _train_and_write(prepared, settings, state, log, team)
+    return _train_and_write(prepared, state, log, team)
 
 
 def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
-    source = only_one(open_sources(settings.model, ModelOptions.of(settings)), "finetune")
+    source = only_one(open_sources(settings.model, model_options(settings)), "finetune")
     sites_of(source, settings.tower)
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
@@ -122,7 +143,7 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     )
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
-    return Prepared(options, opened, files, _plan(opened, options, files, log), _decisive(opened, settings))
+    return Prepared(settings, options, opened, files, _plan(opened, options, files, log))
 
 
 def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> dict[str, Any]:
@@ -140,16 +161,15 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
     return plan
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One of several trainings before they begin: its plan, and its fingerprint."""
+def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    """One of several trainings before they begin: its plan, and what computes its fingerprint."""
     prepared = _prepared(settings, log)
-    return prepared.plan, prepared.fingerprint
+    return prepared.plan, lambda: prepared.fingerprint
 
 
-def _train_and_write(
-    prepared: Prepared, settings: FinetuneSettings, state: StateFile, log: Log, team: Processes
-) -> Outcome:
-    opened, files, plan, resumed = prepared.opened, prepared.files, prepared.plan, settings.resume and state.exists()
+def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
+    opened, files, plan, settings = prepared.opened, prepared.files, prepared.plan, prepared.settings
+    resumed = settings.resume and state.exists()
     with ExitStack() as stack:
         outputs: list[Output] = []
         saved = None
@@ -163,10 +183,10 @@ def _train_and_write(
         team.gather(None)  # nobody saves before all have read
         run_log = RunLog() if team.rank else files.open_log(saved, _about(plan, settings), log)
         stack.callback(run_log.close)
-        first = _model(prepared, settings)
+        first = _model(prepared)
         report_all_cut(first, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
-        trained = train_each(_maker(first, prepared, settings, team), prepared.options, context, saved)
+        trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
         if team.rank:
             return Outcome({}, silent=True)
@@ -234,43 +254,27 @@ def _adapter(settings: FinetuneSettings) -> Adapter | None:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _model(prepared: Prepared, settings: FinetuneSettings) -> HydraModel:
-    source, options = with_dropout(prepared.opened.source, settings.dropout), prepared.options
+def _model(prepared: Prepared) -> HydraModel:
+    settings, options = prepared.settings, prepared.options
+    source = with_dropout(prepared.opened.source, settings.dropout)
     model = build_model(source, local_device(settings.device), settings.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     return model
 
 
-def _maker(
-    first: HydraModel, prepared: Prepared, settings: FinetuneSettings, team: Processes
-) -> Callable[[], tuple[HydraModel, TrainingData]]:
+def _maker(first: HydraModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[HydraModel, TrainingData]]:
     """Gives the model to start from, again and again, and the data of the first one, which suit all."""
     data = training_data(first, prepared.opened.train_set, prepared.opened.val_set, prepared.options, team)
     waiting = [first]
 
     def make() -> tuple[HydraModel, TrainingData]:
-        return waiting.pop() if waiting else _model(prepared, settings), data
+        return waiting.pop() if waiting else _model(prepared), data
 
     return make
 
 
-# --- what decided the result ------------------------------------------------------------------------------------------
-
-
-def _decisive(opened: Opened, settings: FinetuneSettings) -> dict[str, Any]:
-    """Settings and data that decide the result, for the provenance and the fingerprint."""
-    source = opened.source
-    decisive = {key: getattr(settings, key) for key in DECISIVE}
-    if len(settings.lr) == 1:
-        decisive["lr"] = settings.lr[0]
-    return {
-        **decisive,
-        "max_length": source.description.preprocess.get("max_length"),
-        **asked_classes(source, settings.tower),
-        "data": opened.train_set.fingerprint(),
-        "val": None if opened.val_set is None else opened.val_set.fingerprint(),
-    }
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:

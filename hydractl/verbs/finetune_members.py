@@ -16,20 +16,21 @@ from hydractl.errors import HydraError, InputError, Interrupted, OutputError, Us
 from hydractl.files.atomic import check_outputs
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
-from hydractl.model.source import ModelOptions, open_sources
+from hydractl.model.source import open_sources
 from hydractl.settings import FinetuneSettings
 from hydractl.settings.words import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Command, Ended, run_commands
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
+from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
 _REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
 
-Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], dict[str, Any]]]
-"""Checks one training without beginning it; gives its plan and its fingerprint."""
+Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+"""Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
 
@@ -165,7 +166,7 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
     if settings.output is not None and not several:
         return [settings.output]
     folder = settings.output or ""
-    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, ModelOptions.of(settings))]
+    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, model_options(settings))]
 
 
 def _checked(
@@ -189,9 +190,9 @@ def _checked(
         plan, fingerprint = check(settings, Log() if of_model else log)
         plans[member.name] = of_model[model] = plan
         if begun and state.exists():
-            StateFile(state, fingerprint, {}).check()
+            StateFile(state, fingerprint(), {}).check()
         elif begun:
-            made_by = finished(member.files, fingerprint, force=settings.force)
+            made_by = finished(member.files, fingerprint(), force=settings.force)
             if made_by is not None:
                 done[member.name] = answer(member.files, made_by, plan)
     _check_files([member for member in members if member.name not in done])
@@ -207,15 +208,23 @@ def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     return plan
 
 
+def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
+    """See that the outputs of one training can be written and no unfinished run is in the way.
+
+    Raises:
+        OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
+    """
+    force = settings.force or (settings.resume and files.state.exists())
+    check_outputs(files.paths, force=force, folder=files.folder)
+    refuse_unfinished(files.state, force=settings.force or settings.resume)
+
+
 def _check_files(members: Sequence[Member]) -> None:
     """See that every output can be written and no unfinished run is in the way."""
     errors: list[HydraError] = []
     for member in members:
-        settings, files = member.settings, member.files
         try:
-            begun = files.state.exists()
-            check_outputs(files.paths, force=settings.force or (settings.resume and begun), folder=files.folder)
-            refuse_unfinished(files.state, force=settings.force or settings.resume)
+            check_files(member.files, member.settings)
         except HydraError as error:
             errors.append(error)
     if len(errors) == 1:

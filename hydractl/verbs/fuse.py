@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
-from hydractl.export.targets import Claim, claimed, plan_exports, stem_beside
-from hydractl.files.atomic import Output, check_outputs, file_path, write_with
-from hydractl.files.checkpoint import write_tensors
+from hydractl.export.targets import Claim, Target, claimed, plan_exports, stem_beside
+from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.provenance import provenance
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import self_check
@@ -18,41 +20,36 @@ from hydractl.log import Log
 from hydractl.model.cost import cost_of, dense_macs
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, Source, open_sources
+from hydractl.model.source import Source, open_sources
 from hydractl.settings import FuseSettings
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+
+_AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
     """Plan, write and check a fused model, or export one model as it is."""
     resolve_device(settings.device)
-    sources = open_sources(settings.model, ModelOptions.of(settings))
+    sources = open_sources(settings.model, model_options(settings))
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
     path = file_path(settings.output) if settings.output else default_name(settings.merge)
     stem = stem_beside(path, settings.export)
-    check_outputs([path], force=settings.force)  # before any weight is read
-    plan = plan_fusion(sources, settings.merge)
-    for warning in plan.warnings:
-        log.warn(warning)
-    targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
-    document = _document(plan, sources, path)
-    if targets:
-        document["exports"] = [target.to_json() for target in targets]
-    dense = dense_macs(plan.description)
-    fused = cost_of(plan.description, plan.tensors)
-    document["shared"] = shared_parts(plan)
-    document["cost"] = {
-        "single": cost_of(sources[0].description, sources[0].tensors),
-        "fused": fused,
-        "dense_macs": dense,
-        "mac_ratio": fused["macs"] / dense,
-    }
+    outline = plan_fusion(sources, settings.merge, headers_only=True)
+    targets = plan_exports(settings.export, stem, outline.description, outline.tensors)
+    check_outputs([path, *(target.path for target in targets)], force=settings.force)
     if settings.dry_run:
-        check_outputs([path, *(file for target in targets for file in target.files)], force=settings.force)
-        return Outcome({**document, "dry_run": True})
-    with Output(path, force=settings.force) as output, claimed(targets, force=settings.force) as claim:
-        return _write(plan, sources, output, claim, document, settings, log)
+        return Outcome({**_document(outline, sources, path, targets, dry_run=True), "note": _AT_MOST, "dry_run": True})
+    announce_reading(sources, log)
+    with Output(path, force=settings.force) as output:
+        plan = plan_fusion(sources, settings.merge)
+        for warning in plan.warnings:
+            log.warn(warning)
+        targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
+        document = _document(plan, sources, path, targets, dry_run=False)
+        with claimed(targets, force=settings.force) as claim:
+            return _write(plan, sources, output, claim, document, settings, log)
 
 
 def default_name(merge: list[str]) -> Path:
@@ -60,10 +57,15 @@ def default_name(merge: list[str]) -> Path:
     return Path("hydra.st" if merge else "hydra.unmerged.st")
 
 
-def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, Any]:
+def _document(
+    plan: FusionPlan, sources: Sequence[Source], path: Path, targets: Sequence[Target], *, dry_run: bool
+) -> dict[str, Any]:
+    """The answer so far; a dry run, which reads no weights, says neither what is equal in them nor their digests."""
+    dense = dense_macs(plan.description)
+    fused = cost_of(plan.description, plan.tensors)
     counts = {
         "averaged": plan.elements(plan.averaged),
-        "equal": plan.elements(plan.shared),
+        **({} if dry_run else {"equal": plan.elements(plan.shared)}),
         "per_member": plan.elements(plan.own),
     }
     return {
@@ -72,10 +74,23 @@ def _document(plan: FusionPlan, sources: list[Source], path: Path) -> dict[str, 
         "arch": plan.description.arch,
         "merge": list(plan.description.merge or []),
         "members": [
-            {"name": s.name, "sha256": s.sha256, "heads": s.description.mask.counts(), "kind": s.description.kind}
-            for s in sources
+            {
+                "name": source.name,
+                **({} if dry_run else {"sha256": source.sha256}),
+                "heads": source.description.mask.counts(),
+                "kind": source.description.kind,
+            }
+            for source in sources
         ],
         "parameters": counts,
+        **({"exports": [target.to_json() for target in targets]} if targets else {}),
+        **({} if dry_run else {"shared": shared_parts(plan)}),
+        "cost": {
+            "single": cost_of(sources[0].description, sources[0].tensors),
+            "fused": fused,
+            "dense_macs": dense,
+            "mac_ratio": fused["macs"] / dense,
+        },
     }
 
 
@@ -88,9 +103,7 @@ def _write(
     settings: FuseSettings,
     log: Log,
 ) -> Outcome:
-    from dataclasses import replace
-
-    check = self_check(plan, sources, settings, log)
+    check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
     origins = [source.sha256 for source in sources]
     description = replace(
         plan.description,
@@ -100,12 +113,9 @@ def _write(
     exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
     if exports:
         document = {**document, "exports": exports}
-    digests: list[str] = []
-    files = [
-        write_with(output, lambda handle: digests.append(write_tensors(handle, plan.tensors, description.to_json())))
-    ]
+    digest = write_checkpoint(output, plan.tensors, description.to_json())
     # The exports last: what they were made of is then in place.
-    return Outcome({**document, "self_check": check, "sha256": digests[0]}, files=[*files, *claim.commit()])
+    return Outcome({**document, "self_check": check, "sha256": digest}, files=[output.path, *claim.commit()])
 
 
 def stem_alone(settings: FuseSettings, source: Source) -> Path:
@@ -132,16 +142,18 @@ def stem_alone(settings: FuseSettings, source: Source) -> Path:
 def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     """Export one model, which may itself be fused, and write nothing else."""
     targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
+    check_outputs([file for target in targets for file in target.files], force=settings.force)
+    if not settings.dry_run:
+        announce_reading([source], log)
     document: dict[str, Any] = {
         "schema": EXPORT_SCHEMA,
         "model": source.name,
-        "sha256": source.sha256,
+        **({} if settings.dry_run else {"sha256": source.sha256}),
         "arch": source.description.arch,
         "members": len(source.description.masks),
         "exports": [target.to_json() for target in targets],
     }
     if settings.dry_run:
-        check_outputs([file for target in targets for file in target.files], force=settings.force)
         return Outcome({**document, "dry_run": True})
     origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
     with claimed(targets, force=settings.force) as claim:

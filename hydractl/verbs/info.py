@@ -9,8 +9,8 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluate.predictions.reading import read_predictions
-from hydractl.files.checkpoint import DTYPES, Header, read_header
 from hydractl.files.description import Description
+from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.heads.mask import HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap

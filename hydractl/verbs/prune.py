@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.criteria.scoring import criterion_of, score_source
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
-from hydractl.files.checkpoint import write_tensors
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.fingerprints import Entry, merged, seen_in
 from hydractl.files.provenance import provenance
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
@@ -30,15 +29,19 @@ from hydractl.log import Log
 from hydractl.model.checks import check_finite
 from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, only_one, sites_of
-from hydractl.model.source import ModelOptions, Source, open_sources, pruned
-from hydractl.settings import PruneSettings
-from hydractl.settings.pruning import DECIDE
+from hydractl.model.source import Source, open_sources, pruned
+from hydractl.settings.pruning import DECIDE, PruneSettings
+from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.score import criterion_of, score_source
+
+Fixed = dict[str, tuple[int, ...]]
+"""The heads to keep at the sites where another mask decides, by path."""
 
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
-    opened = open_sources(settings.model, ModelOptions.of(settings))
+    opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
     output = settings.output or default_name(source, settings)
@@ -101,39 +104,44 @@ class Choice:
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
     """The mask of the pruned model and what decided it."""
-    given: list[tuple[str, Any]] = []
-    mask, details = _choose(source, settings, log, given)
-    return Choice(mask, details, merged(source.description.seen, *(seen_in(d, name) for name, d in given)))
-
-
-def _choose(
-    source: Source, settings: PruneSettings, log: Log, given: list[tuple[str, Any]]
-) -> tuple[HeadMask, dict[str, Any]]:
-    """As :func:`choose`; ``given`` receives the documents that were read."""
     settings = settled(source, settings)
     whole, sites = source.description.mask, source.sites
-    fixed = {}
+    documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
+    fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
-        given.append((settings.with_mask, read_json_file(settings.with_mask)))
-        other = mask_from_json(given[-1][1], sites, settings.with_mask, source.description.arch)
+        document = documents[settings.with_mask]
+        other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
         fixed = shared_sites(sites, other, settings.share_sites)
-    details: dict[str, Any] = {"keep": settings.keep, "remove": settings.remove, "share_sites": settings.share_sites}
-    details.update(asked_classes(source, settings.tower))
-    if fixed:
-        details["shared"] = {path: list(kept) for path, kept in fixed.items()}
+    details: dict[str, Any]
     if settings.mask:
-        given.append((settings.mask, read_json_file(settings.mask)))
-        wanted = mask_from_json(given[-1][1], sites, settings.mask, source.description.arch)
-        return apply_fixed(whole.intersect(wanted), fixed), details
-    if settings.circuit:
-        given.append((settings.circuit, read_json_file(settings.circuit)))
-        return _from_circuit(given[-1][1], settings.circuit, source, settings, fixed, details)
+        wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
+        mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
+    elif settings.circuit:
+        mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
+    else:
+        mask, details = _from_scores(source, settings, fixed, log)
+    details = {
+        "keep": settings.keep,
+        "remove": settings.remove,
+        "share_sites": settings.share_sites,
+        **asked_classes(source, settings.tower),
+        **({"shared": {path: list(kept) for path, kept in fixed.items()}} if fixed else {}),
+        **details,
+    }
+    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()))
+    return Choice(mask, details, seen)
+
+
+def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log) -> tuple[HeadMask, dict[str, Any]]:
+    """The mask that scores decide, those of a file or measured now, and what is to be said of them."""
+    whole = source.description.mask
     if settings.scores:
-        scores = scores_from_json(read_json_file(settings.scores), sites, settings.scores)
-        details["scores"] = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+        scores = scores_from_json(read_json_file(settings.scores), source.sites, settings.scores)
+        origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
     else:
         scores = _score(source, settings, log)
-        details["scores"] = scores.info["source"]["settings"]
+        origin = scores.info["source"]["settings"]
+    details: dict[str, Any] = {"scores": origin}
     # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
     fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
@@ -141,9 +149,9 @@ def _choose(
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
     if settings.method in DECIDE:
-        chosen = scores.info[settings.method]["kept"]
+        decided = scores.info[settings.method]["kept"]
         # At shared sites the other mask decides, and what this model already lost stays lost.
-        kept = {p: present.kept[p] if p in fixed else tuple(chosen[p]) for p in present.heads}
+        kept = {p: present.kept[p] if p in fixed else tuple(decided[p]) for p in present.heads}
         return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details
     details["scope"] = settings.scope
     if settings.scope == "global":
@@ -174,7 +182,7 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
 
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     towers = {site.tower for site in sites_of(source, settings.tower)}
-    if settings.scope == "global" and len(towers) > 1 and settings.method not in ("random", *DECIDE):
+    if settings.scope == "global" and len(towers) > 1 and not criterion_of(source, settings).compares_towers:
         log.warn(
             f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
@@ -187,9 +195,9 @@ def _from_circuit(
     path: str,
     source: Source,
     settings: PruneSettings,
-    fixed: dict[str, tuple[int, ...]],
-    details: dict[str, Any],
+    fixed: Fixed,
 ) -> tuple[HeadMask, dict[str, Any]]:
+    """The mask that a circuit decides, and what is to be said of it."""
     ranking = ranking_from_json(document, source.sites, path)
     whole = source.description.mask
     # A circuit of one tower says so; a budget then counts the heads of that tower.
@@ -199,7 +207,7 @@ def _from_circuit(
     paths = [site.path for site in sites_of(source, settings.tower or tower)]
     before, present = whole.at(paths), whole.without(ranking.start).at(paths)
     fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
-    details["circuit"] = {k: document[k] for k in ("objective", "algorithm") if k in document}
+    details: dict[str, Any] = {"circuit": {k: document[k] for k in ("objective", "algorithm") if k in document}}
     if settings.keep is None and settings.remove is None:
         there = set(present.kept_heads)
         count = sum(1 for head in ranking.removed if head in there)
@@ -218,14 +226,15 @@ def _from_circuit(
 
 
 def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
-    check_finite(source.name, source.tensors)
+    announce_reading([source], log)
     choice = choose(source, settings, log)
+    check_finite(source.name, source.tensors)
     mask = choice.mask
     _warn_empty(mask, log)
-    made = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
+    origin = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
     description, tensors = pruned(source, mask, layout)
-    description = replace(description, provenance=made, seen=tuple(choice.seen))
-    mask_document = mask.to_json(source.description.arch, made, choice.seen)
+    description = replace(description, provenance=origin, seen=tuple(choice.seen))
+    mask_document = mask.to_json(source.description.arch, origin, choice.seen)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),
@@ -244,10 +253,8 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
             document["sha256"] = write_tensors(handle, tensors, description.to_json())
         (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
         return Outcome(document, files=[output.commit()])
-    digests: list[str] = []
-    file = write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
-    document["sha256"] = digests[0]
-    return Outcome(document, files=[file, write_json(mask_output, mask_document)])
+    document["sha256"] = write_checkpoint(output, tensors, description.to_json())
+    return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
 
 
 def _warn_empty(mask: HeadMask, log: Log) -> None:

@@ -14,8 +14,8 @@ from hydractl.data import open_data
 from hydractl.errors import InputError
 from hydractl.heads.mask import HeadScores, all_heads
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OOD_SCORES
-from hydractl.metrics.summary import id_metrics, ood_metrics
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.rows import id_metrics, ood_metrics
 from hydractl.model.runtime import HydraModel
 from tests.pico import images, inputs, logits, source_of, stock, zero_columns
 

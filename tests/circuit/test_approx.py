@@ -30,7 +30,7 @@ from hydractl.circuit.slopes import (
 )
 from hydractl.circuit.subset import Subset, drawn
 from hydractl.errors import UsageError
-from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.metrics.ood import OOD_SCORES
 from hydractl.model.runtime import HydraModel
 from hydractl.settings.option import options_of
 from hydractl.settings.pruning import CircuitSettings

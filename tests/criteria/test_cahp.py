@@ -17,12 +17,10 @@ from torch.nn import functional as F
 
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration, Decider, get_criterion
-from hydractl.criteria.cahp import representatives, sizes_to_try, split_by_class
-from hydractl.criteria.head_outputs import count_correct, head_outputs, part_of
-from hydractl.criteria.knee import find_knee
-from hydractl.criteria.separability import class_pairs, jeffries_matusita, signatures
+from hydractl.criteria.cahp.choosing import count_correct, find_knee, representatives, sizes_to_try, split_by_class
+from hydractl.criteria.cahp.signatures import class_pairs, head_outputs, jeffries_matusita, part_of, signatures
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.files.checkpoint import read_header
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns

@@ -192,6 +192,16 @@ def test_other_architectures_are_refused_by_their_attention(name: str, met: tupl
     assert "Bert" in error.hint
 
 
+def test_a_backbone_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration may name another model: the library would fetch it while it builds the first."""
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("this asks the network"))
+    config = {"backbone": "microsoft/resnet-50", "use_pretrained_backbone": True, "backbone_config": None}
+    name = "DPTForSemanticSegmentation"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "dpt", **config}))
+    with pytest.raises(InputError, match=f"transformers' {name} is not supported: its attention is DPT\\w*Attention"):
+        open_source(str(tmp_path))
+
+
 @pytest.mark.parametrize("names", [["NoSuchModel"], [], ["BertModel", "BertModel"], "BertModel", [7], ["AutoModel"]])
 def test_names_of_no_model_are_refused(names: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": names, "model_type": "bert"}))

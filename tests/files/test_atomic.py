@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from filelock import lock_descriptor
 
 from hydractl.errors import OutputError, StorageError
 from hydractl.files.atomic import Output, storage_error, write_json, write_with
@@ -278,15 +278,15 @@ def test_an_output_that_appears_while_the_lock_is_taken_is_kept(
 def test_a_lock_on_a_file_that_was_just_renamed_away_is_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, calls = tmp_path / "a.st", fcntl.flock, []
+    path, real, calls = tmp_path / "a.st", lock_descriptor, []
 
-    def late(handle: IO[bytes], operation: int) -> None:
+    def late(descriptor: int, *, blocking: bool) -> bool:
         if not calls:  # the owner commits after this process has opened its temporary file
             os.replace(tmp_path / ".a.st.hydractl-tmp", path)
-        calls.append(operation)
-        real(handle, operation)
+        calls.append(descriptor)
+        return real(descriptor, blocking=blocking)
 
-    monkeypatch.setattr("hydractl.files.atomic.fcntl.flock", late)
+    monkeypatch.setattr("hydractl.files.atomic.lock_descriptor", late)
     with Output(path, force=True) as output:
         assert listing(tmp_path) == [".a.st.hydractl-tmp", "a.st"]
         with output.opened() as handle:

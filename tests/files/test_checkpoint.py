@@ -18,17 +18,9 @@ import safetensors
 import safetensors.torch
 import torch
 
-import hydractl.files.checkpoint
 from hydractl.errors import InputError
-from hydractl.files.checkpoint import (
-    MAX_HEADER_BYTES,
-    DictTensors,
-    FileTensors,
-    read_header,
-    same_names,
-    sha256_file,
-    write_tensors,
-)
+from hydractl.files.checkpoint import DictTensors, FileTensors, sha256_file, write_tensors
+from hydractl.files.header import MAX_HEADER_BYTES, read_header, same_names
 
 # --- files that are refused -------------------------------------------------------------------------------------------
 
@@ -167,7 +159,7 @@ def test_all_broken_entries_are_listed_at_once(tmp_path: Path) -> None:
 def test_one_tensor_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header: dict[str, Any] = {"__metadata__": {}, **dict.fromkeys(map(str, range(100_001)), 0)}
     assert "lists 100001 tensors (the limit is 100000)" in refusal(tmp_path, raw(header)).message
-    monkeypatch.setattr(hydractl.files.checkpoint, "MAX_TENSORS", 1)
+    monkeypatch.setattr("hydractl.files.header.MAX_TENSORS", 1)
     most = tmp_path / "most.st"
     most.write_bytes(raw({"__metadata__": {}, "a": entry()}))
     assert list(read_header(most).tensors) == ["a"], "metadata is no tensor"

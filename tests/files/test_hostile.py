@@ -77,7 +77,7 @@ def test_a_misspelt_requirement_is_found_before_the_work(here: Path, capsys: pyt
 
 
 def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hydractl.metrics.summary import row_keys
+    from hydractl.metrics.rows import row_keys
     from hydractl.verbs.requirements import lookup
 
     command = ["eval", "vit.st", "--data", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
-from hydractl.model.per_member import PerMember
 from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.stacking import PerMember
 
 declare_operators()
 
@@ -354,7 +354,7 @@ def test_members_never_see_each_other() -> None:
 def test_it_is_the_library_s_attention_bit_for_bit(options: dict[str, bool], call: dict[str, bool]) -> None:
     from timm.layers import Attention
 
-    from hydractl.families.timm_vit import FAMILY
+    from hydractl.families.timm import FAMILY
     from hydractl.heads.mask import Site
 
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +22,8 @@ from hydractl.cli.app import main
 from hydractl.criteria.magnitude import Magnitude
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.files.checkpoint import FileTensors, TensorInfo, read_piece, sha256_file, tensor_info
+from hydractl.files.checkpoint import FileTensors, read_piece, sha256_file
+from hydractl.files.header import TensorInfo, header_bytes, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.checks import check_finite
@@ -172,25 +175,144 @@ def test_a_plan_for_a_huge_model_needs_no_memory_for_it() -> None:
     )
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two different members and their base."""
-    monkeypatch.chdir(tmp_path)
-    run("prune", TINY, "--method", "random", "--keep", "3", "--seed", "3", "-o", "base.st", "-q")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    run("prune", TINY, "--method", "random", "--keep", "3", "--seed", "3", "-o", folder / "base.st", "-q")
     for seed in range(2):
-        run("prune", f"{TINY}&drop_rate=0.{seed}", "--method", "random", "--keep", "2", "-o", f"m{seed}.st", "-q")
+        model = f"{TINY}&drop_rate=0.{seed}"
+        run("prune", model, "--method", "random", "--keep", "2", "-o", folder / f"m{seed}.st", "-q")
+    return folder
+
+
+@pytest.fixture
+def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two different members and their base."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_dry_runs_read_no_weights(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- headers first ----------------------------------------------------------------------------------------------------
+
+VAL, TRAIN = ["--data", "data.npz"], ["--data", "data.npz", "--epochs", "1"]
+MAGNITUDE = ["--method", "magnitude", "--keep", "2"]
+
+
+@pytest.fixture
+def unread(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of ``files``, with data, of which no weight may be read."""
+
     def refuse(*_: Any) -> torch.Tensor:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr(FileTensors, "read_piece", refuse)
-    run("prune", "base.st", "--method", "magnitude", "--keep", "2", "--dry-run", "-o", "n.st", "-q")
-    assert not Path("n.st").exists()
-    # To say what is stored once, fusing compares weights.
-    run("fuse", "base.st", "base.st", "--dry-run", "-o", "n.st", "-q", code=1)
+    np.savez("data.npz", x=np.random.default_rng(0).integers(0, 256, (10, 16, 16, 3), np.uint8), y=np.arange(10) % 5)
+    np.savez("ood.npz", x=np.random.default_rng(1).integers(0, 256, (10, 16, 16, 3), np.uint8))
+    monkeypatch.setattr(FileTensors, "_fill", refuse)
+    return files
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "taylor", *VAL, "-o", "n.json"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "n.st"],
+        ["prune", "base.st", "--mask", "m0.mask.json", "-o", "n.st"],
+        ["finetune", "base.st", *TRAIN, "-o", "n.st"],
+        ["finetune", "base.st", "m0.st", *TRAIN, "-o", "n/"],
+        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
+        ["fuse", "base.st", "m0.st", "m1.st", "-o", "n.st"],
+        ["fuse", "base.st", "--export", "pt2", "-o", "n.pt2"],
+        ["eval", "base.st", "both=m0.st+m1.st", *VAL, "--ood", "o=ood.npz", "-o", "n.json"],
+        ["bench", "base.st", "m0.st", "-o", "n.json"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_dry_runs_read_no_weights(command: list[str], unread: Path) -> None:
+    if command[-1].endswith("/"):
+        (unread / command[-1]).mkdir()
+    before = sorted(os.listdir())
+    run(*command, "--dry-run", "-q")
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "random", "-o", "taken"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "taken"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "m0.new.st", "--mask", "taken"],
+        ["finetune", "base.st", *TRAIN, "-o", "taken"],
+        ["finetune", "base.st", *TRAIN, "-o", "begun.st"],
+        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
+        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "taken"],
+        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "begun"],
+        ["fuse", "m0.st", "m1.st", "-o", "taken"],
+        ["fuse", "m0.st", "m1.st", "-o", "h.st", "--export", "pt2"],
+        ["fuse", "m0.st", "--export", "pt2", "-o", "h.pt2"],
+        ["eval", "base.st", *VAL, "-o", "taken"],
+        ["bench", "base.st", "-o", "taken"],
+    ],
+    ids=lambda command: " ".join([command[0], *command[-3:]]),
+)
+def test_a_taken_output_is_refused_before_weights_are_read(command: list[str], unread: Path) -> None:
+    for name in ("taken", "begun.st.state", "n.1.st", "begun.journal", "h.pt2"):
+        Path(name).write_text("{}")
+    before = sorted(os.listdir())
+    run(*command, code=2 if "--mask" in command else 5)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "taylor", "--data", "none.npz"],
+        ["prune", "base.st", *MAGNITUDE, "--share-sites", "1", "--with", "none.json"],
+        ["prune", "base.st", "--mask", "none.json"],
+        ["prune", "base.st", "--method", "taylor", "--keep", "2", "--data", "none.npz"],
+        ["finetune", "base.st", *TRAIN, "--val", "none.npz"],
+        ["finetune", "base.st", "none.st", *TRAIN, "-o", "./"],
+        ["extract-circuit", "base.st", *VAL, "--ood", "none.npz", "--budget", "1"],
+        ["extract-circuit", "base.st", *VAL, "--ood", "ood.npz", "--budget", "1", "--check-against", "none.json"],
+        ["fuse", "m0.st", "m1.st", "none.st"],
+        ["fuse", f"{TINY}", "m1.st", "none.st"],
+        ["eval", "base.st", "m0.st+none.st", *VAL],
+        ["eval", "base.st", *VAL, "--ood", "o=none.npz"],
+        ["bench", "base.st", "m0.st", "none.st"],
+    ],
+    ids=lambda command: " ".join([command[0], *command[-2:]]),
+)
+def test_a_missing_input_is_found_before_weights_are_read(
+    command: list[str], unread: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(get_family("timm")), "load_name", lambda *_: pytest.fail("weights were drawn"))
+    before = sorted(os.listdir())
+    run(*command, code=3)
+    assert sorted(os.listdir()) == before
+
+
+def test_dry_runs_of_a_model_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """A sparse file with the header of a ViT-H/14."""
+    monkeypatch.chdir(tmp_path)
+    config = {"architecture": "vit_huge_patch14_224", "num_classes": 1000}
+    family, description = get_family("timm"), open_source(TINY).description
+    shape = {**description.preprocess, "input_size": [3, 224, 224]}
+    masks = [HeadMask.full(family.sites(config))]
+    huge = replace(description, arch=config["architecture"], config=config, preprocess=shape, labels=None, masks=masks)
+    infos = {name: tensor_info(tensor) for name, tensor in family.build(config).state_dict().items()}
+    header, _ = header_bytes(infos, huge.to_json())
+    with open("huge.st", "wb") as handle:
+        handle.write(header)
+        handle.truncate(len(header) + sum(info.nbytes for info in infos.values()))
+    assert os.stat("huge.st").st_size > 2_500_000_000
+    monkeypatch.setattr(FileTensors, "_fill", lambda *_: pytest.fail("a weight was read"))
+    run("prune", "huge.st", "--method", "random", "--keep", "8", "--dry-run", "-o", "n.st")
+    run("fuse", "huge.st", "huge.st", "huge.st", "--dry-run", "-o", "h.st")
+    run("bench", "huge.st", "--dry-run")
+    capfd.readouterr()
+    with pytest.raises(pytest.fail.Exception, match="a weight was read"):
+        run("prune", "huge.st", "--method", "random", "--keep", "8", "-o", "n.st")
+    assert "reading huge (2.5 GB)" in capfd.readouterr().err
 
 
 # --- outputs that are inputs ------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hydractl.families import get_family
-from hydractl.files.checkpoint import TensorInfo, tensor_info
 from hydractl.files.description import Description
+from hydractl.files.header import TensorInfo, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
@@ -70,7 +70,7 @@ def vit_base() -> Source:
 
 
 def with_weights(source: Source, number: float) -> Source:
-    return replace(source, sha256=str(number), tensors=Skeleton(source.tensors.tensors, number))
+    return replace(source, digest=str(number), tensors=Skeleton(source.tensors.tensors, number))
 
 
 def keep(source: Source, *heads: Sequence[int]) -> Source:
@@ -145,7 +145,7 @@ def one_checkpoint(vit_base: Source, shared: int) -> list[Source]:
     """Three members of one checkpoint, the first so many sites of which keep the same heads."""
     source = with_weights(vit_base, 1.0)
     members = [keep(source, *[EIGHT[0]] * shared, *[EIGHT[m]] * (BLOCKS - shared)) for m in range(3)]
-    return [replace(member, sha256=str(index)) for index, member in enumerate(members)]
+    return [replace(member, digest=str(index)) for index, member in enumerate(members)]
 
 
 @pytest.mark.parametrize("shared", [0, 1, 6, 10, 11, 12])

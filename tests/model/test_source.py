@@ -132,7 +132,7 @@ def test_very_long_names_are_only_absent() -> None:
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "a.st").hint
-        == "give a .st file, a published folder, timm:NAME, hf:ORG/NAME or open_clip:ARCH/TAG"
+        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm"
     )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()
@@ -429,7 +429,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"family": "keras"}, "unknown model family 'keras'; this version knows: open_clip, timm, hf"),
+    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm"),
     "architecture": ({"config": {"architecture": "vit_nope"}}, "cannot build 'vit_nope': "),
     "no architecture": ({"config": {}}, "cannot build None: "),
     "other sites": (
@@ -447,11 +447,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "no preprocessing": ({"preprocess": {}}, "the preprocessing has no input size [channels, height, width] but None"),
     "huge images": (
         {"preprocess": {"input_size": [3, 10**9, 10**9]}},
-        "the preprocessing has no input size [channels, height, width] but (3, 1000000000, 1000000000)",
+        "the preprocessing has no input size [channels, height, width] but [3, 1000000000, 1000000000]",
     ),
     "bad size": (
         {"preprocess": {"input_size": [3, True, "16"]}},
-        "the preprocessing has no input size [channels, height, width] but (3, True, '16')",
+        "the preprocessing has no input size [channels, height, width] but [3, True, '16']",
     ),
     "unknown preprocessing": (
         {"preprocess": {"input_size": [3, 16, 16], "nope": 1}},
@@ -558,8 +558,7 @@ def test_stored_numbers_keep_their_dtype(dtype: torch.dtype, pico: Source, tmp_p
 
 
 def test_a_slow_format_is_measured_once_and_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydractl.model import machine
-    from hydractl.model import source as models
+    from hydractl.model import loading
 
     asked: list[torch.dtype] = []
 
@@ -567,19 +566,19 @@ def test_a_slow_format_is_measured_once_and_warned_of(monkeypatch: pytest.Monkey
         asked.append(dtype)
         return "bfloat16 is 40 times slower" if dtype == torch.bfloat16 and device.type == "cpu" else None
 
-    monkeypatch.setattr(machine, "slow_format", slow)
-    models._slow_format.cache_clear()
+    monkeypatch.setattr(loading, "slow_format", slow)
+    loading._slow_format.cache_clear()
     try:
         for _ in range(2):
             with pytest.warns(UserWarning, match="bfloat16 is 40 times slower") as caught:
                 hydractl.load(PICO, device="cpu", dtype="bfloat16")
-            assert Path(caught[0].filename).name == "test_models.py", "it points at who asked for the format"
+            assert Path(caught[0].filename).name == "test_source.py", "it points at who asked for the format"
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             hydractl.load(PICO, device="cpu")
         assert asked == [torch.bfloat16, torch.float32]
     finally:
-        models._slow_format.cache_clear()
+        loading._slow_format.cache_clear()
 
 
 def test_a_name_is_downloaded_as_safe_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import read_header
 from hydractl.files.description import Description
+from hydractl.files.header import read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import FileTensors, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.training import loop
 from tests.pico_clip import pico_clip, publish_clip
 

@@ -20,10 +20,11 @@ from torch.nn import functional as F
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.files.checkpoint import FileTensors, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from hydractl.report.finetune_table import finetune_table
+from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
 from hydractl.training.context import TrainingContext
 from hydractl.training.schedule import Cycles

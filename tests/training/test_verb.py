@@ -17,7 +17,8 @@ from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
-from hydractl.files.checkpoint import FileTensors, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.settings import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.data import training_data

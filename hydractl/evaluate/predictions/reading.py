@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluate.predictions.model import model_problems, set_problems
-from hydractl.evaluate.predictions.store import BLOCK_BYTES, EMPTY, KINDS, SCHEMA, SetEntry, tensor_names
-from hydractl.files.checkpoint import FileTensors, Header, read_header
+from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.document_check import anything, count, listing, maybe, number, record, text
+from hydractl.files.header import Header, read_header
+from hydractl.files.training_history import COURSE
 from hydractl.jsonio import shown
 
 
@@ -73,22 +75,13 @@ def in_pieces(
         shape: ``(members, N, classes)``.
         piece: the logits of neighbouring samples.
     """
-    members, samples, classes = shape
-    step = max(1, BLOCK_BYTES // (members * classes * 4))
-    for start in range(0, samples, step):
-        rows = range(start, min(samples, start + step))
+    for rows in ranges(shape):
         logits = piece(rows)
-        there = ~_is_empty(logits)
+        there = ~is_empty(logits)
         if there.all():
             yield rows, logits
         elif there.any():
-            yield [row for row, found in zip(rows, there, strict=True) if found], logits[:, there]
-
-
-def _is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
-    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
-    return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
+            yield [row for row, whole in zip(rows, there, strict=True) if whole], logits[:, there]
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -116,8 +109,8 @@ def read_predictions(path: str | Path) -> Predictions:
     sets, problems = _read_sets(document, header, tensors)
     if not problems:
         shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
-        problems += set_problems([(one.role, one.name) for one in sets], shapes)
-        problems += model_problems(document.get("model"), shapes[0][2])
+        problems += _problems_between_sets([(one.role, one.name) for one in sets], shapes)
+        problems += _model_problems(document.get("model"), shapes[0][2])
     if problems:
         raise InputError(f"{path} is broken", hint="write it again with eval --predictions", problems=problems)
     return Predictions(path, document["model"], sets, tensors)
@@ -180,3 +173,64 @@ def _set_problem(entry: Any, index: int, header: Header) -> str | None:
             return f"its {part} are missing or of another shape"
     ids = header.tensors.get(names["ids"])
     return None if ids is not None and ids.dtype == "U8" and len(ids.shape) == 1 else "it has no ids"
+
+
+_SITE = record(
+    {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "tower", "heads", "kept")
+)
+_MODEL = record(
+    {
+        "name": text,
+        "sha256": anything,
+        "labels": listing(text, 1),
+        "heads": listing(_SITE),
+        "training": listing(COURSE),
+        "cost": record({"params": maybe(count), "macs": maybe(number), "single_macs": maybe(number)}),
+        "prompt": listing(text),
+        "max_length": count,
+        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
+    },
+    ("name",),
+)
+
+
+def _model_problems(model: Any, classes: int) -> list[str]:
+    """What is wrong with the block ``model`` of a header; its calibration and threshold are read by their own modules.
+
+    Args:
+        model: the block.
+        classes: of the logits.
+    """
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
+        return ["it does not say of what model it is"]
+    problems = list(_MODEL(model, "its model"))
+    labels = model.get("labels")
+    if isinstance(labels, list) and len(labels) != classes:
+        problems.append(f"its model has {len(labels)} labels and {classes} classes")
+    return problems
+
+
+def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
+    """What is wrong with the data sets taken together.
+
+    Args:
+        sets: role and name of each.
+        shapes: ``(members, N, classes)`` of their logits.
+    """
+    problems = []
+    if len(set(sets)) < len(sets) or [role for role, _ in sets].count("id") != 1:
+        problems.append("it has no one ID set, or two sets of one name")
+    for role, name in sets:
+        if role not in ("id", "ood", "val", "val_ood", "corruption"):
+            problems.append(f"a set has the role {shown(role)}")
+        elif (role == "id") != (name == "id") or (role == "ood" and name == "edges"):
+            problems.append(f"the set of the role {role} has the name {shown(name)}")
+    if len({(shape[0], shape[2]) for shape in shapes}) > 1:
+        problems.append("its sets are of different numbers of members or classes")
+    kinds = [name.rpartition("/") for role, name in sets if role == "corruption"]
+    by_kind: dict[str, set[str]] = {}
+    for kind, _, severity in kinds:
+        by_kind.setdefault(kind, set()).add(severity)
+    if any(severities != set().union(*by_kind.values()) for severities in by_kind.values()):
+        problems.append("its corruptions are of different severities")
+    return problems

@@ -6,6 +6,7 @@ was killed goes on with the rows that are missing, and what it leaves has the by
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError
-from hydractl.files.atomic import storage_error
-from hydractl.files.checkpoint import TensorInfo, header_bytes, read_header
+from hydractl.errors import InputError, OutputError
+from hydractl.files.atomic import open_own, storage_error
+from hydractl.files.header import TensorInfo, header_bytes, read_header
 from hydractl.jsonio import shown
 
 SCHEMA = "hydractl.predictions/2"
@@ -58,6 +59,19 @@ class SetEntry:
 def tensor_names(index: int) -> dict[str, str]:
     """What the tensors of a set are called in the file."""
     return {part: f"sets.{index}.{part}" for part in ("logits", "labels", "ids", "id_ends")}
+
+
+def ranges(shape: Sequence[int]) -> list[range]:
+    """Runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
+    members, samples, classes = shape
+    step = max(1, BLOCK_BYTES // (members * classes * 4))
+    return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
+
+
+def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
+    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
+    return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
 
 
 class PredictionsWriter:
@@ -108,10 +122,13 @@ class PredictionsWriter:
             self.resumed = resume and _begun(path)
             if self.resumed:
                 _check_same(path, self._description)
-            self._file = open(path, "r+b" if self.resumed else "w+b")  # noqa: SIM115 - closed by close()
+            mode = "r+b" if self.resumed else "w+b"
+            self._file = open(path, mode, opener=open_own)  # noqa: SIM115 - closed by close()
             if not self.resumed:
                 self._fill(order)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
             if not _begun(path):  # nothing has been computed for it
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
@@ -149,19 +166,18 @@ class PredictionsWriter:
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Which samples of a set have no logits yet, ``[N]``."""
-        info = self._infos[tensor_names(index)["logits"]]
-        members, samples, classes = info.shape
-        found = np.zeros(samples, dtype=np.bool_)
-        row = classes * self._kind.itemsize
-        step = max(1, BLOCK_BYTES // row)
-        for member in range(members):
-            for start in range(0, samples, step):
-                count = min(step, samples - start)
-                position = self._starts[tensor_names(index)["logits"]] + (member * samples + start) * row
-                raw = np.frombuffer(os.pread(self._file.fileno(), count * row, position), dtype=np.uint8)
-                values = raw.reshape(count, classes, self._kind.itemsize)
-                found[start : start + count] |= (values == EMPTY).all(axis=2).any(axis=1)
-        return found
+        shape = self._infos[tensor_names(index)["logits"]].shape
+        parts = [is_empty(self._piece(index, rows)) for rows in ranges(shape)]
+        return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+
+    def _piece(self, index: int, rows: range) -> npt.NDArray[Any]:
+        """The logits ``[members, rows, classes]`` of neighbouring samples."""
+        name = tensor_names(index)["logits"]
+        members, samples, classes = self._infos[name].shape
+        size = classes * self._kind.itemsize
+        starts = [self._starts[name] + (member * samples + rows.start) * size for member in range(members)]
+        raw = b"".join(os.pread(self._file.fileno(), len(rows) * size, start) for start in starts)
+        return np.frombuffer(raw, self._kind).reshape(members, len(rows), classes)
 
     def write(self, index: int, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
         """The logits ``[members, len(rows), classes]`` of some samples of a set."""
@@ -180,14 +196,7 @@ class PredictionsWriter:
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
         """What :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
-        members, samples, classes = self._infos[tensor_names(index)["logits"]].shape
-        row, start = classes * self._kind.itemsize, self._starts[tensor_names(index)["logits"]]
-        found = np.empty((members, len(rows), classes), dtype=self._kind)
-        for member in range(members):
-            for place, sample in enumerate(rows):
-                raw = os.pread(self._file.fileno(), row, start + (member * samples + int(sample)) * row)
-                found[member, place] = np.frombuffer(raw, self._kind)
-        return found
+        return np.concatenate([self._piece(index, range(row, row + 1)) for row in map(int, rows)], axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
         try:

@@ -105,7 +105,7 @@ def test_damage_is_one_error(change: Any, tmp_path: Path, capsys: Any) -> None:
 
 
 def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
-    from hydractl.evaluate.predictions.model import set_problems
+    from hydractl.evaluate.predictions.reading import _problems_between_sets as set_problems
 
     sets = [("id", "id"), ("ood", "s")]
     assert set_problems(sets, [(2, 4, 3), (2, 9, 3)]) == []
@@ -113,11 +113,11 @@ def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys: Any) -> None:
-    from hydractl.evaluate.contenders import chosen_before
+    from hydractl.evaluate.models import StoredFit
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
-            chosen_before({"threshold": threshold}, "m.st")
+            StoredFit.of({"threshold": threshold}, "m.st")
 
 
 def test_numbers_without_end_are_no_numbers() -> None:

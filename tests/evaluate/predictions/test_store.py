@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from hydractl.errors import InputError
-from hydractl.evaluate.predictions import reading
+from hydractl.evaluate.predictions import store
 from hydractl.evaluate.predictions.reading import is_predictions, read_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
@@ -76,7 +76,7 @@ def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
 def test_long_sets_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "p.st"
     write_all(writer(path))
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 2 * 3 * 4 * 5)
+    monkeypatch.setattr(store, "BLOCK_BYTES", 2 * 3 * 4 * 5)
     parts = list(read_predictions(path).batches(0))
     assert [len(rows) for rows, _ in parts] == [5, 5, 1]
     assert np.array_equal(np.concatenate([v for _, v in parts], axis=1), LOGITS["id"].astype("f4"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydractl.errors import StorageError
+from hydractl.errors import OutputError, StorageError
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
 ONE = SetEntry("id", "id", None, [str(i) for i in range(2000)], np.zeros(2000, np.int64), "f")
@@ -41,4 +41,14 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("p.*"))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_symbolic_link_is_never_followed(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "precious").write_bytes(bytes(16))
+    (tmp_path / "p.part").symlink_to(tmp_path / "precious")
+    with pytest.raises(OutputError, match=r"p\.part$") as caught:
+        writer(tmp_path / "p.part", resume=resume)
+    assert caught.value.hint == "remove it"
+    assert (tmp_path / "precious").read_bytes() == bytes(16)

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.files.checkpoint import FileTensors, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel

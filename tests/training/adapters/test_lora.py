@@ -13,7 +13,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import FileTensors, read_header
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
