@@ -14,7 +14,7 @@ SEVERAL, LENGTH, OPTIMIZATION = "Several trainings", "Length", "Optimization"
 TRAINED, AUGMENTATION = "What is trained", "Augmentation"
 
 CAPTIONS = "captions:"
-"""How the SPEC of pairs of images and captions starts."""
+"""Start of the SPEC of pairs of images and captions."""
 
 FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
 """Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the

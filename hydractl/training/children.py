@@ -37,7 +37,7 @@ class Command:
 
 @dataclass
 class Ended:
-    """How a command ended.
+    """End of a command.
 
     Attributes:
         code: its exit code, 128 + n after signal n.

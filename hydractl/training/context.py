@@ -1,4 +1,4 @@
-"""What surrounds a training beside model and data (log, checkpointing, processes), and its history."""
+"""Surroundings of a training beside model and data (log, checkpointing, processes), and its history."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def train_each(
 
 
 def best_of(results: list[dict[str, Any]]) -> int:
-    """Where the highest validation accuracy is, the first of equals; one that failed is never it."""
+    """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
     order = [(-1.0 if r["val_accuracy"] is None else r["val_accuracy"], -index) for index, r in enumerate(results)]
     return -max(order)[1]
 

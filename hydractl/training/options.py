@@ -9,7 +9,7 @@ from hydractl.training.adapters.base import Adapter
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Which samples are read, and how they are put into steps.
+    """Samples that are read, and how they are put into steps.
 
     Attributes:
         train, val: SPECs of labelled samples or pairs, and of validation data or None.
@@ -31,7 +31,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions:
-    """Which weights a training starts from, and which of them it changes.
+    """Weights that a training starts from, and which of them it changes.
 
     Attributes:
         init: ``given``, ``head`` (a classifier drawn by the seed) or ``random`` (all weights).

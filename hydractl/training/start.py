@@ -100,7 +100,7 @@ def _open(spec: str, option: str, source: Source, options: DataOptions, names: S
 
 
 def _classes(dataset: Dataset) -> int:
-    """How many classes a labelled set has: by its names, else by its highest label."""
+    """Number of classes of a labelled set: by its names, else by its highest label."""
     if dataset.label_names is not None:
         return len(dataset.label_names)
     assert dataset.labels is not None  # it was opened with need_labels

@@ -243,7 +243,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
-    """What the options ask for; they exclude each other."""
+    """The adapter that the options ask for; they exclude each other."""
     for name in ADAPTERS:
         value = getattr(settings, name)
         if value is not None and value is not False:  # 0.0 is a value

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydractl.training.prepare import speed_up
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
@@ -20,6 +19,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.sequential import SequentialEnsemble
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
+from hydractl.training.prepare import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 
