@@ -12,7 +12,8 @@ from hydractl.model.loading import build_model
 from hydractl.training.adapters.base import Adapter
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.trained import trainable
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import trainable
 from tests.pico import source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ def test_the_adapter_of_the_page(tmp_path: Path) -> None:
     model = build_model(source_of(reference, "class-token"))
     adapter: Adapter = module.adapter(True)
     adapter.add(model, 0)
-    trained = trainable(model, None, adapter=adapter)
+    trained = trainable(model, WeightOptions(adapter=adapter))
     biases = sum(p.numel() for name, p in reference.named_parameters() if name.endswith("bias"))
     assert sum(p.numel() for p in trained.values()) == biases + reference.head.weight.numel()
 
@@ -44,5 +45,5 @@ def test_the_table_counts_what_is_trained(kind: str) -> None:
     model = build_model(source_of(stock("class-token"), "class-token"))
     adapter.add(model, 0)
     count = 8 * d * r * blocks if kind == "lora" else (15 * d + 3 * m) * blocks
-    trained = trainable(model, None, adapter=adapter)
+    trained = trainable(model, WeightOptions(adapter=adapter))
     assert sum(p.numel() for p in trained.values()) == count + (d + 1) * classes
