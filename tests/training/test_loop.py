@@ -21,7 +21,7 @@ from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import adapt, trainable
 from hydractl.training.schedule import factor, warmup_steps
 from hydractl.verbs.finetune import train_options
-from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
 SIZE, BATCH = 20, 8
 
@@ -122,7 +122,7 @@ def test_accumulated_batches_are_one_batch() -> None:
     """20 samples: steps of 8, 8 and 4, the last of them a single batch of 4."""
     trained = []
     for size, count in ((8, 1), (4, 2)):
-        source = source_of(stock("class-token"), "class-token")
+        source = source_of(shared_stock("class-token"), "class-token")
         model = HydraModel(source.description, source.tensors)
         s = settings(batch_size=size, accumulate=count, epochs=2, lr=0.02, optimizer="sgd", label_smoothing=0.1)
         history = train(model, training_data(size=size), s)
@@ -158,7 +158,7 @@ def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:
 
 
 def test_the_best_epoch_is_kept_and_patience_ends_the_training() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     # A learning rate of nearly nothing: no epoch is better than the first.
     s = settings(epochs=6, lr=1e-12, patience=2, val="v.npz")
@@ -172,7 +172,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_training() -> None:
 
 
 def test_validation_reports_accuracy_and_nll() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     history = train(model, training_data(validation=True), settings(epochs=2, lr=1e-3))
     kept = history.epochs[history.kept_epoch - 1]
@@ -184,14 +184,14 @@ def test_validation_reports_accuracy_and_nll() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_at_once() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     with pytest.raises(NonFiniteError, match="the loss is"):
         train(model, training_data(), settings(steps=20, lr=1e30, clip=0.0, warmup=0, optimizer="sgd"))
 
 
 def test_what_is_frozen() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     trainable(model, WeightOptions(train_last=1))
     names = {n for n, p in model.networks[0].named_parameters() if p.requires_grad}

@@ -20,7 +20,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import trainable
-from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 R, ALPHA = 2, 6.0
@@ -28,7 +28,7 @@ R, ALPHA = 2, 6.0
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
     LoRA(R, ALPHA).add(adapted, seed=0)
@@ -37,7 +37,7 @@ def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
 
 
 def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     LoRA(R, ALPHA).add(model, seed=0)
     trained = trainable(model, WeightOptions(adapter=LoRA(R, ALPHA)))
     shapes = sorted(tuple(p.shape) for name, p in trained.items() if "parametrizations" in name)

@@ -14,7 +14,7 @@ from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import trainable
-from tests.pico import source_of, stock
+from tests.pico import shared_stock, source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")
 
@@ -42,7 +42,7 @@ def test_the_table_counts_what_is_trained(kind: str) -> None:
     adapter: Adapter = LoRA(r, 8.0) if kind == "lora" else BatchEnsemble(0.1)
     text = "8 d r L + (d + 1) C" if kind == "lora" else "(15 d + 3 m) L + (d + 1) C"
     assert f"| {text} |" in PAGE
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     adapter.add(model, 0)
     count = 8 * d * r * blocks if kind == "lora" else (15 * d + 3 * m) * blocks
     trained = trainable(model, WeightOptions(adapter=adapter))
