@@ -61,7 +61,7 @@ def plainly(asked: argparse.Namespace) -> float:
     from extract_circuit import plain
 
     from hydractl.data import open_data
-    from hydractl.models import ModelOptions, open_source
+    from hydractl.model.source import ModelOptions, open_source
 
     source = open_source(asked.model, ModelOptions())
     labels = source.description.labels or []

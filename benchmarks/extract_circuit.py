@@ -156,7 +156,7 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
     from hydractl.circuit.evaluator import Evaluator
     from hydractl.circuit.samples import SampleSet
     from hydractl.circuit.search import GreedySearch
-    from hydractl.models import build_model
+    from hydractl.model.loading import build_model
 
     model = build_model(source, "cpu")
 
@@ -281,7 +281,7 @@ def main() -> None:
     import torch
 
     from hydractl.data import open_data
-    from hydractl.models import ModelOptions, open_source
+    from hydractl.model.source import ModelOptions, open_source
 
     torch.set_num_threads(asked.threads)
     source = open_source(asked.model, ModelOptions(max_length=asked.max_length))

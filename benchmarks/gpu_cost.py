@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 
 declare_operators()
 
@@ -32,18 +32,18 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from hydractl.bench.figures import timed  # noqa: E402
 from hydractl.bench.stock import build_stock  # noqa: E402
-from hydractl.checkpoint import DictTensors  # noqa: E402
-from hydractl.cost import macs  # noqa: E402
+from hydractl.bench.timing import Contest  # noqa: E402
 from hydractl.errors import HydraError  # noqa: E402
+from hydractl.files.checkpoint import DictTensors  # noqa: E402
 from hydractl.fusion.plan import plan_fusion  # noqa: E402
-from hydractl.fusion.runtime import HydraModel  # noqa: E402
-from hydractl.fusion.sequential import SequentialEnsemble  # noqa: E402
-from hydractl.heads import HeadMask  # noqa: E402
+from hydractl.heads.mask import HeadMask  # noqa: E402
 from hydractl.log import Progress  # noqa: E402
-from hydractl.machine import peak_macs_per_s  # noqa: E402
-from hydractl.models import Source, open_source, resolve_device, resolve_dtype  # noqa: E402
-from hydractl.prune import pruned  # noqa: E402
-from hydractl.timing import Contest  # noqa: E402
+from hydractl.model.cost import macs  # noqa: E402
+from hydractl.model.loading import resolve_device, resolve_dtype  # noqa: E402
+from hydractl.model.machine import peak_macs_per_s  # noqa: E402
+from hydractl.model.runtime import HydraModel  # noqa: E402
+from hydractl.model.sequential import SequentialEnsemble  # noqa: E402
+from hydractl.model.source import Source, open_source, pruned  # noqa: E402
 
 ARCHITECTURES = "vit_base_patch16_224,bert-base,open_clip:ViT-B-32"
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -114,7 +114,7 @@ def member(base: Source, number: int, shared: int) -> Source:
     mask = HeadMask({site.path: site.heads for site in sites}, kept)
     description, cut = pruned(replace(base, tensors=tensors), mask, "sliced")
     named = f"member{number}"
-    return replace(base, name=named, sha256=f"{named}-{shared}", description=description, tensors=cut)
+    return replace(base, name=named, digest=f"{named}-{shared}", description=description, tensors=cut)
 
 
 class Operators(TorchDispatchMode):

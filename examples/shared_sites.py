@@ -23,7 +23,7 @@ from chain import OBJECTIVES, SEEDS, Study, hydractl
 from intervals import Row, markdown, mult_adds, rows_of, value_at, with_interval
 from matplotlib.figure import Figure
 
-from hydractl.heads import jaccard
+from hydractl.heads.overlap import jaccard
 
 RUNS = fashion_mnist.RUNS / "shared"
 SHARED = {"circuit": (0, 3, 5), "taylor": (0, 1, 2, 3, 5)}

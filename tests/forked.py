@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _SERVER = """
 import gc, json, os, signal, socket, sys
 from hydractl.cli.app import main
-import hydractl.evaluate.measuring, hydractl.finetune, hydractl.prune, hydractl.families.timm_vit
+import hydractl.evaluate.measuring, hydractl.verbs.finetune, hydractl.verbs.prune, hydractl.families.timm
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 gc.freeze()

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import yaml
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import DictTensors
-from hydractl.heads import Head, HeadMask
-from hydractl.models import Source, open_source, with_labels
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors
+from hydractl.heads.mask import Head, HeadMask
+from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
 
 declare_operators()
@@ -81,9 +81,10 @@ PAIRS = ("bert", "electra", "electra-unprojected")
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
 CLIP_TEXT = {"layers": 1}
-LABELS = ["tin", "oak", "salt", "a red kite", "moss"]
+LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
 TEMPLATES = ["a photo of a {}.", "{}!"]
-"""What the pico CLIPs are asked for."""
+"""What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
+features are those of the place where it ends, and labels of the same length would be one class."""
 
 VARIANTS = [*TIMM, *HF, *CLIP]
 
@@ -178,7 +179,7 @@ def stock_logits(variant: str, removed: tuple[Head, ...] = (), seed: int = 0) ->
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
     """The hydractl source that holds a copy of the weights of a stock model."""
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return replace(_opened(variant), name=name, tensors=DictTensors(tensors), sha256=name)
+    return replace(_opened(variant), name=name, tensors=DictTensors(tensors), digest=name)
 
 
 @cache
@@ -248,10 +249,10 @@ def write_tokenizer(folder: Path, *, pair_types: bool = True, roberta: bool = Fa
 
 def prune_source(source: Source, mask: HeadMask) -> Source:
     """The source with only the heads of ``mask``, by the product's own slicing."""
-    from hydractl.prune import pruned
+    from hydractl.model.source import pruned
 
     description, tensors = pruned(source, mask, "sliced")
-    return replace(source, description=description, tensors=tensors, sha256=f"{source.sha256}-{mask.counts()}")
+    return replace(source, description=description, tensors=tensors, digest=f"{source.sha256}-{mask.counts()}")
 
 
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:

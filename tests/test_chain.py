@@ -337,8 +337,8 @@ def test_info_describes_every_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_answer_has_a_table(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from hydractl.report.info import describe
     from hydractl.report.terminal import render
+    from hydractl.verbs.info import describe
 
     made = [describe(file), json.loads(Path("c.avg.json").read_text())]
     commands = [

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from hydractl.cli.app import main
-from hydractl.criteria import Calibration
-from hydractl.fusion.runtime import HydraModel
-from hydractl.log import Log
-from tests.pico import publish, source_of, stock
+from tests.pico import publish, stock
 from tests.pico_clip import pico_clip, publish_clip
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,27 +131,6 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
     exec(blocks(README, "python")[0], scope)
     assert scope["log_p"].shape == (1, 3)  # type: ignore[attr-defined]
     assert scope["logits"].shape == (1, 1, 3)  # type: ignore[attr-defined]
-
-
-def test_the_criterion_of_the_docs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "adding-a-criterion.md").read_text(encoding="utf-8")
-    file = tmp_path / "vo_norm.py"
-    file.write_text(blocks(page, "python")[0])
-    spec = importlib.util.spec_from_file_location("vo_norm", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    reference = stock("class-token")
-    source = source_of(reference, "class-token")
-    calibration = Calibration(lambda: iter(()), 0, 0, Log())
-    scores = module.CRITERION.score(HydraModel(source.description, source.tensors), calibration, [1])
-    attention = reference.blocks[1].attn
-    for head in range(3):
-        rows = slice(head * 8, head * 8 + 8)
-        value = attention.qkv.weight.detach()[48:72][rows]
-        expected = torch.linalg.matrix_norm(attention.proj.weight.detach()[:, rows] @ value)
-        assert scores[1][head] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_the_command_reference_is_current() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import arguments, hydractl, mean_diversity, rows_of, show
 
-from hydractl.heads import jaccard
+from hydractl.heads.overlap import jaccard
 
 SEEDS = (0, 1, 2)
 

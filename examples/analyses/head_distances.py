@@ -16,15 +16,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from centroids import centroid_distances
 from common import arguments, named, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
+from pca import principal_plane
 
-from hydractl.analysis.centroids import centroid_distances
-from hydractl.analysis.pca import principal_plane
-from hydractl.criteria.head_outputs import Batches, head_outputs
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Head, all_heads
+from hydractl.criteria.cahp.signatures import Batches, head_outputs
+from hydractl.heads.mask import Head, all_heads
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 
 SHOWN = 6
 

@@ -1,4 +1,4 @@
-"""The comparison table of the paper, and the ensembles people compare with, for one model and its data sets.
+"""The comparison table of the paper, with baselines, for one model and its data sets.
 
     cd sst2 && python ../study.py DATA MODEL
     cd fashion-mnist && python ../study.py DATA

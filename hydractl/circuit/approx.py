@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.lazy import Lazy
+from hydractl.circuit.search import GreedySearch
+from hydractl.circuit.shortlist import Shortlist
+from hydractl.circuit.subset import Subset
+from hydractl.circuit.tower import Candidate
 from hydractl.errors import UsageError
-
-if TYPE_CHECKING:
-    from hydractl.circuit.evaluator import Evaluator
-    from hydractl.circuit.search import GreedySearch
-    from hydractl.circuit.tower import Candidate
 
 _UNITS = {"shortlist": "candidates", "lazy": None, "subset": "samples of each set"}
 _FORMS = "shortlist:8, lazy or subset:500"
@@ -72,19 +73,12 @@ def search_of(
         UsageError: as :func:`parse_approx`.
     """
     if approx is None:
-        from hydractl.circuit.search import GreedySearch
-
         return GreedySearch(evaluator, heads, **others)
     team = others.get("processes")
     asked = parse_approx(approx, 1 if team is None else team.size)
     if asked.number is None:
-        from hydractl.circuit.lazy import Lazy
-
         return Lazy(evaluator, heads, **others)
     if asked.kind == "shortlist":
-        from hydractl.circuit.shortlist import Shortlist
-
         return Shortlist(evaluator, heads, size=asked.number, **others)
-    from hydractl.circuit.subset import Subset
 
     return Subset(evaluator, heads, samples=asked.number, seed=seed, **others)

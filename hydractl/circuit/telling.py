@@ -9,7 +9,7 @@ from typing import Any
 from hydractl.circuit.plan import Plan, duration
 from hydractl.circuit.search import Observer, Step
 from hydractl.circuit.tower import Candidate
-from hydractl.heads import Head
+from hydractl.heads.mask import Head
 from hydractl.log import Log, Progress
 from hydractl.report.figures import bytes_text, number
 
@@ -42,6 +42,14 @@ def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: in
         f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
         f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
     )
+
+
+def tell_rounding(log: Log, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Which steps may be others on another machine."""
+    steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
+    told = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)
+    if told:
+        log.warn(f"steps decided by less than rounding, which may go otherwise on another machine: {told}")
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "score": Verb(
-        module="hydractl.score",
+        module="hydractl.verbs.score",
         summary="Give every attention head an importance score",
         usage="MODEL [-o scores.json] [options]",
         about="Give every attention head an importance score: a JSON file that prune --scores reads.",
@@ -52,7 +52,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "extract-circuit": Verb(
-        module="hydractl.circuit",
+        module="hydractl.verbs.extract_circuit",
         summary="Search the order in which heads can be removed",
         usage="MODEL --data SPEC [--ood SPEC] [-o circuit.json] [options]",
         about=(
@@ -67,7 +67,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "prune": Verb(
-        module="hydractl.prune",
+        module="hydractl.verbs.prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
         about="Cut heads out of a model and write the smaller model and its mask.",
@@ -78,7 +78,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "finetune": Verb(
-        module="hydractl.finetune",
+        module="hydractl.verbs.finetune",
         summary="Train a pruned model on",
         usage="MODEL... --data SPEC [--val SPEC] [-o a.st] [options]",
         about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept. Of several "
@@ -101,7 +101,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "fuse": Verb(
-        module="hydractl.fusion",
+        module="hydractl.verbs.fuse",
         summary="Join pruned members into one model",
         usage="MODEL... [-o hydra.st] [options]",
         about="Join pruned members into one model file that gives their averaged prediction in one pass.",
@@ -112,7 +112,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "eval": Verb(
-        module="hydractl.evaluate",
+        module="hydractl.verbs.eval",
         summary="Measure accuracy, calibration and OOD detection",
         usage="[NAME=]MODEL... --data SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
         about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
@@ -130,7 +130,7 @@ VERBS: dict[str, Verb] = {
         prints_table=True,
     ),
     "bench": Verb(
-        module="hydractl.bench",
+        module="hydractl.verbs.bench",
         summary="Measure latency, memory and mult-adds",
         usage="([NAME=]MODEL... | --from bench.json) [-o bench.json] [options]",
         about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",

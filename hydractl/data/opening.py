@@ -18,7 +18,7 @@ Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
 # kind -> module, function, and what its samples are; a module is imported when its kind is first met
 _READERS = {
     "npz": ("hydractl.data.arrays", "read_npz", "image"),
-    "folder": ("hydractl.data.folders", "read_folder", "image"),
+    "folder": ("hydractl.data.imagelist", "read_folder", "image"),
     "list": ("hydractl.data.imagelist", "read_image_list", "image"),
     "text": ("hydractl.data.text", "read_text", "text"),
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),

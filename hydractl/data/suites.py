@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydractl.data.imagelist import split_line
 from hydractl.data.spec import TEXT_SUFFIXES
 from hydractl.data.suite_tables import SUITES, Listed, Member, Named, Suite
 from hydractl.errors import InputError, UsageError
@@ -223,8 +224,6 @@ def _listed(folder: str, listed: Listed) -> tuple[str | None, str]:
 
 def _first_path(path: str) -> str | None:
     """The path in the first line of an image list; None for an empty one."""
-    from hydractl.data.imagelist import split_line
-
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             if line.strip():

@@ -78,7 +78,7 @@ def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]
 
 def _open(spec: Spec, name: str, split: str) -> Any:
     """torchvision's data set object."""
-    from hydractl._torchvision import declare_operators
+    from hydractl.families.torchvision_operators import declare_operators
 
     declare_operators()
     from torchvision import datasets

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import Batched
 from hydractl.settings.measuring import LastBlock, require_problems
 from hydractl.settings.option import option
@@ -16,7 +17,6 @@ from hydractl.settings.suites import Corruptions, OnBad, OodSuite
 
 _VALIDATION = "Validation data"
 _MATTERS = "Evaluation"
-OOD_SCORES = ("msp", "entropy", "energy", "maxlogit", "mi", "variance")
 _RULE = re.compile(r"(?P<side>ood|id):(?P<share>0?\.[0-9]+|[01](\.0*)?)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
@@ -133,7 +133,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
     ood_score: str = option(
         "msp",
         help="The score that tells the data sets apart",
-        choices=OOD_SCORES,
+        choices=tuple(SCORES),
         group=_MATTERS,
     )
     label_map: str | None = option(

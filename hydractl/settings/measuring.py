@@ -99,9 +99,7 @@ class BenchSettings(LastBlock):
         metavar="EXPR",
         group="Measuring",
     )
-    plot: str | None = option(
-        None, help="Also draw the measurement: .png or .svg (needs matplotlib)", metavar="FILE", group="Showing"
-    )
+    plot: str | None = option(None, help="Also draw the measurement: .png or .svg", metavar="FILE", group="Showing")
     from_file: str | None = option(
         None,
         help="Measure nothing: show, plot or check a bench.json written before",

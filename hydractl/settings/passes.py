@@ -13,7 +13,7 @@ _PASSES = "MC dropout"
 
 @dataclass(kw_only=True)
 class Passes(Common):
-    """Whether models run with dropout, and how often; see :mod:`hydractl.baselines.mc_dropout`.
+    """Whether models run with dropout, and how often; see ``hydractl.evaluate.mc_dropout``.
 
     Attributes:
         default_samples: how often, where nothing is said.

@@ -1,37 +1,74 @@
-"""The options of the verbs that decide which heads go: ``score``, ``extract-circuit`` and ``prune``."""
+"""The options of head selection: ``score``, ``extract-circuit`` and ``prune``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from hydractl.criteria import CRITERIA, Decider
+from hydractl.errors import InputError
 from hydractl.settings.common import Batched
 from hydractl.settings.option import option
 
-CRITERIA = ("taylor", "magnitude", "gate", "random", "cahp")
-NEED_DATA = ("taylor", "gate", "cahp")
-DECIDE = ("cahp",)
+NEED_DATA = tuple(criterion.name for criterion in CRITERIA.all() if criterion.needs_data)
+DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
 """The criteria that decide by themselves how many heads are kept."""
+
+OWN_OPTIONS = {one.name: criterion.name for criterion in CRITERIA.all() for one in criterion.options}
+"""The options that are for one criterion alone, each with its criterion."""
 
 OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
 
 _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
-_DEGREE = "Of the polynomial whose knee is the number of heads that --method cahp keeps"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
 
+SettingsT = TypeVar("SettingsT", bound=type[Batched])
+
+
+def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
+    """Add the options that criteria declare for themselves to a settings class that is no dataclass yet.
+
+    Args:
+        group: the heading of the help text that they stand under.
+
+    Raises:
+        InputError: for one that is an option already, of the verb or of another criterion.
+    """
+
+    def add(settings: SettingsT) -> SettingsT:
+        for criterion in CRITERIA.all():
+            for one in criterion.options:
+                if hasattr(settings, one.name):
+                    raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
+                settings.__annotations__[one.name] = type(one.default)
+                field = option(
+                    one.default,
+                    help=one.help,
+                    group=group,
+                    unit=one.unit,
+                    choices=one.choices,
+                    at_least=one.at_least,
+                    at_most=one.at_most,
+                )
+                setattr(settings, one.name, field)
+        return settings
+
+    return add
+
 
 @dataclass(kw_only=True)
+@with_own_options("Scoring")
 class ScoreSettings(Batched):
     """Options of ``score``."""
 
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="Scoring")
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Scoring")
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
-    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="Scoring")
     order: str = option(
         "one-shot",
         help="All scores from the full model, or site after site on the model as pruned so far",
@@ -46,11 +83,12 @@ class ScoreSettings(Batched):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order, the degree to CAHP."""
+        """A head count belongs to the sequential order, and a criterion's own options to it."""
+        others = _options_of_others(self.method)
         if self.method in DECIDE:
-            return dict.fromkeys(("order", "keep", "remove"), "method")
-        found = {} if self.order == "sequential" else {"keep": "order", "remove": "order"}
-        return {**found, "degree": "method"} if self.method else found
+            return dict.fromkeys(("order", "keep", "remove", *others), "method")
+        counts = () if self.order == "sequential" else ("keep", "remove")
+        return {**dict.fromkeys(counts, "order"), **dict.fromkeys(others, "method")}
 
     def conflicts(self) -> list[str]:
         """A criterion, its data, and a head count in the sequential order."""
@@ -191,6 +229,7 @@ class CircuitSettings(Batched):
 
 
 @dataclass(kw_only=True)
+@with_own_options("How much")
 class PruneSettings(Batched):
     """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
 
@@ -198,7 +237,7 @@ class PruneSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="What decides (give one)")
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="What decides (give one)")
     scores: str | None = option(
         None, help="Scores from the score verb; - is standard input", metavar="FILE", group="What decides (give one)"
     )
@@ -232,7 +271,6 @@ class PruneSettings(Batched):
         group="How much",
     )
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="How much")
-    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="How much")
     sample_from: int | None = option(
         None,
         help="Draw the heads to remove by --seed from the first N of the circuit",
@@ -263,17 +301,16 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            counts = ("keep", "remove", "scope", "order", "samples", "degree", "sample_from", "tower")
-            return dict.fromkeys(counts, "mask")
+            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower")
+            return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples", "degree"), "circuit")
+            return dict.fromkeys(("scope", "order", "samples", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "degree", "sample_from"), "scores")
+            return dict.fromkeys(("order", "samples", "sample_from", *OWN_OPTIONS), "scores")
+        others = _options_of_others(self.method)
         if self.method in DECIDE:
-            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from"), "method")
-        found = {"sample_from": "method"}
-        if self.method:
-            found["degree"] = "method"
+            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
+        found = dict.fromkeys(("sample_from", *others), "method")
         if self.scope == "global" and self.order == "sequential":
             found["order"] = "scope"
         return found
@@ -296,3 +333,8 @@ class PruneSettings(Batched):
         if len(read) > 1:
             found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
         return found
+
+
+def _options_of_others(method: str | None) -> list[str]:
+    """The options that mean nothing for a criterion, because they are another's."""
+    return [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]

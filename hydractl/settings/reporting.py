@@ -32,7 +32,7 @@ class Reporting(Common):
     )
     plots: str | None = option(
         None,
-        help="Also draw the pictures of the report as .png files (needs matplotlib)",
+        help="Also draw the pictures of the report as .png files",
         metavar="DIR",
         group=_SHOWING,
     )

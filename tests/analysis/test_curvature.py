@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydractl.analysis import curvature
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import all_heads
+from examples.analyses import curvature
+from hydractl.heads.mask import all_heads
+from hydractl.model.runtime import HydraModel
 from tests.pico import images, logits, shared_stock, source_of, stock, zero_columns
 
 VARIANTS = ["class-token", "qk-norm", "pre-norm-no-bias"]

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from hydractl.criteria import Calibration, get_criterion
-from hydractl.fusion.runtime import HydraModel
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 from tests.pico import (
     LABELS,
     TEMPLATES,

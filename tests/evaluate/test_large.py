@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydractl.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
 MOST_BYTES = 700
 """A sample, of two members."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hydractl.families.base import attention_names
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import HeadMask
-from hydractl.models import Source
-from hydractl.slicing import zeroed
+from hydractl.heads.mask import HeadMask
+from hydractl.model.runtime import HydraModel
+from hydractl.model.slicing import zeroed
+from hydractl.model.source import Source
 from tests.pico import (
     CLIP,
     HF,

@@ -16,13 +16,14 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import FileTensors
 from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import FileTensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.models import build_model, open_source
+from hydractl.model.loading import build_model
+from hydractl.model.source import open_source
 from tests.pico import (
     HF,
     PAIRS,
@@ -185,6 +186,16 @@ def test_other_architectures_are_refused_by_their_attention(name: str, met: tupl
     error = refusal(tmp_path)
     assert error.message == f"transformers' {name} is not supported: its attention is {met[1]}"
     assert "Bert" in error.hint
+
+
+def test_a_backbone_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration may name another model: the library would fetch it while it builds the first."""
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("this asks the network"))
+    config = {"backbone": "microsoft/resnet-50", "use_pretrained_backbone": True, "backbone_config": None}
+    name = "DPTForSemanticSegmentation"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "dpt", **config}))
+    with pytest.raises(InputError, match=f"transformers' {name} is not supported: its attention is DPT\\w*Attention"):
+        open_source(str(tmp_path))
 
 
 @pytest.mark.parametrize("names", [["NoSuchModel"], [], ["BertModel", "BertModel"], "BertModel", [7], ["AutoModel"]])

@@ -16,12 +16,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from hydractl._torchvision import declare_operators
-from hydractl.attention import HeadAttention
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
-from hydractl.heads import Site
-from hydractl.projections import HeadBank, MemberProjections
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.heads.mask import Site
+from hydractl.model.attention import HeadAttention
+from hydractl.model.projections import HeadBank, MemberProjections
 from tests.pico import close
 from tests.pico_clip import (
     CLIP,

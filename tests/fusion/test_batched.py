@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydractl.fusion.graph import traced
-from hydractl.fusion.narrow import compute_in_float32
+from hydractl.export.graph import traced
 from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.runtime import HydraModel, move
-from hydractl.per_member import PerMember
-from hydractl.projections import MemberProjections
-from hydractl.stacking import StackedProjections
+from hydractl.fusion.selfcheck import compute_in_float32
+from hydractl.model.projections import MemberProjections
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.stacking import PerMember, StackedProjections
 from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
 from tests.spread import spread
 
@@ -149,7 +148,7 @@ def held(model: HydraModel) -> int:
     tensors = [*model.parameters()]
     for module in model.modules():
         stacks = [*vars(module).values(), *getattr(vars(module).get("_stacked"), "_stacks", {}).values()]
-        tensors += [stack._made for stack in stacks if getattr(stack, "_made", None) is not None]
+        tensors += [stack._kept[1] for stack in stacks if getattr(stack, "_kept", None) is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydractl.checkpoint import DictTensors, write_tensors
 from hydractl.errors import InputError
+from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.runtime import HydraModel
-from hydractl.fusion.stored import member_source
-from hydractl.models import Source, build_model, open_source
-from hydractl.projections import neighbours, runs_of
+from hydractl.model.loading import build_model
+from hydractl.model.projections import neighbours, runs_of
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, member_source, open_source
 from tests.pico import (
     VARIANTS,
     close,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.runtime import HydraModel
-from hydractl.models import Source
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source
 from tests.pico import (
     VARIANTS,
     close,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from hydractl.report.eval_columns import marks
+from hydractl.report import columns
 from hydractl.report.terminal import render
 from tests.report.examples import HOSTILE, everything, sample, without_values
 from tests.spread import spread
@@ -59,6 +60,10 @@ def test_best_is_bold_and_second_underlined_on_a_terminal_only() -> None:
     assert "bold: best of the column, underlined: second best" in text
     for quiet in (shown(document), shown(everything(), 160)):
         assert "\x1b" not in quiet and "bold" not in quiet
+
+
+def marks(values: Sequence[float | None], direction: str) -> list[str]:
+    return columns.marks(values, columns.Metric("x", "x", "x", direction))
 
 
 def test_marks() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from tests.forked import Forked, team
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"

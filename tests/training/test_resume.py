@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.checkpoint import FileTensors, read_header
 from hydractl.cli.app import main
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
 from hydractl.training import loop
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.models import build_model
+from hydractl.model.checks import check_tensors
+from hydractl.model.loading import build_model
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import trainable
 from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
-from hydractl.training.trained import trainable
-from hydractl.weights import check_tensors
 from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of
 from tests.spread import spread
 
@@ -143,7 +144,7 @@ FROZEN = {
 @pytest.mark.parametrize(("variant", "part"), FROZEN)
 def test_a_part_is_frozen(variant: str, part: str) -> None:
     model = build_model(source_of(shared_stock(variant), variant))
-    trainable(model, None, freeze=[part])
+    trainable(model, WeightOptions(freeze=(part,)))
     left = [n for n, p in model.networks[0].named_parameters() if not p.requires_grad]
     assert sorted(left) == sorted(FROZEN[variant, part])
 
@@ -153,7 +154,7 @@ def test_a_part_is_frozen(variant: str, part: str) -> None:
 def test_the_parts_of_blocks(variant: str, part: str) -> None:
     """By shape: what has the width of the MLP, what is 1-D and of the stream, and the banks of heads."""
     model = build_model(source_of(shared_stock(variant), variant))
-    trainable(model, None, freeze=[part])
+    trainable(model, WeightOptions(freeze=(part,)))
     left = {n for n, p in model.networks[0].named_parameters() if not p.requires_grad}
     by_module = {n for n, m in model.networks[0].named_modules() if isinstance(m, nn.LayerNorm)}
     norms = {n for n, _ in model.networks[0].named_parameters() if n.rpartition(".")[0] in by_module}
@@ -170,8 +171,8 @@ def test_the_parts_of_blocks(variant: str, part: str) -> None:
 def test_a_part_that_is_not_there() -> None:
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
     with pytest.raises(UsageError, match="--freeze words: vit_tiny_patch16_224 has no such part"):
-        trainable(model, None, freeze=["words"])
-    trained = trainable(model, None, freeze=["words", "head"], lenient=True)
+        trainable(model, WeightOptions(freeze=("words",)))
+    trained = trainable(model, WeightOptions(freeze=("words", "head"), lenient=True))
     assert not [name for name in trained if ".head." in name]
     with pytest.raises(UsageError, match="nothing is left to train"):
-        trainable(model, 0, freeze=["norm", "head"])
+        trainable(model, WeightOptions(train_last=0, freeze=("norm", "head")))
