@@ -133,10 +133,9 @@ class CircuitSettings(Batched):
     )
     approx: str | None = option(
         None,
-        help="Search less than everything, and say so in the file: the N heads that a gradient suggests, the heads "
-        "that were best before, or N samples of each set",
-        metavar="shortlist:N|lazy|subset:N",
-        pattern=r"lazy|(shortlist|subset):[1-9][0-9]{0,8}",
+        help="At each step evaluate only the N heads that a gradient suggests, and say so in the file",
+        metavar="shortlist:N",
+        pattern=r"shortlist:[1-9][0-9]{0,8}",
         default_text="exact",
         group="Search",
     )
