@@ -10,7 +10,8 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -171,9 +172,8 @@ def shared_stock(variant: str, seed: int = 0) -> Any:
 @cache
 def stock_logits(variant: str, removed: tuple[Head, ...] = (), seed: int = 0) -> torch.Tensor:
     """What the library says to ``inputs(variant)`` with the output columns of some heads zeroed."""
-    model = shared_stock(variant, seed)
-    with torch.no_grad():
-        return logits(zero_columns(model, removed) if removed else model, inputs(variant))
+    with torch.no_grad(), without_heads(shared_stock(variant, seed), removed) as model:
+        return logits(model, inputs(variant))
 
 
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
@@ -258,16 +258,36 @@ def prune_source(source: Source, mask: HeadMask) -> Source:
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
     """A copy of the STOCK model with the output columns of some heads zeroed: the reference of every identity."""
     model = copy.deepcopy(model)
-    for path, head in removed:
-        attention = model.get_submodule(path)
-        modules = dict(attention.named_modules())
+    for columns in _columns(model, removed):
+        columns.zero_()
+    return model
+
+
+@contextmanager
+def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
+    """The STOCK model itself, for as long as the output columns of some heads are zeroed."""
+    columns = _columns(model, removed)
+    before = [one.clone() for one in columns]
+    for one in columns:
+        one.zero_()
+    try:
+        yield model
+    finally:
+        for one, values in zip(columns, before, strict=True):
+            one.copy_(values)
+
+
+def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
+    """The output columns of heads, as views of the weights of a STOCK model."""
+    found = []
+    for path, head in dict.fromkeys(heads):
+        modules = dict(model.get_submodule(path).named_modules())
         (out,) = (
             modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj") if name in modules
         )
         width = out.in_features // 3  # every pico model has three heads
-        with torch.no_grad():
-            out.weight[:, head * width : (head + 1) * width] = 0
-    return model
+        found.append(out.weight.detach()[:, head * width : (head + 1) * width])
+    return found
 
 
 def images(count: int = 3, seed: int = 1) -> torch.Tensor:

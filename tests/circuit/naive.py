@@ -9,11 +9,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 
-from tests.pico import HF, PAIRS, images, logits, zero_columns
+from tests.pico import HF, PAIRS, images, logits, without_heads
 
 Head = tuple[str, int]
 
@@ -143,11 +144,42 @@ def ranking(
     model: Any, measure: Measure, budget: int, paths: Sequence[str], start: Sequence[Head] = (), heads: int = 3
 ) -> list[tuple[str, int, Score]]:
     """Ablate each remaining head alone, remove the one with the highest score, first one wins a tie."""
+
+    def without(removed: Sequence[Head]) -> Score:
+        with without_heads(model, removed):
+            return measure(model)
+
+    return _ranking(without, budget, [(path, head) for path in paths for head in range(heads)], start)
+
+
+def rankings(
+    model: Any, found: Data, objectives: Sequence[str], budget: int, paths: Sequence[str]
+) -> dict[str, list[tuple[str, int, Score]]]:
+    """The rankings of several objectives; what the model says without the same heads is computed once."""
+    known: dict[frozenset[Head], list[torch.Tensor]] = {}
+    batches = [*found.inside, *found.outside]
+    numbers = Data([*range(len(found.inside))], found.labels, [*range(len(found.inside), len(batches))])
+
+    @torch.no_grad()
+    def without(removed: Sequence[Head], objective: str) -> Score:
+        key = frozenset(removed)
+        if key not in known:
+            with without_heads(model, removed):
+                known[key] = [logits(model, x) for x in batches]
+        return score(known[key].__getitem__, objective, numbers)
+
+    heads = [(path, head) for path in paths for head in range(3)]
+    return {o: _ranking(partial(without, objective=o), budget, heads, ()) for o in objectives}
+
+
+def _ranking(
+    score_without: Callable[[Sequence[Head]], Score], budget: int, heads: Sequence[Head], start: Sequence[Head]
+) -> list[tuple[str, int, Score]]:
     removed = list(start)
     steps = []
     for _ in range(budget):
-        left = [(path, head) for path in paths for head in range(heads) if (path, head) not in removed]
-        scores = [measure(zero_columns(model, [*removed, one])) for one in left]
+        left = [head for head in heads if head not in removed]
+        scores = [score_without([*removed, one]) for one in left]
         best = first_highest(scores)
         removed.append(left[best])
         steps.append((*left[best], scores[best]))

@@ -100,12 +100,13 @@ def size(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def test_killed_twenty_times_it_gives_the_same_bytes() -> None:
+@pytest.mark.parametrize("often", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
     """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
     draw = random.Random(0)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", "-q"]
     kills = 0
-    while kills < 20:  # how often one search is killed before it is done depends on the machine
+    while kills < often:  # how often one search is killed before it is done depends on the machine
         for file in [*Path().glob("k.*.json"), Path("k.json.journal")]:
             file.unlink(missing_ok=True)
         while killed(command, Path("k.json.journal"), draw.randint(0, 4), draw.uniform(0, 0.02)):
@@ -120,7 +121,7 @@ def test_killed_twenty_times_it_gives_the_same_bytes() -> None:
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
     whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
-    for cut in (1, 2, 3, 7, len(whole) // 2, len(whole) - 4, len(whole) - 1):
+    for cut in (1, 3, len(whole) // 2, len(whole) - 1):
         Path("k.json.journal").write_bytes(b"".join(whole[:cut]) + whole[cut][:10])
         run(*command)
         same("k")

@@ -16,7 +16,7 @@ from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
 from tests.circuit.searching import resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, model_of, names, samples
-from tests.pico import mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import mask_of, prune_source, source_of, stock, without_heads, zero_columns
 
 
 def naive_headmap(
@@ -30,7 +30,11 @@ def naive_headmap(
     chosen: list[naive.Head] = []
     rest = []
     for path, k in kept.items():
-        scores = [(measure(zero_columns(model, [*gone, *chosen, one])), one) for one in candidates if one[0] == path]
+        scores = []
+        for one in candidates:
+            if one[0] == path:
+                with without_heads(model, [*gone, *chosen, one]):
+                    scores.append((measure(model), one))
         naive.refuse_close_losses([score for score, _ in scores])
         worst_last = sorted(scores, key=lambda pair: -pair[0])  # stable: of equal scores the lower head comes first
         cut = max(0, len(worst_last) - k)

@@ -19,6 +19,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
 from tests.pico import CLIP, mask_of, prune_source, source_of, stock, zero_columns
+from tests.spread import spread
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
 
@@ -46,14 +47,19 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31}
 
 
-@pytest.mark.parametrize("variant", DRAWS)
+LONG = ("qk-norm", "distilbert")
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in DRAWS]
+)
 def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
     reference, data = stock(variant), naive.data(variant, draw=DRAWS[variant])
     model = model_of(reference, variant)
     paths = [site.path for site in model.sites]
     # Without any (visual) head all samples are the same, and rounding would decide.
     budget = 5 if variant in CLIP else 8
-    expected = {o: naive.ranking(reference, lambda m, o=o: naive.score(m, o, data), budget, paths) for o in OBJECTIVES}
+    expected = naive.rankings(reference, data, list(OBJECTIVES), budget, paths)
     for bounds in (True, False):
         evaluator = Evaluator(model, samples(data), lanes=2)
         found = GreedySearch(evaluator, HEADS, bounds=bounds).run(list(OBJECTIVES), budget)
@@ -68,11 +74,12 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
         assert found["acc"].base.score("avg") == pytest.approx(float(naive.score(reference, "avg", data)), abs=1e-12)
 
 
-@pytest.mark.parametrize("objectives", [["acc"], ["ood"], ["acc", "ood", "avg"]])
-@pytest.mark.parametrize("at_once", [1, 2])
-@pytest.mark.parametrize("memory", [None, 30_000, 0])
+@pytest.mark.parametrize(
+    ("objectives", "memory", "at_once"),
+    spread([["acc"], ["ood"], ["acc", "ood", "avg"]], [None, 30_000, 0], [1, 2], each=2),
+)
 def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
-    objectives: list[str], at_once: int, memory: int | None
+    objectives: list[str], memory: int | None, at_once: int
 ) -> None:
     data = naive.data(inside=31, outside=23)
     model = model_of(stock("class-token"), "class-token")
@@ -127,13 +134,12 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     idle = [("blocks.0.attn", 2), ("blocks.1.attn", 0), ("blocks.1.attn", 1), ("blocks.2.attn", 1)]
     reference = zero_columns(reference, idle)
     model = model_of(reference, "class-token")
-    for objective in OBJECTIVES:
+    rankings = naive.rankings(reference, data, list(OBJECTIVES), 6, [site.path for site in model.sites])
+    for objective, expected in rankings.items():
         for at_once in (1, 2):
             evaluator = Evaluator(model, samples(data))
             found = GreedySearch(evaluator, HEADS, at_once=at_once).run([objective], 6)[objective]
             evaluator.close()
-            measure = lambda m, o=objective: naive.score(m, o, data)  # noqa: E731
-            expected = naive.ranking(reference, measure, 6, [site.path for site in model.sites])
             assert names(model, found) == [(site, head) for site, head, _ in expected]
             assert not any(step.rivals for step in found.steps)  # the same model twice is no matter of rounding
             ranks = [names(model, found).index(head) for head in idle if head in names(model, found)]
