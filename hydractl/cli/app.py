@@ -56,7 +56,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """What the command line asks for; None if help or version was all.
+    """The request on the command line; None if it was only for help or the version.
 
     Raises:
         UsageError: for a command line that makes no sense.

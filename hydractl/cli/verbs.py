@@ -10,7 +10,7 @@ INFO = "--info"
 
 
 class Request(NamedTuple):
-    """What the command line asks for: a verb (or ``--info``) and what was given, by option; None is "not given"."""
+    """A parsed command line: a verb (or ``--info``) and the values by option; None is "not given"."""
 
     verb: str
     given: Mapping[str, Any]

@@ -114,7 +114,7 @@ def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
 
 
 def _kind(spec: Spec) -> str:
-    """Which reader opens it; looks at the disk for paths."""
+    """Name of the reader for a SPEC; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
     path = Path(spec.path).expanduser()

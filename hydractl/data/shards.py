@@ -39,7 +39,7 @@ _LARGEST_LABEL = 1 << 20
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the bytes of one image are."""
+    """Location of the bytes of one image."""
 
     shard: str
     member: str

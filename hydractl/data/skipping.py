@@ -69,7 +69,7 @@ def remaining(dataset: Dataset) -> Dataset:
 
 
 def skipped_document(dataset: Dataset) -> dict[str, Any] | None:
-    """What was skipped, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
+    """Skipped samples, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)

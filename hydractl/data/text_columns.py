@@ -1,4 +1,4 @@
-"""Which columns of a table are the text, the second text of a pair, and the label."""
+"""Choice of the columns of a table for the text, the second text of a pair, and the label."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Columns:
     others: tuple[str, ...]
 
     def needed(self, there: Sequence[str]) -> list[str]:
-        """What is to be read of the columns that are there."""
+        """The columns to read, among those that exist."""
         wanted = (self.text, self.text_b, self.label)
         return [name for name in there if name in wanted]
 

@@ -33,7 +33,7 @@ _PAGE = 4096  # where tensors start in a file of their own, so that they can be 
 
 
 def metadata_of(description: Description, inputs: list[str]) -> dict[str, str]:
-    """What an exported file says of itself, every value a text.
+    """Metadata of an exported file, every value a text.
 
     Args:
         description: of the model.

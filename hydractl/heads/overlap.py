@@ -1,4 +1,4 @@
-"""How far two masks, or two removal orders, agree (paper B.2.2). Pure Python: names and numbers, no weights."""
+"""Agreement of two masks, or of two removal orders (paper B.2.2). Pure Python: names and numbers, no weights."""
 
 from __future__ import annotations
 

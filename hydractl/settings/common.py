@@ -20,7 +20,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(kw_only=True)
 class Common:
-    """What every verb accepts. ``check()`` is to be called before use; merging flags and files does so.
+    """Options of every verb. ``check()`` is to be called before use; merging flags and files does so.
 
     Attributes:
         verb: the name on the command line.
@@ -172,7 +172,7 @@ class Common:
         return "" if source.startswith("default") else f" ({source})"
 
     def called(self, name: str) -> str:
-        """What a person calls the option."""
+        """The name of the option in messages."""
         return _declared(type(self), name).label
 
     def exactly_one(self, *names: str) -> list[str]:
@@ -218,7 +218,7 @@ class Common:
         return found
 
     def _rank(self, name: str) -> int:
-        """How much the source of an option weighs; 0 for a default, a flag's weight in settings built in Python."""
+        """Rank of the source of an option; 0 for a default, a flag's rank in settings built in Python."""
         if self.ranks is not None:
             return self.ranks.get(name, 0)
         return FLAG if getattr(self, name) != _declared(type(self), name).default else 0
@@ -249,7 +249,7 @@ class Common:
 
 @dataclass(kw_only=True)
 class Batched(Common):
-    """What every verb but ``bench`` accepts: one batch size and one number format."""
+    """Options of every verb except ``bench``: one batch size and one number format."""
 
     dtype: str = option("float32", help="Number format of the computation", choices=DTYPES, group=RUNNING)
     batch_size: int = option(64, help="Samples that are computed together", unit="samples", at_least=1, group=RUNNING)

@@ -21,7 +21,7 @@ _NOT_IN_FILES = ("config",)
 
 @dataclass
 class Config:
-    """What a configuration file says, still as text.
+    """Contents of a configuration file, as unparsed text.
 
     Attributes:
         name: the file as it was named.

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 @dataclass(kw_only=True)
 class Validated(Batched):
-    """What is chosen on validation data."""
+    """Options of what is chosen on validation data."""
 
     val: str | None = option(
         None, help="In-distribution validation data, on which something is chosen", metavar="SPEC", group=_VALIDATION
@@ -190,7 +190,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
         return found + self._without_data()
 
     def _without_data(self) -> list[str]:
-        """What would be passed over where the test sets are those of a predictions file."""
+        """Problems of options that would be ignored where the test sets are those of a predictions file."""
         if self.given("data") or self.from_file is not None:
             return []
         unused = [name for name in ("ood", "ood_suite", "corruptions") if self.given(name)]
@@ -200,7 +200,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
 
 
 def _threshold_side(text: str) -> tuple[str | None, str | None]:
-    """Which side a threshold is chosen on, None for a number, and what is wrong with it."""
+    """The side (ID or OOD) that a threshold is chosen on, None for a number, and its problem."""
     rule = _RULE.fullmatch(text)
     if rule is None:
         finite = _NUMBER.fullmatch(text) and abs(float(text)) < float("inf")
@@ -212,7 +212,7 @@ def _threshold_side(text: str) -> tuple[str | None, str | None]:
 
 
 def _set_problems(settings: Batched, name: str, taken: list[str]) -> list[str]:
-    """What cannot be read of named data sets, and names that are there twice."""
+    """Problems of named data sets: unreadable ones and duplicate names."""
     found: list[str] = []
     names = list(taken)
     label = settings.called(name)

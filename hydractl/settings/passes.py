@@ -13,7 +13,7 @@ _PASSES = "MC dropout"
 
 @dataclass(kw_only=True)
 class Passes(Common):
-    """Whether models run with dropout, and how often; see ``hydractl.evaluate.mc_dropout``.
+    """Options of MC dropout; see ``hydractl.evaluate.mc_dropout``.
 
     Attributes:
         default_samples: how often, where nothing is said.
@@ -35,7 +35,7 @@ class Passes(Common):
     )
 
     def settle(self) -> None:
-        """How often, where only the rate is said."""
+        """The default number of passes, if only the rate is given."""
         super().settle()
         if self.mc_dropout is not None and self.samples is None:
             self.samples = self.default_samples

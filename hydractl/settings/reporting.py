@@ -13,7 +13,7 @@ _SHOWING = "Showing"
 
 @dataclass(kw_only=True)
 class Reporting(Common):
-    """What an eval is shown as, and showing again one that was written before.
+    """Output formats of an eval, and showing an existing one again.
 
     A verb that mixes this in calls ``super().conflicts()``, asks for ``from_file`` before it needs data, and stands
     before its other bases.
@@ -62,7 +62,7 @@ class Reporting(Common):
         return found
 
     def inapplicable(self) -> dict[str, str]:
-        """What says how to measure, where nothing is measured."""
+        """Options of measuring have no effect where nothing is measured."""
         found = super().inapplicable()
         if self.from_file is None:
             return found
