@@ -63,8 +63,8 @@ class BenchSettings(LastBlock):
     )
     compare: list[str] = option(
         [],
-        help="Rows to set beside the MODELs: stock (the first one by its library's own code), members (those of every "
-        "fused MODEL, one after another, and one alone), deep (as many copies of the first one as members)",
+        help="Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
+        "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,

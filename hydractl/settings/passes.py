@@ -23,8 +23,8 @@ class Passes(Common):
 
     mc_dropout: float | None = option(
         None,
-        help="Run every MODEL --samples times with dropout of rate P where finetune --dropout puts it, and measure the "
-        "passes as an ensemble",
+        help="Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure "
+        "the passes as an ensemble",
         metavar="P",
         at_least=0,
         below=1,

@@ -28,11 +28,11 @@ class Reporting(Common):
     )
 
     report: str | None = option(
-        None, help="Also write a report as one .html file, with tables and pictures", metavar="FILE", group=_SHOWING
+        None, help="Also write a report as one .html file, with tables and plots", metavar="FILE", group=_SHOWING
     )
     plots: str | None = option(
         None,
-        help="Also draw the pictures of the report as .png files",
+        help="Also write the plots of the report as .png files",
         metavar="DIR",
         group=_SHOWING,
     )

@@ -63,7 +63,7 @@ class OodSuite(Common):
     ood_suite: str | None = option(
         None,
         help=f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, or partial "
-        "to go on without those that are missing",
+        "to continue without those that are missing",
         metavar="NAME[:SET,...]",
         group=_EVALUATION,
     )
@@ -135,7 +135,7 @@ class OnBad(Common):
 
     on_bad: str = option(
         "error",
-        help="An image that cannot be read: error stops and names it, skip leaves it out, counts and lists it",
+        help="An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
         choices=("error", "skip"),
         group=FILES,
     )
