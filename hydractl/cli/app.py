@@ -1,4 +1,4 @@
-"""The ``hydractl`` command: parse the command line, run what it asks for, exit with the right code."""
+"""The ``hydractl`` command: parse the command line, run the verb, exit with its code."""
 
 from __future__ import annotations
 

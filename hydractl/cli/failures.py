@@ -1,4 +1,4 @@
-"""From an exception to an exit code and the lines a person reads."""
+"""Exit codes and messages for exceptions."""
 
 from __future__ import annotations
 

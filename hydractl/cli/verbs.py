@@ -1,4 +1,4 @@
-"""The verbs as the command line shows them: what each does, where it lives, and examples."""
+"""The verbs as the command line shows them: summary, module and examples of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``open_data``: the one way from a SPEC to a data set."""
+"""``open_data`` opens the data set of a SPEC."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, seen through a corruption where ``?corruption=NAME&severity=N`` asks for one.
+    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.

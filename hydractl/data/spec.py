@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from hydractl.errors import UsageError
 
 SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
-"""The words that may stand before a colon."""
+"""The kinds, as written before the colon."""
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 

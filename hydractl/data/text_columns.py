@@ -115,7 +115,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _near_hint(wanted: Sequence[str], there: Sequence[str], otherwise: str) -> str:
-    """The names that are most like the wanted ones, whatever their case."""
+    """The names most similar to the wanted ones, ignoring case."""
     folded = {name.casefold(): name for name in reversed(list(there))}
     near = {m: None for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1)}
     if not near:

@@ -1,4 +1,4 @@
-"""A fused model proves itself: member by member against the models it was made of, before it is written."""
+"""Self-check of a fused model before it is written: each member against the model it was made from."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class SetOverlap:
     divergence: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ``hydractl.overlap/1``."""
+        """As in ``hydractl.overlap/1``."""
         return {
             "counts": list(self.counts),
             "shared": self.shared,
@@ -51,7 +51,7 @@ class MaskOverlap:
     removed: SetOverlap
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ``hydractl.overlap/1``."""
+        """As in ``hydractl.overlap/1``."""
         return {"kept": self.kept.to_json(), "removed": self.removed.to_json()}
 
 

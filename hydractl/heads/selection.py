@@ -1,4 +1,4 @@
-"""From scores or a ranking, and a budget, to a head mask. Pure Python; ties go to the lowest site, then lowest head."""
+"""Head selection: a mask from scores or a ranking, and a budget. Pure Python; ties go to the lowest site, then head."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Corruptions(Common):
         return [name for name in CORRUPTIONS if name in wanted]
 
     def corruption_problems(self) -> list[str]:
-        """``all`` stands alone, and no severity without a corruption; for ``conflicts()``."""
+        """``all`` excludes other names, and severities need a corruption; for ``conflicts()``."""
         found = []
         if _ALL in self.corruptions and len(self.corruptions) > 1:
             found.append(
