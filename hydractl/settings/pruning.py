@@ -133,7 +133,7 @@ class CircuitSettings(Batched):
     )
     approx: str | None = option(
         None,
-        help="Approximate search, recorded in the file: at each step evaluate only the N heads that a gradient suggests",
+        help="Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests",
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
         default_text="exact",
