@@ -95,7 +95,7 @@ def _complete(arguments: list[str], answer: Answer) -> None:
         command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
     except SystemExit as ended:
         if ended.code:
-            raise UsageError("this shell has no completion", hint="hydractl --show-completion bash") from None
+            raise UsageError("no shell that has completion", hint="run it in bash, zsh, fish or PowerShell") from None
     except typer.TyperException as error:
         raise parser_problem(error, "hydractl") from None
 
