@@ -382,7 +382,7 @@ def test_they_go_on_where_they_were(name: str, variant: str) -> None:
 
 @pytest.mark.parametrize("name", ["shortlist", "subset"])
 def test_two_processes_share_the_work(name: str) -> None:
-    shared_by_two(ALL[name], stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
+    shared_by_two(ALL[name], stock("clip"), "clip", naive.data("clip", draw=1), ["acc", "avg"], 3)
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
