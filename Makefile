@@ -1,4 +1,4 @@
-# Each target sets up .venv itself, so a machine needs only make and Python 3.10 or newer:
+# Each target sets up .venv itself, so a machine needs only make and Python 3.11 or newer:
 #   make test                          the first Python found
 #   make test PYTHON=/path/to/python   one of your own choice (after make clean, where there is a .venv already)
 #   make test ARGS="-k name"           arguments for pytest
@@ -6,29 +6,34 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
-PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 DEMO := runs/digits
 # Files of tests that run at the same time; each computes on one thread.
 JOBS := 2
+PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test demo lint docs bench clean
+.PHONY: help test test-all demo lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test    run the tests"
-	@echo "make demo    train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
-	@echo "make bench   time the models of the demo at several batch sizes"
-	@echo "make lint    style, format and types"
-	@echo "make docs    write docs/cli.md from the help texts"
-	@echo "make clean   remove $(VENV), $(DEMO) and caches"
-	@echo "PYTHON=...   the Python to set up $(VENV) with (3.10 or newer)"
+	@echo "make test      run the tests, but the long ones"
+	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make demo      train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
+	@echo "make bench     time the models of the demo at several batch sizes"
+	@echo "make lint      style, format and types"
+	@echo "make docs      write docs/cli.md from the help texts"
+	@echo "make clean     remove $(VENV), $(DEMO) and caches"
+	@echo "PYTHON=...     the Python to set up $(VENV) with (3.11 or newer)"
 
 test: $(READY)
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-all: test
+	$(PYTEST) -m long $(ARGS)
 
 demo: $(READY)
 	$(RUN) examples/digits.py
@@ -56,13 +61,13 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@$(RUN) -c 'import pip' 2>/dev/null && exit 0; \
 	for python in $(PYTHONS); do \
-	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue; \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	  "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "error: $$python has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	  echo "$(VENV): $$("$$python" --version); the first installation takes a few minutes"; \
 	  exec "$$python" -m venv $(VENV); \
 	done; \
-	echo "error: no Python 3.10 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
+	echo "error: no Python 3.11 or newer among: $(PYTHONS); name one with PYTHON=/path/to/python" >&2; exit 1
 	$(PIP) -e ".[test,demo]"
 	@touch $@
 

@@ -26,17 +26,20 @@ from typing import Any
 
 MIB = 1 << 20
 
-IMPORTS = "import torch, hydractl.families.timm_vit, hydractl.fusion.runtime, hydractl.fusion.selfcheck, hydractl.prune"
+IMPORTS = (
+    "import torch, hydractl.families.timm, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
+)
 
 MAKE = """
 import sys, zlib
 import torch
-from hydractl.atomic import Output, write_with
-from hydractl.checkpoint import tensor_info, write_tensors
-from hydractl.description import Description
+from hydractl.files.atomic import Output, write_with
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.header import tensor_info
+from hydractl.files.description import Description
 from hydractl.families import get_family
-from hydractl.heads import HeadMask
-from hydractl.families.timm_vit import _preprocess, _published_config, timm
+from hydractl.heads.mask import HeadMask
+from hydractl.families.timm import _preprocess, _published_config, timm
 
 name, dtype, path = sys.argv[1:]
 with torch.device("meta"):
@@ -223,7 +226,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="vit_large_patch16_224", help="a vision transformer of timm")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])

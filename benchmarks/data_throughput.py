@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydractl._torchvision import declare_operators
 from hydractl.data import Dataset, batches, open_data
+from hydractl.families.torchvision_operators import declare_operators
 
 declare_operators()
 import timm.data  # noqa: E402  (it needs the operators)
@@ -48,7 +48,7 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def bare(data: Dataset, transform: Callable[[Any], torch.Tensor], size: int) -> Iterator[torch.Tensor]:
-    """What one would write without hydractl."""
+    """A bare loop, as written without hydractl."""
     paths = data.paths  # type: ignore[attr-defined]
     for start in range(0, len(paths), size):
         parts = []
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", help="where to write every single time, as JSON")
     options = parser.parse_args()
-    from hydractl.families.timm_vit import TimmViT
+    from hydractl.families.timm import TimmViT
 
     collate = TimmViT().collate(MODEL)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in MODEL.items()}

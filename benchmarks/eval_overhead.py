@@ -1,4 +1,4 @@
-"""What ``hydractl eval`` costs beside a bare loop over the same batches: everything between logits and the answer.
+"""Overhead of ``hydractl eval`` over a bare loop on the same batches: everything between logits and the result.
 
     python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
 
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.evaluate import Plan, plan_of
-from hydractl.evaluate.contenders import Running
 from hydractl.evaluate.measuring import Measuring
-from hydractl.fusion.runtime import move
+from hydractl.evaluate.models import RunningModel
 from hydractl.log import Log
+from hydractl.model.runtime import move
 from hydractl.settings import EvalSettings
+from hydractl.verbs.eval import Plan, plan_of
 
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
 
@@ -58,12 +58,12 @@ def bare(plan: Plan, model: Any, batch_size: int) -> None:
                 model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))
 
 
-def whole(plan: Plan, settings: EvalSettings) -> None:
+def whole(plan: Plan) -> None:
     """Make the row."""
-    contender = plan.contenders[0]
-    release, contender.release = contender.release, lambda: None  # type: ignore[method-assign]
-    Measuring(plan.sets, settings, Log()).row(contender, None, {})
-    contender.release = release  # type: ignore[method-assign]
+    model = plan.models[0]
+    release, model.release = model.release, lambda: None  # type: ignore[method-assign]
+    Measuring(plan.sets, plan.options, Log()).row(model, None, {})
+    model.release = release  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -88,11 +88,11 @@ def main() -> None:
             )
             settings.check()
             plan = plan_of(settings, Log())
-            contender = plan.contenders[0]
-            assert isinstance(contender, Running)
+            model = plan.models[0]
+            assert isinstance(model, RunningModel)
             sides = {
-                "bare": partial(bare, plan, contender.loaded().model, options.batch_size),
-                "whole": partial(whole, plan, settings),
+                "bare": partial(bare, plan, model.loaded().model, options.batch_size),
+                "whole": partial(whole, plan),
             }
             for work in sides.values():
                 work()
@@ -101,7 +101,7 @@ def main() -> None:
                 found = {side: timed(sides[side]) for side in dice.sample(sorted(sides), 2)}
                 ratios.append((found["whole"][0] / found["bare"][0], found["whole"][1] / found["bare"][1]))
             wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-            print(f"| {contender.name} | 2 x {options.samples} | {wall:.3f} | {cpu:.3f} |", flush=True)
+            print(f"| {model.name} | 2 x {options.samples} | {wall:.3f} | {cpu:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

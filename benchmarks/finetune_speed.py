@@ -1,4 +1,4 @@
-"""What a training step costs: the dense model, members pruned to fewer heads, and ways to train faster.
+"""Cost of a training step: the dense model, members pruned to fewer heads, and ways to train faster.
 
     python benchmarks/finetune_speed.py                     # four blocks of ViT-S/16 with random weights, on the CPU
     python benchmarks/finetune_speed.py MODEL --keep 8,6,4 --batch-size 8 --rounds 15 --also train-last,checkpoint
@@ -38,7 +38,7 @@ class Contender:
 
 def contenders(arguments: argparse.Namespace) -> list[Contender]:
     """The dense model first."""
-    from hydractl.models import open_source
+    from hydractl.model.source import open_source
 
     source = open_source(arguments.model)
     found = [contender("dense", source, arguments)]
@@ -58,8 +58,8 @@ def contenders(arguments: argparse.Namespace) -> list[Contender]:
 
 def kept(source: Any, keep: int, seed: int) -> Any:
     """The model with so many heads of each site, drawn by the seed."""
-    from hydractl.heads import HeadMask
-    from hydractl.prune import pruned
+    from hydractl.heads.mask import HeadMask
+    from hydractl.model.source import pruned
 
     draw = random.Random(seed)
     heads = {site.path: site.heads for site in source.sites}
@@ -72,13 +72,15 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     """A training, ready to take steps."""
     import torch
 
-    from hydractl.cost import cost_of
     from hydractl.log import Log
-    from hydractl.models import build_model
+    from hydractl.model.cost import cost_of
+    from hydractl.model.loading import build_model
     from hydractl.settings import FinetuneSettings
-    from hydractl.training.course import Around, TrainingData
+    from hydractl.training.context import TrainingContext
+    from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training
-    from hydractl.training.speed import hasten
+    from hydractl.training.prepare import speed_up
+    from hydractl.verbs.finetune import train_options
 
     settings = FinetuneSettings(
         model=[arguments.model],
@@ -90,8 +92,9 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     )
     settings.check()
     model = build_model(source, arguments.device)
-    hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
-    run = Training(model, TrainingData(arguments.batch_size, lambda *_: iter(())), settings, 1e-4, Around(Log()))
+    speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+    data = TrainingData(arguments.batch_size, lambda *_: iter(()))
+    run = Training(model, data, train_options(settings), 1e-4, TrainingContext(Log()))
     model.train()
     inputs = model.example_inputs(arguments.batch_size, arguments.seed)
     labels = torch.arange(arguments.batch_size, device=run.device) % source.classes

@@ -1,4 +1,4 @@
-"""What a fused model costs on a GPU beside a single one, its members one after another and a deep ensemble.
+"""Cost of a fused model on a GPU compared with a single one, its members run sequentially and a deep ensemble.
 
     python benchmarks/gpu_cost.py -o gpu.json                           # everything, at most 8 minutes
     python benchmarks/gpu_cost.py --device cpu --arch vit_tiny_patch16_224 --batches 1 --rounds 2      # try it out
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 
 declare_operators()
 
@@ -32,18 +32,18 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from hydractl.bench.figures import timed  # noqa: E402
 from hydractl.bench.stock import build_stock  # noqa: E402
-from hydractl.checkpoint import DictTensors  # noqa: E402
-from hydractl.cost import macs  # noqa: E402
+from hydractl.bench.timing import Contest  # noqa: E402
 from hydractl.errors import HydraError  # noqa: E402
+from hydractl.files.checkpoint import DictTensors  # noqa: E402
 from hydractl.fusion.plan import plan_fusion  # noqa: E402
-from hydractl.fusion.runtime import HydraModel  # noqa: E402
-from hydractl.fusion.sequential import SequentialEnsemble  # noqa: E402
-from hydractl.heads import HeadMask  # noqa: E402
+from hydractl.heads.mask import HeadMask  # noqa: E402
 from hydractl.log import Progress  # noqa: E402
-from hydractl.machine import peak_macs_per_s  # noqa: E402
-from hydractl.models import Source, open_source, resolve_device, resolve_dtype  # noqa: E402
-from hydractl.prune import pruned  # noqa: E402
-from hydractl.timing import Contest  # noqa: E402
+from hydractl.model.cost import macs  # noqa: E402
+from hydractl.model.loading import resolve_device, resolve_dtype  # noqa: E402
+from hydractl.model.machine import peak_macs_per_s  # noqa: E402
+from hydractl.model.runtime import HydraModel  # noqa: E402
+from hydractl.model.sequential import SequentialEnsemble  # noqa: E402
+from hydractl.model.source import Source, open_source, pruned  # noqa: E402
 
 ARCHITECTURES = "vit_base_patch16_224,bert-base,open_clip:ViT-B-32"
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -114,7 +114,7 @@ def member(base: Source, number: int, shared: int) -> Source:
     mask = HeadMask({site.path: site.heads for site in sites}, kept)
     description, cut = pruned(replace(base, tensors=tensors), mask, "sliced")
     named = f"member{number}"
-    return replace(base, name=named, sha256=f"{named}-{shared}", description=description, tensors=cut)
+    return replace(base, name=named, digest=f"{named}-{shared}", description=description, tensors=cut)
 
 
 class Operators(TorchDispatchMode):
@@ -217,7 +217,7 @@ def difference(one: Any, other: Any, dtype: str, name: str) -> float:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, int, str, str]]:
-    """What to measure, the most telling first: format, batch, mode and architecture."""
+    """The measurements, the most informative first: format, batch, mode and architecture."""
     eager = [(d, b, "eager", a) for d in options.dtypes for a in options.arch for b in options.batches]
     small = [b for b in options.batches if b < 32]
     compiled = [(options.dtypes[0], b, "compiled", a) for a in options.arch for b in small]
@@ -258,7 +258,7 @@ def measure(options: argparse.Namespace, clock: Clock, folder: Path) -> tuple[li
 
 
 def machine(device: torch.device, dtypes: list[str]) -> dict[str, Any]:
-    """What the times depend on."""
+    """The software and hardware that the times depend on."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
@@ -292,7 +292,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
 
     def words(text: str) -> list[str]:
         return text.split(",")

@@ -1,4 +1,4 @@
-"""What members gain by differing everywhere, and what they save by sharing their leading sites (Fashion-MNIST).
+"""Effect of sharing the leading sites among members on quality, diversity and cost (Fashion-MNIST).
 
     python examples/fashion_mnist.py DATA      # trains the model and makes the members that share nothing
     python examples/shared_sites.py DATA
@@ -23,7 +23,7 @@ from chain import OBJECTIVES, SEEDS, Study, hydractl
 from intervals import Row, markdown, mult_adds, rows_of, value_at, with_interval
 from matplotlib.figure import Figure
 
-from hydractl.heads import jaccard
+from hydractl.heads.overlap import jaccard
 
 RUNS = fashion_mnist.RUNS / "shared"
 SHARED = {"circuit": (0, 3, 5), "taylor": (0, 1, 2, 3, 5)}

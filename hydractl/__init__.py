@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hydractl.models import load
+    from hydractl.model.loading import load
 
 __all__ = ["__version__", "load"]
 
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # hydractl.models imports torch, which takes seconds: `hydractl --help` must not wait for it.
     if name == "load":
-        from hydractl.models import load
+        from hydractl.model.loading import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

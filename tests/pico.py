@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,10 +19,10 @@ from typing import Any
 import torch
 import yaml
 
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import DictTensors
-from hydractl.heads import Head, HeadMask
-from hydractl.models import Source, open_source, with_labels
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors
+from hydractl.heads.mask import Head, HeadMask
+from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
 
 declare_operators()
@@ -161,18 +162,44 @@ def _hf_model(variant: str) -> Any:
     return getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
 
 
+@cache
+def shared_stock(variant: str, seed: int = 0) -> Any:
+    """The stock model, made once: for tests that change nothing of it."""
+    return stock(variant, seed)
+
+
+@cache
+def stock_logits(variant: str, removed: tuple[Head, ...] = (), seed: int = 0) -> torch.Tensor:
+    """What the library says to ``inputs(variant)`` with the output columns of some heads zeroed."""
+    model = shared_stock(variant, seed)
+    with torch.no_grad():
+        return logits(zero_columns(model, removed) if removed else model, inputs(variant))
+
+
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
-    """The hydractl source that holds the weights of a stock model."""
-    source = open_source(f"timm:{TIMM[variant]}") if variant in TIMM else _opened(variant)
-    return replace(source, name=name, tensors=DictTensors(model.state_dict()), sha256=name)
+    """The hydractl source that holds a copy of the weights of a stock model."""
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return replace(_opened(variant), name=name, tensors=DictTensors(tensors), digest=name)
 
 
 @cache
 def _opened(variant: str) -> Source:
-    with tempfile.TemporaryDirectory() as folder:
-        publish(stock(variant), variant, Path(folder))
-        source = open_source(folder)
-        return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+    if variant in TIMM:
+        return open_source(f"timm:{TIMM[variant]}")
+    source = open_source(_published(variant).name)
+    return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+
+
+@cache
+def _published(variant: str) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    publish(stock(variant), variant, Path(folder.name))
+    return folder
+
+
+def published(variant: str, folder: Path) -> Path:
+    """A folder of its own with the stock model, as the library itself saves it."""
+    return Path(shutil.copytree(_published(variant).name, folder, dirs_exist_ok=True))
 
 
 def publish(model: Any, variant: str, folder: Path) -> None:
@@ -222,10 +249,10 @@ def write_tokenizer(folder: Path, *, pair_types: bool = True, roberta: bool = Fa
 
 def prune_source(source: Source, mask: HeadMask) -> Source:
     """The source with only the heads of ``mask``, by the product's own slicing."""
-    from hydractl.prune import pruned
+    from hydractl.model.source import pruned
 
     description, tensors = pruned(source, mask, "sliced")
-    return replace(source, description=description, tensors=tensors, sha256=f"{source.sha256}-{mask.counts()}")
+    return replace(source, description=description, tensors=tensors, digest=f"{source.sha256}-{mask.counts()}")
 
 
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:

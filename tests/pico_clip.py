@@ -17,8 +17,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from hydractl._torchvision import declare_operators
-from hydractl.heads import Head
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.heads.mask import Head
 
 declare_operators()
 

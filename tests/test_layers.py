@@ -1,7 +1,7 @@
-"""The architecture, held by reading the imports: which module may use which, and which may use which library.
+"""The architecture, held by reading the imports: which folder may use which, and which may use which library.
 
 Every import counts, inside functions and under ``TYPE_CHECKING`` too, and so does a module named by a string, as the
-registries do. Only the search for cycles leaves the last two out: they are what a cycle is broken with.
+registries do. Imports inside functions are for heavy libraries: the few of our own are counted.
 """
 
 from __future__ import annotations
@@ -15,54 +15,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# From the top down. A module may import from its own layer and from those below. The longest name decides.
-LAYERS = (
-    ("the command line", ["cli", "__main__"]),
-    ("verbs", ["score", "prune", "finetune", "evaluate", "bench", "circuit", "fusion"]),
-    (
-        "parts of verbs",
-        [
-            *["criteria", "analysis", "baselines", "training", "metrics", "cost", "cost_formula", "timing", "report"],
-            *["predictions", "select", "matching"],
-        ],
-    ),
-    (
-        "models and data",
-        [
-            *["fusion.runtime", "fusion.assembly", "fusion.chain", "fusion.prompted", "fusion.stored"],
-            *["models", "weights", "families", "slicing", "data"],
-        ],
-    ),
-    (
-        "files and heads",
-        [
-            *["checkpoint", "description", "seen", "members", "provenance", "machine", "_torchvision"],
-            *["heads", "overlap", "projections", "stacking", "attention", "per_member", "atomic", "processes"],
-        ],
-    ),
-    ("ground", ["settings", "requirements", "outcome", "errors", "log"]),
+# From the top down. A folder (or a module at the root) may import from itself and from those below it.
+ROOMS = (
+    *("__main__", "cli", "verbs", "circuit", "bench", "evaluate", "training", "export", "fusion", "model"),
+    *("report", "data", "families", "settings", "criteria", "metrics", "files", "heads"),
+    *("distributed", "jsonio", "log", "errors"),
 )
+MOST_FILES_AT_THE_ROOT = 6
+MOST_IMPORTS_INSIDE_FUNCTIONS = 40
 
 # Where a library may be imported: files, or folders ending in a slash.
 LIBRARIES = {
     "typer": ["cli/"],
     "click": [],  # typer carries its own
     "rich": ["cli/", "report/"],
-    "matplotlib": ["report/bench_plot.py", "report/chart_png.py"],
-    "timm": ["families/timm_vit.py", "families/imagenet.py"],
+    "matplotlib": ["report/"],
+    "jinja2": ["report/"],
+    "markupsafe": ["report/"],
+    "huggingface_hub": ["families/", "report/eval_card.py"],
+    "timm": ["families/timm.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],
-    "sklearn": ["data/", "criteria/separability.py", "analysis/centroids.py"],
-    "kmedoids": ["criteria/cahp.py"],
-    "scipy": [],  # comes with scikit-learn, which is an extra
+    "sklearn": ["data/", "criteria/cahp/signatures.py"],
+    "kmedoids": ["criteria/cahp/choosing.py"],
+    "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }
-NEEDS_OPERATORS = ("timm", "open_clip", "torchvision")  # see hydractl/_torchvision.py
+NEEDS_OPERATORS = ("timm", "open_clip", "torchvision")  # see families/torchvision_operators.py
 PRINTS = "cli/console.py"
 
 
@@ -123,47 +107,70 @@ def imports(files: dict[str, ast.Module]) -> list[Import]:
     return found
 
 
-def layer(module: str) -> int | None:
-    """The number of a module's layer, 0 on top; None where it has none."""
-    while module:
-        for number, (_, names) in enumerate(LAYERS):
-            if module in names:
-                return number
-        module = module.rpartition(".")[0]
-    return None
+def room(module: str) -> str:
+    """``fusion.plan`` stands in ``fusion``."""
+    return module.partition(".")[0]
 
 
-def layer_violations(files: dict[str, ast.Module]) -> list[str]:
-    problems = [f"{file}: has no layer; give it one in tests/test_layers.py" for file in files
-                if module_name(file) and layer(module_name(file)) is None]  # fmt: skip
+def own_imports(files: dict[str, ast.Module]) -> Iterator[tuple[Import, str, str]]:
+    """Every import of one module of the package by another: it, and both names without the package's."""
     for found in imports(files):
-        name = module_name(found.file)
-        where = f"{found.file}:{found.line}"
-        if found.target.startswith("."):
-            problems.append(f"{where}: a relative import")
-        if not found.target.startswith("hydractl.") or found.target == "hydractl.__version__" or not name:
-            continue
-        target = found.target.removeprefix("hydractl.")
-        here, there = layer(name), layer(target)
-        if there is None:
-            problems.append(f"{where}: imports {found.target}, which has no layer")
-        elif here is not None and there < here:
-            problems.append(f"{where}: {LAYERS[here][0]} may not import {found.target} ({LAYERS[there][0]})")
+        name, target = module_name(found.file), found.target.removeprefix("hydractl.")
+        if name and found.target.startswith("hydractl.") and target not in ("__version__", name):
+            yield found, name, target
+
+
+def room_violations(files: dict[str, ast.Module]) -> list[str]:
+    names = {room(module_name(file)) for file in files if module_name(file)}
+    problems = [f"{name}: has no place; give it one in tests/test_layers.py" for name in sorted(names - {*ROOMS})]
+    problems += [f"{one.file}:{one.line}: a relative import" for one in imports(files) if one.target.startswith(".")]
+    for found, name, target in own_imports(files):
+        here, there = room(name), room(target)
+        if there not in ROOMS:
+            problems.append(f"{found.file}:{found.line}: imports {found.target}, which has no place")
+        elif here in ROOMS and ROOMS.index(there) < ROOMS.index(here):
+            problems.append(f"{found.file}:{found.line}: {here} may not import {found.target}")
     return problems
 
 
-def cycles(files: dict[str, ast.Module]) -> list[str]:
-    """One line for each group of modules that import each other."""
-    needs: dict[str, set[str]] = {f"hydractl.{module_name(file)}": set() for file in files if module_name(file)}
-    for found in imports(files):
-        name = f"hydractl.{module_name(found.file)}"
-        if found.kind == "runtime" and name in needs and found.target in needs and found.target != name:
-            needs[name].add(found.target)
-    while free := [name for name, targets in needs.items() if not targets]:  # what is left needs only what is left
-        needs = {name: targets.difference(free) for name, targets in needs.items() if name not in free}
+def loops(needs: dict[str, set[str]]) -> list[str]:
+    """One line for what imports each other: what is left when all that nothing loops through is taken away."""
+    while free := [name for name, targets in needs.items() if not targets & needs.keys()]:
+        needs = {name: targets for name, targets in needs.items() if name not in free}
     while top := [name for name in needs if not any(name in targets for targets in needs.values())]:
         needs = {name: targets for name, targets in needs.items() if name not in top}
     return ["import each other: " + ", ".join(sorted(needs))] if needs else []
+
+
+def cycles(files: dict[str, ast.Module]) -> list[str]:
+    """Modules that import each other, and folders that do."""
+    modules: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
+    for found, name, target in own_imports(files):
+        if found.kind != "string":  # a registry's names are imported when they are asked for
+            modules.setdefault(name, set()).add(target)
+            if room(name) != room(target):
+                folders.setdefault(room(name), set()).add(room(target))
+    return loops(modules) + loops(folders)
+
+
+def inner_imports(files: dict[str, ast.Module]) -> list[str]:
+    """Imports of our own inside functions, where there are too many."""
+    found = [
+        f"{file}:{node.lineno}"
+        for file, tree in files.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hydractl")
+    ]
+    return [f"{len(set(found))} imports inside functions"] if len(set(found)) > MOST_IMPORTS_INSIDE_FUNCTIONS else []
+
+
+def loose_files(files: dict[str, ast.Module]) -> list[str]:
+    """Files at the root of the package, where there are too many."""
+    loose = [file for file in files if "/" not in file]
+    return [f"{len(loose)} files at the root"] if len(loose) > MOST_FILES_AT_THE_ROOT else []
 
 
 def is_at(file: str, place: str) -> bool:
@@ -173,7 +180,7 @@ def is_at(file: str, place: str) -> bool:
 
 def library_violations(files: dict[str, ast.Module]) -> list[str]:
     found = imports(files)
-    prepared = {one.file for one in found if one.target == "hydractl._torchvision"}
+    prepared = {one.file for one in found if one.target == "hydractl.families.torchvision_operators"}
     problems = []
     for one in found:
         library = one.target.partition(".")[0]
@@ -181,7 +188,7 @@ def library_violations(files: dict[str, ast.Module]) -> list[str]:
         if places is not None and not any(is_at(one.file, place) for place in places):
             problems.append(f"{one.file}:{one.line}: may not import {library}")
         elif library in NEEDS_OPERATORS and one.kind == "runtime" and one.file not in prepared:
-            problems.append(f"{one.file}:{one.line}: imports {library} without hydractl._torchvision")
+            problems.append(f"{one.file}:{one.line}: imports {library} without hydractl.families.torchvision_operators")
     return problems
 
 
@@ -198,7 +205,14 @@ def house_violations(files: dict[str, ast.Module]) -> list[str]:
 
 
 Rule = Callable[[dict[str, ast.Module]], list[str]]
-RULES: tuple[Rule, ...] = (layer_violations, cycles, library_violations, house_violations)
+RULES: tuple[Rule, ...] = (
+    room_violations,
+    cycles,
+    inner_imports,
+    loose_files,
+    library_violations,
+    house_violations,
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -208,27 +222,29 @@ def test_hydractl_keeps_the_rule(rule: Rule) -> None:
     assert rule(files) == []
 
 
-def test_every_layer_names_modules_that_exist() -> None:
-    files = trees(ROOT / "hydractl")
-    modules = {module_name(file) for file in files}
-    assert [name for _, names in LAYERS for name in names if name not in modules] == []
+def test_every_room_exists() -> None:
+    assert {room(module_name(file)) for file in trees(ROOT / "hydractl")} - {""} == {*ROOMS}
 
 
+MANY = "\n".join(["def f():", *["    from hydractl.errors import E"] * 40])
 BAD = {
-    ("errors.py", "from hydractl.heads import Site"): "errors.py:1: ground may not import hydractl.heads",
-    ("heads.py", "def f():\n    import hydractl.cli.app"): "heads.py:2: files and heads may not import hydractl.cli",
-    ("heads.py", "def f():\n    from hydractl import cli"): "heads.py:2: files and heads may not import hydractl.cli",
-    ("metrics/a.py", "if TYPE_CHECKING:\n    from hydractl.fusion.plan import P"): "metrics/a.py:2: parts of verbs may",
-    ("families/b.py", 'M = "hydractl.cli.app"'): "families/b.py:1: models and data may not import hydractl.cli.app",
-    ("score.py", "from . import heads"): "score.py:1: a relative import",
-    ("score.py", "from hydractl import load"): "score.py:1: imports hydractl.load, which has no layer",
-    ("attic.py", ""): "attic.py: has no layer",
-    ("heads.py", "def f():\n    import hydractl.atomic"): "import each other: hydractl.atomic, hydractl.heads",
-    ("score.py", "import typer"): "score.py:1: may not import typer",
+    ("errors.py", "from hydractl.heads.mask import Site"): "errors.py:1: errors may not import hydractl.heads.mask",
+    ("heads/mask.py", "def f():\n    import hydractl.cli.app"): "heads/mask.py:2: heads may not import hydractl.cli",
+    ("heads/mask.py", "def f():\n    from hydractl import cli"): "heads/mask.py:2: heads may not import hydractl.cli",
+    ("metrics/a.py", "if TYPE_CHECKING:\n    from hydractl.fusion.plan import P"): "metrics/a.py:2: metrics may not",
+    ("families/b.py", 'M = "hydractl.cli.app"'): "families/b.py:1: families may not import hydractl.cli.app",
+    ("verbs/score.py", "from . import heads"): "verbs/score.py:1: a relative import",
+    ("verbs/score.py", "from hydractl import load"): "verbs/score.py:1: imports hydractl.load, which has no place",
+    ("attic.py", ""): "attic: has no place",
+    ("heads/mask.py", "def f():\n    import hydractl.heads.overlap"): "each other: heads.mask, heads.overlap",
+    ("files/a.py", "if TYPE_CHECKING:\n    from hydractl.model.source import S"): "import each other: files, model",
+    ("verbs/score.py", MANY): "41 imports inside functions",
+    ("one.py", ""): "7 files at the root",
+    ("verbs/score.py", "import typer"): "verbs/score.py:1: may not import typer",
     ("cli/app.py", "import click.core"): "cli/app.py:1: may not import click",
     ("families/b.py", "def f():\n    from timm.layers import Attention"): "families/b.py:2: may not import timm",
-    ("families/timm_vit.py", "import timm"): "families/timm_vit.py:1: imports timm without hydractl._torchvision",
-    ("score.py", "def f():\n    print(1)"): "score.py:2: print outside cli/console.py",
+    ("families/timm.py", "import timm"): "imports timm without hydractl.families.torchvision_operators",
+    ("verbs/score.py", "def f():\n    print(1)"): "verbs/score.py:2: print outside cli/console.py",
     ("data/utils.py", ""): "data/utils.py: name it after what it does",
     ("utils/a.py", ""): "utils/a.py: name it after what it does",
 }
@@ -237,13 +253,15 @@ BAD = {
 @pytest.mark.parametrize(("bad", "complaint"), BAD.items())
 def test_a_bad_tree_is_found(bad: tuple[str, str], complaint: str, tmp_path: Path) -> None:
     good = {
-        "__init__.py": "def __getattr__(name):\n    from hydractl.models import load",
+        "__init__.py": "def __getattr__(name):\n    from hydractl.model.source import load",
+        **dict.fromkeys(["__main__.py", "distributed.py", "jsonio.py", "log.py", "errors.py"], ""),
         "cli/app.py": "import typer\nfrom hydractl import __version__\nfrom hydractl.errors import E",
         "cli/console.py": "print(1)",
-        "atomic.py": "if TYPE_CHECKING:\n    from hydractl.heads import Site\nfrom hydractl.heads import head",
-        "families/timm_vit.py": "from hydractl._torchvision import declare_operators\nimport timm",
-        "models.py": 'FAMILIES = "hydractl.families.timm_vit"\ntext = "hydractl.checkpoint/1"\nconsole.print(1)',
-        "heads.py": "",
+        "heads/overlap.py": "if TYPE_CHECKING:\n    from hydractl.heads.mask import Site",
+        "families/timm.py": "from hydractl.families.torchvision_operators import declare_operators\nimport timm",
+        "model/source.py": 'FAMILIES = "hydractl.families.timm"\nfrom hydractl.files.a import b\nconsole.print(1)',
+        "files/a.py": 'text = "hydractl.checkpoint/1"',
+        "heads/mask.py": "",
     }
     for file, text in good.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)

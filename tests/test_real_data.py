@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import hydractl
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import read_header
 from hydractl.cli.app import main
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.header import read_header
 from tests.pico import close
 
 declare_operators()

@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 import hydractl
-from hydractl._torchvision import declare_operators
 from hydractl.cli.app import main
+from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
 
 declare_operators()

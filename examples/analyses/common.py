@@ -1,4 +1,4 @@
-"""What the analyses share: models and data as the command line names them, commands, tables, figures."""
+"""Common parts of the analyses: models and data as the command line names them, commands, tables, figures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from removal import removal_order
+from samples import in_memory
 
-from hydractl.analysis.removal import removal_order
-from hydractl.analysis.samples import in_memory
 from hydractl.cli.app import main
-from hydractl.criteria.head_outputs import Batches
+from hydractl.criteria.cahp.signatures import Batches
 from hydractl.data import open_data
 from hydractl.errors import HydraError
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Head
-from hydractl.models import build_model, open_source, read_json_file
+from hydractl.heads.mask import Head
+from hydractl.jsonio import read_json_file
+from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import open_source
 
 RUNS = Path("runs/analyses")
 

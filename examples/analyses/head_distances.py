@@ -16,15 +16,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from centroids import centroid_distances
 from common import arguments, named, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
+from pca import principal_plane
 
-from hydractl.analysis.centroids import centroid_distances
-from hydractl.analysis.pca import principal_plane
-from hydractl.criteria.head_outputs import Batches, head_outputs
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Head, all_heads
+from hydractl.criteria.cahp.signatures import Batches, head_outputs
+from hydractl.heads.mask import Head, all_heads
 from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
 
 SHOWN = 6
 
@@ -90,7 +90,7 @@ def main() -> None:
             axis.scatter(*plane.outside.T, s=4, alpha=0.5, label=name)
             axis.set_title(f"{title}: the {SHOWN} {which} heads, {explained:.0%} of the variance", fontsize=9)
             axis.legend(fontsize=8)
-    columns = ["OOD set", "heads", "Euclidean, mean", "Mahalanobis, mean", "Mahalanobis in the plane", "variance in it"]
+    columns = ["OOD set", "heads", "Euclidean, mean", "Mahalanobis, mean", "Mahalanobis, 2-D", "variance explained"]
     show(columns, rows)
     save(figure, asked.output / "head_distances.png")
 

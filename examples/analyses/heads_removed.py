@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from common import arguments, named, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
+from removal import removal_curve
 
-from hydractl.analysis.removal import removal_curve
 from hydractl.log import Log
 
 PANELS = (

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import curvature
 import torch
 from common import arguments, open_model, orders, samples, save, show
 from matplotlib.figure import Figure
 
-from hydractl.analysis import curvature
-from hydractl.criteria.head_outputs import Batches
+from hydractl.criteria.cahp.signatures import Batches
 
 POINTS = 11
 

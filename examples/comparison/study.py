@@ -1,4 +1,4 @@
-"""The comparison table of the paper, and the ensembles people compare with, for one model and its data sets.
+"""The comparison table of the paper, with baselines, for one model and its data sets.
 
     cd sst2 && python ../study.py DATA MODEL
     cd fashion-mnist && python ../study.py DATA
@@ -129,7 +129,7 @@ class Comparison:
 
 
 def study_of(path: Path) -> dict[str, Any]:
-    """What ``hydra.yaml`` says to this script."""
+    """The settings of this script in ``hydra.yaml``."""
     found: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))["x-study"]
     return found
 

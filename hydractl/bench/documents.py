@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.heads import shown
+from hydractl.jsonio import read_json_file, shown
 
 _TEXTS = ("model", "dtype")
 _NUMBERS = ("batch_size", "throughput_per_s", "ratio", "params", "macs", "mac_ratio")
@@ -17,8 +17,6 @@ def read_bench(path: str) -> dict[str, Any]:
     Raises:
         InputError: for anything else, listing what is wrong with its rows.
     """
-    from hydractl.models import read_json_file
-
     document = read_json_file(path)
     origin = "standard input" if path == "-" else path
     if not isinstance(document, dict) or document.get("schema") != "hydractl.bench/1":

@@ -6,28 +6,43 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from hydractl.bench.contenders import Contender
 from hydractl.bench.figures import NOISY, timed
+from hydractl.bench.rows import Row
+from hydractl.bench.timing import Contest
 from hydractl.log import Log, Progress
-from hydractl.machine import peak_macs_per_s, slow_format
-from hydractl.models import resolve_dtype
-from hydractl.timing import Contest
+from hydractl.model.loading import resolve_dtype
+from hydractl.model.machine import peak_macs_per_s, slow_format
 
-if TYPE_CHECKING:
-    from hydractl.settings import BenchSettings
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How a bench measures.
+
+    Attributes:
+        batch_sizes, dtypes: every row is measured at each pair of them.
+        rounds, warmup: rounds that count, and rounds before them that do not.
+        threads: of torch on the CPU; None: as they are.
+        compile_mode: of ``torch.compile``; None: not compiled.
+        seed: draws inputs, the order of each round and resamples.
+    """
+
+    batch_sizes: Sequence[int]
+    dtypes: Sequence[str]
+    rounds: int
+    warmup: int
+    threads: int | None
+    compile_mode: str | None
+    seed: int
 
 
 def measure(
-    settings: BenchSettings,
-    rows: Sequence[Contender],
-    costs: Sequence[dict[str, Any]],
-    device: torch.device,
-    log: Log,
+    options: BenchOptions, rows: Sequence[Row], costs: Sequence[dict[str, Any]], device: torch.device, log: Log
 ) -> dict[str, Any]:
     """Run everything.
 
@@ -35,21 +50,21 @@ def measure(
         ``results`` (by dtype, then batch size, then row, each in the order given), ``machine`` and ``warnings``, which
         also went to the log.
     """
-    warnings = [_disagreement(row.name, cost) for row, cost in zip(rows, costs, strict=True)]
-    total = len(settings.dtype) * len(settings.batch_size) * (settings.warmup + settings.rounds)
+    warnings: list[str | None] = []
+    total = len(options.dtypes) * len(options.batch_sizes) * (options.warmup + options.rounds)
     results: list[dict[str, Any]] = []
     peaks: dict[str, float | None] = {}
-    with threads(settings.threads) as count, log.progress("bench", total, "rounds") as progress:
-        for dtype in settings.dtype:
+    with threads(options.threads) as count, log.progress("bench", total, "rounds") as progress:
+        for dtype in options.dtypes:
             warnings.append(slow_format(resolve_dtype(dtype), device))
             # Before and after, as a peak that other work on the machine held down would make the shares too large.
             before = peak_macs_per_s(device, resolve_dtype(dtype))
-            found = _measure_dtype(settings, rows, costs, device, dtype, progress)
+            found = _measure_dtype(options, rows, costs, device, dtype, progress)
             after = peak_macs_per_s(device, resolve_dtype(dtype))
             peaks[dtype] = max(before, after) if before and after else None
             results += [{**row, "peak_share": _share(row, peaks[dtype])} for row in found]
         machine = {**_machine(device, count), "peak_macs_per_s": peaks}
-    warnings.append(_noise(results, settings.rounds))
+    warnings.append(_noise(results, options.rounds))
     said = [warning for warning in warnings if warning is not None]
     for warning in said:
         log.warn(warning)
@@ -57,8 +72,8 @@ def measure(
 
 
 def _measure_dtype(
-    settings: BenchSettings,
-    rows: Sequence[Contender],
+    options: BenchOptions,
+    rows: Sequence[Row],
     costs: Sequence[dict[str, Any]],
     device: torch.device,
     dtype: str,
@@ -66,18 +81,18 @@ def _measure_dtype(
 ) -> list[dict[str, Any]]:
     """The rows of one dtype; its models are freed on return, before those of the next are built."""
     built = {row.name: row.build(str(device), dtype) for row in rows}
-    mode = (settings.compile_mode or "default") if settings.compile else None
+    mode = options.compile_mode
     found = []
-    for batch_size in settings.batch_size:
+    for batch_size in options.batch_sizes:
         where = f"batch {batch_size}, {dtype}, {device}"
-        contest = Contest(built, batch_size, device, settings.seed, mode, where)
-        runs = contest.run(settings.warmup, settings.rounds, progress)
-        compiled = {"compile": settings.compile, "compile_mode": mode}
+        contest = Contest(built, batch_size, device, options.seed, mode, where)
+        runs = contest.run(options.warmup, options.rounds, progress)
+        compiled = {"compile": mode is not None, "compile_mode": mode}
         common = {"batch_size": batch_size, "dtype": dtype, "device": str(device), **compiled}
         for row, cost in zip(rows, costs, strict=True):
-            figures = timed(runs[row.name], runs[rows[0].name], batch_size, settings.seed)
+            figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
             memory = {"peak_memory_bytes": contest.peak_memory_bytes[row.name]}
-            found.append({"model": row.name, **common, **figures, **memory, **cost})
+            found.append({"model": row.name, "sha256": row.model.sha256, **common, **figures, **memory, **cost})
     return found
 
 
@@ -87,13 +102,6 @@ def _share(row: dict[str, Any], peak: float | None) -> float | None:
 
 
 # --- what to warn of --------------------------------------------------------------------------------------------------
-
-
-def _disagreement(name: str, cost: dict[str, Any]) -> str | None:
-    counted, formula = cost["macs"], cost["macs_formula"]
-    if formula is None or formula == counted:
-        return None
-    return f"{name}: torch counts {counted} mult-adds, the closed formula gives {formula}"
 
 
 def _noise(results: Sequence[dict[str, Any]], rounds: int) -> str | None:

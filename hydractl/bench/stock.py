@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.checkpoint import TensorSource
-from hydractl.cost import ShapesOnly, parameters, weight_bytes
-from hydractl.description import DEFAULT_PROMPT
-from hydractl.fusion.prompted import STAND_INS
-from hydractl.fusion.runtime import move, pooled_log_probs
-from hydractl.heads import HeadMask
-from hydractl.models import Source, resolve_device, resolve_dtype
-from hydractl.weights import check_finite
+from hydractl.files.checkpoint import TensorSource, shapes_only
+from hydractl.files.description import DEFAULT_PROMPT
+from hydractl.heads.mask import HeadMask
+from hydractl.model.checks import check_finite
+from hydractl.model.cost import parameters, weight_bytes
+from hydractl.model.loading import resolve_device, resolve_dtype
+from hydractl.model.prompted import STAND_INS
+from hydractl.model.runtime import move, pooled_log_probs
+from hydractl.model.slicing import zeroed
+from hydractl.model.source import Source
 
 
 class StockModel(nn.Module):
@@ -87,8 +89,6 @@ def unsliced(source: Source) -> Source | None:
     Returns:
         None for a fused model, and for one whose removed heads are gone.
     """
-    from hydractl.slicing import zeroed
-
     description = source.description
     if len(description.masks) != 1:
         return None
@@ -109,10 +109,10 @@ def build_stock(source: Source, device: str, dtype: str) -> StockModel:
 
 
 def stock_cost(source: Source) -> dict[str, int]:
-    """``params``, ``macs`` of one sample by torch's counter, and ``bytes``, as :func:`hydractl.cost.cost_of`."""
+    """``params``, ``macs`` of one sample by torch's counter, and ``bytes``, as :func:`hydractl.model.cost.cost_of`."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    tensors: TensorSource = ShapesOnly(source.tensors)
+    tensors: TensorSource = shapes_only(source.tensors)
     model = StockModel(replace(source, tensors=tensors), torch.device("meta"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(model.example_inputs(1))

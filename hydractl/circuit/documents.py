@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydractl.circuit.objective import LOSS_UNIT
+from hydractl.circuit.scope import Scope
 from hydractl.circuit.search import Found, Step
 from hydractl.circuit.tower import Candidate
+from hydractl.data.base import Dataset
 from hydractl.errors import InputError
-from hydractl.heads import Head, shown
-from hydractl.matching import asked_classes
-from hydractl.overlap import jaccard_at, kendall_tau
-from hydractl.provenance import provenance
-from hydractl.seen import entry, merged
-
-if TYPE_CHECKING:
-    from hydractl.circuit.scope import Scope
-    from hydractl.data.base import Dataset
-    from hydractl.settings import CircuitSettings
+from hydractl.files.fingerprints import entry, merged
+from hydractl.files.provenance import provenance
+from hydractl.heads.mask import Head
+from hydractl.heads.overlap import jaccard_at, kendall_tau
+from hydractl.jsonio import shown
+from hydractl.model.matching import asked_classes
+from hydractl.settings.pruning import CircuitSettings
 
 _MOST_SCORE = 1e6
 

@@ -12,8 +12,8 @@ from hydractl.circuit.samples import Sample
 from hydractl.circuit.tally import Values, values_of
 from hydractl.circuit.tower import Candidate, Tower, Trace
 from hydractl.families.base import State
-from hydractl.fusion.prompted import PROMPTS_AT_ONCE
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.prompted import PROMPTS_AT_ONCE
+from hydractl.model.runtime import HydraModel
 
 
 class Evaluator:
@@ -23,7 +23,7 @@ class Evaluator:
         model: with one member; it must not be used otherwise until :meth:`close`.
         batches: ID and OOD batches.
         stream: the inputs of all batches in turn, where that is faster than reading each.
-        ood_score: see :data:`hydractl.metrics.ood_scores.OOD_SCORES`.
+        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take; None: as much as they need.
         lanes: how many models with different heads removed are searched in turn.
     """
@@ -263,7 +263,7 @@ class Evaluator:
 
 def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:
     """Samples, tokens, and tokens that are read out."""
-    return size, stem.hidden.shape[1], tower.chain.asking(stem).hidden.shape[1]
+    return size, stem.hidden.shape[1], tower.chain.query_tokens(stem).hidden.shape[1]
 
 
 def _shared(trace: Trace, tower: Tower) -> int:

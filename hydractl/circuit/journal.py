@@ -8,14 +8,12 @@ Process N > 0 of a search by several processes writes a file of its own beside t
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from hydractl.atomic import _sync_folder, storage_error
 from hydractl.circuit.journal_files import (
     BIRTH,
     ORDER,
@@ -29,6 +27,7 @@ from hydractl.circuit.journal_files import (
     parse,
 )
 from hydractl.errors import HydraError, InputError, OutputError
+from hydractl.files.atomic import storage_error, sync_folder
 from hydractl.log import Log
 
 
@@ -43,7 +42,7 @@ class Journal:
         order: what :meth:`set_order` stored, in this run or in the one that is resumed; None before.
     """
 
-    def __init__(self, path: Path, file: io.FileIO) -> None:
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
         """Use :meth:`open`."""
         self.path = path
         self.records: list[dict[str, Any]] = []
@@ -99,7 +98,7 @@ class Journal:
                 journal._begun_here = True
                 journal._write(line_of(header))
                 journal._flush()
-                _sync_folder(own.parent)
+                sync_folder(own.parent)
         except BaseException as error:
             with contextlib.suppress(HydraError):
                 journal.close()
@@ -183,13 +182,9 @@ class Journal:
 
     def _make_way(self, path: Path, rank: int, force: bool) -> None:
         """See that nothing is there, or with ``force`` nothing is left, but the own file."""
-        others = files_beside(path) if rank == 0 else []
-        recorded = [self.path] if self._size() else []
-        recorded += [other for other in others if os.lstat(other).st_size]
-        if recorded and not force:
-            hint = "add --resume to go on with it, or --force to start over"
-            raise OutputError(f"a search is recorded in {recorded[0]}", hint=hint)
-        for other in others:
+        if not force:
+            check_free(self.path)
+        for other in files_beside(path) if rank == 0 else []:
             if not BIRTH.startswith(content(other, idle=True)[: len(BIRTH)]):
                 raise OutputError(f"{other} is in the way and is no {SCHEMA} file", hint="move it away")
             other.unlink()
@@ -221,6 +216,18 @@ class Journal:
         if changed:
             log.warn("the search was begun in another environment: " + "; ".join(changed))
         return own.whole
+
+
+def check_free(path: Path) -> None:
+    """See that no search is recorded in a journal or in the files beside it.
+
+    Raises:
+        OutputError: there is one.
+    """
+    for file in (path, *files_beside(path)):
+        if os.path.lexists(file) and os.lstat(file).st_size:
+            hint = "add --resume to go on with it, or --force to start over"
+            raise OutputError(f"a search is recorded in {file}", hint=hint)
 
 
 class NoJournal(Journal):

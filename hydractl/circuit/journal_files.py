@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
-import io
 import json
 import os
 import re
@@ -13,11 +10,11 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from hydractl.atomic import storage_error
 from hydractl.errors import InputError, OutputError
-from hydractl.heads import parse_json, shown
+from hydractl.files.atomic import lock, open_locked, open_own, storage_error
+from hydractl.jsonio import parse_json, shown
 
 SCHEMA = "hydractl.journal/1"
 ORDER = "order"
@@ -135,57 +132,36 @@ def content(path: Path, *, idle: bool) -> bytes:
         OutputError: with ``idle``, when somebody is still writing it.
     """
     try:
-        with open(path, "rb", buffering=0, opener=_open_own) as file:
+        with open(path, "rb", buffering=0, opener=open_own) as file:
             if not _is_regular(file):
                 raise InputError(f"cannot read {path}: it is no regular file")
             if idle:
-                _lock(file, path)
+                lock(file, path)
             return file.read()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def claim(path: Path) -> io.FileIO:
+def claim(path: Path) -> IO[bytes]:
     """Open and lock a file for reading and appending; make it where it is not there.
 
     Raises:
         OutputError, StorageError: it cannot be made, or another process has it.
     """
     try:
-        while True:
-            if not path.parent.is_dir():
-                where = path.parent
-                raise OutputError(f"the folder of the journal does not exist: {where}", hint=f"mkdir -p {where}")
-            file = open(path, "a+b", buffering=0, opener=_open_own)  # noqa: SIM115 - open as long as it is locked
-            try:
-                if not _is_regular(file):
-                    raise OutputError(f"the journal is no regular file: {path}")
-                _lock(file, path)
-                # Between open and lock its owner may have removed this file: then the lock is on nothing.
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                        return file
-            except BaseException:
-                file.close()
-                raise
+        if not path.parent.is_dir():
+            where = path.parent
+            raise OutputError(f"the folder of the journal does not exist: {where}", hint=f"mkdir -p {where}")
+        file = open_locked(path, path, buffering=0)
+        if not _is_regular(file):
             file.close()
+            raise OutputError(f"the journal is no regular file: {path}")
+        return file
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OutputError(f"the journal is a symbolic link: {path}", hint="remove it") from None
         raise storage_error(error, path) from error
 
 
-def _is_regular(file: io.FileIO) -> bool:
+def _is_regular(file: IO[bytes]) -> bool:
     return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-
-
-def _lock(file: io.FileIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OutputError(f"another process is writing {path}", hint="wait for it") from None
-
-
-def _open_own(path: str, flags: int) -> int:
-    """Open, but neither through a symbolic link that somebody put there nor waiting for the other end of a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -11,7 +11,7 @@ from hydractl.circuit.journal_files import START_OVER
 from hydractl.circuit.objective import Doubt
 from hydractl.circuit.tower import Candidate
 from hydractl.errors import InputError
-from hydractl.heads import shown
+from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hydractl.circuit.tally import Values, values_of
+from hydractl.data import batches
+from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, log_softmax
-
-if TYPE_CHECKING:
-    from hydractl.data.base import Dataset
-    from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel, move
 
 _STRATA = 4
 """Into how many parts texts are cut by how undecided they are, before each part is sorted by length."""
@@ -64,9 +63,6 @@ class SampleSet:
         return self._inputs(self._order, self._workers)
 
     def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
-        from hydractl.data import batches
-        from hydractl.fusion.runtime import move
-
         parameter = next(self._model.parameters())
         model, size = self._model, self._batch_size
         for batch in batches(self._dataset, model.preprocess, size, workers=workers, indices=indices):
@@ -149,9 +145,6 @@ def measure_certainty(
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is told of the samples of each batch."""
     import torch
-
-    from hydractl.data import batches
-    from hydractl.fusion.runtime import move
 
     parameter = next(model.parameters())
     parts: list[tuple[list[int], Certainty]] = []

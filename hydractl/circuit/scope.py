@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydractl.circuit.headmap import kept_at_sites
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import Head, HeadMask, Site, mask_from_json, ranking_from_json
-from hydractl.matching import sites_of
-from hydractl.seen import Entry, seen_in
-from hydractl.select import total_budget
-
-if TYPE_CHECKING:
-    from hydractl.models import Source
-    from hydractl.settings import CircuitSettings
+from hydractl.files.fingerprints import Entry, seen_in
+from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
+from hydractl.heads.selection import total_budget
+from hydractl.jsonio import read_json_file
+from hydractl.model.matching import sites_of
+from hydractl.model.source import Source, pruned
+from hydractl.settings.pruning import CircuitSettings
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,6 @@ def _total(settings: CircuitSettings, before: HeadMask) -> int:
 
 def _headmap(source: Source, sites: list[str], gone: int, settings: CircuitSettings, details: dict[str, Any]) -> Scope:
     """Headmap counts the heads that are kept at each site, not the mean over all of them."""
-    from hydractl.circuit.headmap import kept_at_sites
-
     heads = source.description.mask.at(sites).kept_heads
     kept = kept_at_sites(heads, settings.keep, None if settings.budget is None else settings.budget - gone)
     budget = len(heads) - sum(kept.values())
@@ -108,8 +106,6 @@ def _headmap(source: Source, sites: list[str], gone: int, settings: CircuitSetti
 
 
 def _without(source: Source, start: HeadMask) -> Source:
-    from hydractl.prune import pruned
-
     if start == source.description.mask:
         return source
     description, tensors = pruned(source, start, "sliced")
@@ -118,8 +114,6 @@ def _without(source: Source, start: HeadMask) -> Source:
 
 def _mask(path: str, source: Source, seen: list[Entry]) -> HeadMask:
     """The mask of a file; the samples it has seen go into ``seen``."""
-    from hydractl.models import read_json_file
-
     document = read_json_file(path)
     mask = mask_from_json(document, source.sites, path, source.description.arch)
     seen += seen_in(document, path)
@@ -139,8 +133,6 @@ def _leading(meant: Sequence[Site], count: int) -> list[str]:
 
 def _shared(path: str, source: Source, leading: Sequence[str], total: int, seen: list[Entry]) -> list[Head]:
     """What a circuit removes at these sites with the same budget; the samples it has seen go into ``seen``."""
-    from hydractl.models import read_json_file
-
     document = read_json_file(path)
     ranking = ranking_from_json(document, source.sites, path)
     seen += seen_in(document, path)

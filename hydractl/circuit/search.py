@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Doubt, Measured
@@ -16,9 +16,7 @@ from hydractl.circuit.race import Race, Runner
 from hydractl.circuit.rounding import contenders
 from hydractl.circuit.tally import Tally
 from hydractl.circuit.tower import Candidate
-
-if TYPE_CHECKING:
-    from hydractl.processes import Processes
+from hydractl.distributed import Processes
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydractl.checkpoint import canonical_json
-from hydractl.circuit.approx import search_of
 from hydractl.circuit.documents import agreement, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
@@ -18,22 +16,23 @@ from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.plan import Plan, plan_of, with_memory
 from hydractl.circuit.records import check_records
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.scope import Scope
 from hydractl.circuit.search import Found, GreedySearch, Observer
+from hydractl.circuit.shortlist import Shortlist
 from hydractl.circuit.telling import observed, tell_plan, tell_rounding, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
-from hydractl.data.text_cut import report_cut
+from hydractl.data.base import Dataset
+from hydractl.data.batching import longest_first
+from hydractl.data.text import report_cut
+from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError
-from hydractl.heads import Head, ranking_from_json
+from hydractl.heads.mask import Head, ranking_from_json
+from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log
-from hydractl.matching import asked_classes, check_labels, named_by_data
-from hydractl.models import build_model, read_json_file
-from hydractl.processes import Processes, local_device
-
-if TYPE_CHECKING:
-    from hydractl.circuit.scope import Scope
-    from hydractl.data.base import Dataset
-    from hydractl.settings import CircuitSettings
+from hydractl.model.loading import build_model
+from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.settings.pruning import CircuitSettings
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -107,7 +106,7 @@ class Session:
             lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
             order = undecided_first(certain["id"], certain.get("ood"), settings.objective, lengths)
         else:
-            order = {name: plain_order(dataset) for name, dataset in self.sets.items()}
+            order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
         order = self.team.gather(None if self.team.rank else order)[0]
         if self.team.rank == 0:
             journal.set_order(order)
@@ -164,7 +163,7 @@ class Session:
         """What the search would take, judged by one batch of each set."""
         part = {}
         for name, dataset in self.sets.items():
-            order = plain_order(dataset)
+            order = longest_first(dataset)
             middle = max(0, (len(order) - self.settings.batch_size) // 2)  # texts are sorted by length
             part[name] = order[middle : middle + self.settings.batch_size]
         plan = self._plan(self._evaluator(part, limited=False))
@@ -189,7 +188,7 @@ class Session:
         with self._journal(journal_path) as journal:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
-            bounds = settings.bounds and settings.algorithm == "greedy" and settings.approx != "lazy"
+            bounds = settings.bounds and settings.algorithm == "greedy"
             tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
@@ -213,7 +212,10 @@ class Session:
             kept = self.scope.kept or {}
             places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
             return Headmap(evaluator, heads, kept=places, **common)
-        return search_of(settings.approx, evaluator, heads, seed=settings.seed, bounds=settings.bounds, **common)
+        if settings.approx is None:
+            return GreedySearch(evaluator, heads, bounds=settings.bounds, **common)
+        size = int(settings.approx.removeprefix("shortlist:"))
+        return Shortlist(evaluator, heads, size=size, bounds=settings.bounds, **common)
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -251,7 +253,6 @@ class Session:
             "ood_score": settings.ood_score,
             "algorithm": settings.algorithm,
             "approx": settings.approx,
-            **({"seed": settings.seed} if settings.approx and settings.approx.startswith("subset") else {}),
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": settings.batch_size,
             "dtype": settings.dtype,
@@ -278,13 +279,6 @@ class Session:
             documents[objective] = document
         tell_rounding(self.log, documents)
         return documents
-
-
-def plain_order(dataset: Dataset) -> list[int]:
-    """The samples as they come; where lengths matter the longest first, so that little is padded."""
-    lengths = dataset.lengths()
-    order = list(range(len(dataset)))
-    return order if lengths is None else sorted(order, key=lambda i: -lengths[i])
 
 
 def _digest(value: Any) -> str:

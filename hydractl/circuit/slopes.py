@@ -23,7 +23,7 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.tower import Candidate
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.ood import auroc
+from hydractl.metrics.ood import auroc, curve_of
 
 MARGIN, LABEL, STRANGE = "margin", "label", "strange"
 """The quantities: the logit of the label minus the highest other one; log-odds of the label; a monotone function of the
@@ -217,7 +217,9 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if OBJECTIVES[objective].needs_ood:
         inside = (now.inside[STRANGE][:, None] - change.inside[STRANGE]).numpy()
         outside = (now.outside[STRANGE][:, None] - change.outside[STRANGE]).numpy()
-        return np.array([auroc(one, other) for one, other in zip(inside.T, outside.T, strict=True)], dtype=float)
+        return np.array(
+            [auroc(curve_of(one, other)) for one, other in zip(inside.T, outside.T, strict=True)], dtype=float
+        )
     name = NEEDS[objective][0]
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope

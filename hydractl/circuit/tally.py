@@ -11,8 +11,7 @@ from torch import Tensor
 from hydractl.circuit.objective import LOSS_UNIT, Doubt, Measured
 from hydractl.circuit.rounding import SLOPES, TOLERANCE, margins, tolerance
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.ood import two_u
-from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.metrics.ood import OOD_SCORES, two_u
 from hydractl.metrics.probabilities import Floats, log_softmax
 
 
@@ -42,7 +41,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
-        ood_score: a name of :data:`hydractl.metrics.ood_scores.OOD_SCORES`.
+        ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
 
     Raises:
         NonFiniteError: for a logit that is NaN or infinite.

@@ -9,7 +9,7 @@ from typing import Any
 from hydractl.circuit.plan import Plan, duration
 from hydractl.circuit.search import Observer, Step
 from hydractl.circuit.tower import Candidate
-from hydractl.heads import Head
+from hydractl.heads.mask import Head
 from hydractl.log import Log, Progress
 from hydractl.report.figures import bytes_text, number
 

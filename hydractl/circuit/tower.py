@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hydractl.attention import HeadAttention
 from hydractl.families.base import State
-from hydractl.fusion.chain import Chain
-from hydractl.fusion.runtime import HydraModel
-from hydractl.projections import HeadBank, MemberProjections
+from hydractl.model.attention import HeadAttention
+from hydractl.model.chain import Chain
+from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.runtime import HydraModel
 
 Candidate = tuple[int, int]
 """(index of the site, position of the head among those present in the model)."""
@@ -57,7 +57,7 @@ class Tower:
     """A tower of a model with one member, some of its heads sliced away.
 
     Attributes:
-        sites: as in :class:`hydractl.fusion.chain.Chain`.
+        sites: as in :class:`hydractl.model.chain.Chain`.
         full: the heads of the model.
         kept: those that are present now.
         work: block evaluations of samples so far, in mult-adds as fractions of a block with all heads and tokens.
@@ -105,7 +105,7 @@ class Tower:
             before, joined, output = known.before[:first], known.joined[:first], known.output[:first]
             state = known.before[first] if first < count - 1 else known.last
         for index in range(first, count):
-            before.append(state if index < count - 1 else self.chain.asking(state))
+            before.append(state if index < count - 1 else self.chain.query_tokens(state))
             last = state
             state, heads, attended = self._observed(index, state)
             joined.append(heads)
@@ -115,8 +115,7 @@ class Tower:
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
         """What the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
         first, times = site - self.sites.start, len(heads)
-        attention, present = self.chain.attentions[first], self.kept[first]
-        projections = attention.only
+        projections, present = self.chain.attentions[first].only, self.kept[first]
         joined, output = trace.joined[first], trace.output[first]
         if len(present) == 1:
             # Taking the only head from the sum would leave its rounding, and samples that are alike no longer tie.
@@ -124,12 +123,8 @@ class Tower:
         else:
             outputs = [output - projections.share(joined, present.index(head)) for head in heads]
         before = trace.before[first]
-        state = self.chain.repeated(before, times)
-        attention.given = outputs[0] if times == 1 else torch.cat(outputs)
-        try:
-            state = self.chain.block(site, state)
-        finally:
-            attention.given = None
+        attended = outputs[0] if times == 1 else torch.cat(outputs)
+        state = self.chain.block(site, self.chain.repeated(before, times), attended=attended)
         rows, asking, tokens = len(before.hidden), before.hidden.shape[1], trace.last.hidden.shape[1]
         self._add_work(times * rows * self.costs[first].without_attention(asking), tokens)
         for index in range(first + 1, len(self.kept)):

@@ -1,9 +1,10 @@
-"""The ``hydractl`` command: parse the command line, run what it asks for, exit with the right code."""
+"""The ``hydractl`` command: parse the command line, run the verb, exit with its code."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import shutil
 import signal
 import sys
@@ -21,6 +22,9 @@ from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import UsageError
 
 _ALL = (*VERBS, INFO)
+_COMPLETING = "_HYDRACTL_COMPLETE"
+"""Set by the shell while it asks for completions (Typer's protocol)."""
+_COMPLETION = ("--install-completion", "--show-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,12 +56,15 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """What the command line asks for; None if help or version was all.
+    """The request on the command line; None if it was only for help or the version.
 
     Raises:
         UsageError: for a command line that makes no sense.
     """
     first = arguments[0] if arguments else ""
+    if _COMPLETING in os.environ or first in _COMPLETION:
+        _complete(arguments, answer)
+        return None
     if not first:
         raise UsageError("no verb", hint="hydractl --help")
     if not first.startswith("-") and first not in VERBS:
@@ -81,15 +88,28 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     raise UsageError("no verb", hint="hydractl --help")
 
 
-def build_app(answer: Answer, commands: Sequence[str] = _ALL) -> typer.Typer:
+def _complete(arguments: list[str], answer: Answer) -> None:
+    """Typer's own completion: for the shell that asks, or its installation."""
+    command = typer.main.get_command(build_app(answer, list(VERBS), completion=True))
+    try:
+        command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
+    except SystemExit as ended:
+        if ended.code:
+            raise UsageError("this shell has no completion", hint="hydractl --show-completion bash") from None
+    except typer.TyperException as error:
+        raise parser_problem(error, "hydractl") from None
+
+
+def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: bool = False) -> typer.Typer:
     """The Typer app, whose commands return a :class:`Request`.
 
     Args:
         answer: where help goes.
         commands: those that are needed; each takes time to build.
+        completion: with the options that install completion in a shell.
     """
     app = typer.Typer(
-        add_completion=False, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        add_completion=completion, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
     def show_help(context: typer.Context, value: bool) -> None:

@@ -27,6 +27,7 @@ def app_help(columns: int) -> str:
     general = [
         ("    --info FILE...", "Describe any file that hydractl writes"),
         ("    --version", "Print the version"),
+        ("    --install-completion", "Let the shell complete verbs and options (--show-completion prints how)"),
         ("-h, --help", "Show this help; hydractl VERB --help shows that of a verb"),
     ]
     parts = [

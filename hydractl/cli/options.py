@@ -45,7 +45,8 @@ def _parameter(one: Option) -> inspect.Parameter:
     long = f"{one.flag}/--no-{one.flag[2:]}" if one.type is bool else one.flag
     flags = [long, one.short] if one.short else [long]
     annotation = bool | None if one.type is bool else list[str] | None if one.many else str | None
-    return _keyword(one.name, annotation, typer.Option(None, *flags))
+    choices = list(one.choices)
+    return _keyword(one.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

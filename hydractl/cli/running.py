@@ -15,8 +15,8 @@ from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.help import value_text
 from hydractl.cli.verbs import VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
-from hydractl.outcome import Outcome
 from hydractl.settings import SETTINGS, Common, merge, options_of, unknown_variables
+from hydractl.verbs.outcome import Outcome
 
 
 def run_verb(request: Request, answer: Answer) -> None:
@@ -63,7 +63,7 @@ def describe_files(request: Request, answer: Answer) -> None:
     files = request.given["files"]
     if not isinstance(files, list) or not files:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
-    from hydractl.report.info import compare, describe
+    from hydractl.verbs.info import compare, describe
 
     documents: list[dict[str, Any]] = []
     errors: list[HydraError] = []

@@ -1,4 +1,4 @@
-"""The verbs as the command line shows them: what each does, where it lives, and examples."""
+"""The verbs as the command line shows them: summary, module and examples of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INFO = "--info"
 
 
 class Request(NamedTuple):
-    """What the command line asks for: a verb (or ``--info``) and what was given, by option; None is "not given"."""
+    """A parsed command line: a verb (or ``--info``) and the values by option; None is "not given"."""
 
     verb: str
     given: Mapping[str, Any]
@@ -38,26 +38,26 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "score": Verb(
-        module="hydractl.score",
+        module="hydractl.verbs.score",
         summary="Give every attention head an importance score",
         usage="MODEL [-o scores.json] [options]",
         about="Give every attention head an importance score: a JSON file that prune --scores reads.",
         examples=(
             ("Taylor scores from 512 labelled samples", "hydractl score vit.st --method taylor --data cal.npz"),
             (
-                "straight into prune, without a file between",
+                "piped into prune, without a file",
                 "hydractl score vit.st --method taylor --data cal.npz -o - | "
                 "hydractl prune vit.st --scores - --keep 8 -o a.st",
             ),
         ),
     ),
     "extract-circuit": Verb(
-        module="hydractl.circuit",
-        summary="Search the order in which heads can be removed",
+        module="hydractl.verbs.extract_circuit",
+        summary="Rank heads by greedy search on validation data",
         usage="MODEL --data SPEC [--ood SPEC] [-o circuit.json] [options]",
         about=(
             "Remove heads one by one, each time the one whose removal leaves the best score on validation data. "
-            "The order found serves every smaller budget as well."
+            "The resulting order also serves every smaller budget."
         ),
         examples=(
             (
@@ -67,7 +67,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "prune": Verb(
-        module="hydractl.prune",
+        module="hydractl.verbs.prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
         about="Cut heads out of a model and write the smaller model and its mask.",
@@ -78,11 +78,11 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "finetune": Verb(
-        module="hydractl.finetune",
-        summary="Train a pruned model on",
+        module="hydractl.verbs.finetune",
+        summary="Fine-tune a pruned model",
         usage="MODEL... --data SPEC [--val SPEC] [-o a.st] [options]",
-        about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept. Of several "
-        "models each is trained by itself; -o then names their folder, as in out/.",
+        about="Fine-tune a pruned model, without its removed heads; the best epoch on --val is kept. Several models "
+        "are trained separately; -o then names their folder, as in out/.",
         examples=(
             ("three epochs", "hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st"),
             (
@@ -97,14 +97,14 @@ VERBS: dict[str, Verb] = {
                 "three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st",
                 "hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st",
             ),
-            ("go on after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
+            ("resume after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
         ),
     ),
     "fuse": Verb(
-        module="hydractl.fusion",
-        summary="Join pruned members into one model",
+        module="hydractl.verbs.fuse",
+        summary="Fuse pruned members into one model",
         usage="MODEL... [-o hydra.st] [options]",
-        about="Join pruned members into one model file that gives their averaged prediction in one pass.",
+        about="Fuse pruned members into one model file that gives their averaged prediction in one pass.",
         examples=(
             ("three members", "hydractl fuse a.st b.st c.st -o hydra.st"),
             ("exactly the members, nothing averaged", "hydractl fuse a.st b.st c.st --merge none -o hydra.st"),
@@ -112,7 +112,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "eval": Verb(
-        module="hydractl.evaluate",
+        module="hydractl.verbs.eval",
         summary="Measure accuracy, calibration and OOD detection",
         usage="[NAME=]MODEL... --data SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
         about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
@@ -121,7 +121,7 @@ VERBS: dict[str, Verb] = {
                 "a single model against a fused one",
                 "hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz",
             ),
-            ("members one after another (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
+            ("members run sequentially (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
             (
                 "a gate for scripts: exit code 4 when it fails",
                 "hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'",
@@ -130,29 +130,29 @@ VERBS: dict[str, Verb] = {
         prints_table=True,
     ),
     "bench": Verb(
-        module="hydractl.bench",
+        module="hydractl.verbs.bench",
         summary="Measure latency, memory and mult-adds",
         usage="([NAME=]MODEL... | --from bench.json) [-o bench.json] [options]",
         about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",
         examples=(
             ("the fused model against the single one", "hydractl bench vit.st hydra.st --batch-size 1,8"),
             (
-                "and both against what they could be replaced by",
+                "and both against baselines",
                 "hydractl bench vit.st hydra.st --compare stock,members,deep --plot bench.png",
             ),
-            ("the same picture again, in another form", "hydractl bench --from vit.bench.json --plot bench.svg"),
+            ("the same plot again, in another format", "hydractl bench --from vit.bench.json --plot bench.svg"),
             ("a gate for scripts", "hydractl bench vit.st hydra.st --require 'ratio<=2.7'"),
         ),
         prints_table=True,
     ),
 }
 
-APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure what came out."
+APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
 APP_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("MODEL and data from ./hydra.yaml", "hydractl prune --method taylor --keep 8"),
-    ("join members", "hydractl fuse a.st b.st c.st -o hydra.st"),
-    ("what is in a file", "hydractl --info hydra.st"),
+    ("fuse members", "hydractl fuse a.st b.st c.st -o hydra.st"),
+    ("the contents of a file", "hydractl --info hydra.st"),
 )
 
 INFO_ABOUT = (
@@ -162,6 +162,6 @@ INFO_ABOUT = (
 
 INFO_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("a fused model", "hydractl --info hydra.st"),
-    ("how much three members have in common", "hydractl --info a.mask.json b.mask.json c.mask.json"),
+    ("the overlap of three members", "hydractl --info a.mask.json b.mask.json c.mask.json"),
     ("for a script", "hydractl --info hydra.st --json"),
 )

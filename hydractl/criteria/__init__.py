@@ -1,20 +1,15 @@
-"""Importance criteria: one file each, found by name. Adding one is described in ``docs/adding-a-criterion.md``."""
+"""Importance criteria: one file each, found by name. Adding one is described in ``docs/adding-a-criterion.md``.
+
+Importing this, or the file of a criterion, must not import torch: the help texts list what the criteria declare.
+"""
 
 from __future__ import annotations
 
-import importlib
-
-from hydractl.criteria.base import Calibration, Criterion, Decider, Decision
+from hydractl.criteria.base import Calibration, Criterion, CriterionOption, Decider, Decision, ScoredModel
 from hydractl.errors import UsageError
+from hydractl.files.plugins import Registry
 
-# name -> module that defines CRITERION; imported when first asked for
-MODULES = {
-    "taylor": "hydractl.criteria.taylor",
-    "gate": "hydractl.criteria.gate",
-    "magnitude": "hydractl.criteria.magnitude",
-    "random": "hydractl.criteria.random",
-    "cahp": "hydractl.criteria.cahp",
-}
+CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("base",))
 
 
 def get_criterion(name: str) -> Criterion:
@@ -23,9 +18,19 @@ def get_criterion(name: str) -> Criterion:
     Raises:
         UsageError: for an unknown name.
     """
-    if name not in MODULES:
-        raise UsageError(f"unknown criterion {name!r}", hint=f"one of {', '.join(MODULES)}")
-    return importlib.import_module(MODULES[name]).CRITERION
+    criterion = CRITERIA.get(name)
+    if criterion is None:
+        raise UsageError(f"unknown criterion {name!r}", hint=f"one of {', '.join(CRITERIA.names)}")
+    return criterion
 
 
-__all__ = ["MODULES", "Calibration", "Criterion", "Decider", "Decision", "get_criterion"]
+__all__ = [
+    "CRITERIA",
+    "Calibration",
+    "Criterion",
+    "CriterionOption",
+    "Decider",
+    "Decision",
+    "ScoredModel",
+    "get_criterion",
+]

@@ -1,17 +1,81 @@
-"""What a criterion is given and what it returns."""
+"""Importance criteria: what one declares, what it is given and what it returns."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-from torch.nn import functional as F
-
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import Site
+from hydractl.heads.mask import Site
 from hydractl.log import Log
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydractl.heads.weights import HeadWeights
+
+
+@dataclass(frozen=True)
+class CriterionOption:
+    """An option of ``score`` and ``prune`` that is for one criterion alone; its type is that of its default.
+
+    Attributes:
+        name: as in Python and YAML; the flag has dashes for underscores.
+        default: a ``str``, ``int``, ``float`` or ``bool``.
+        help: what it is, one sentence without its default.
+        unit: of a number.
+        choices: the texts allowed.
+        at_least, at_most: the range of a number.
+    """
+
+    name: str
+    default: Any
+    help: str
+    unit: str | None = None
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class ScoredModel(Protocol):
+    """The model as a criterion sees it: a :class:`hydractl.model.runtime.HydraModel` of one member.
+
+    A criterion that needs no data is given the first two attributes and :meth:`head_weights` only.
+
+    Attributes:
+        sites: all attention blocks.
+        description: of the model; ``description.mask.kept`` has the heads that are present, by the path of a site.
+        attentions: one for each site, with ``head_gate`` (``[1 or B, heads]``, None for ones) and ``head_counts``.
+        labels, classes: names and number of the classes.
+        chain_of_samples: the tower that reads samples, block by block.
+        family, networks: of the library's own model.
+    """
+
+    sites: Sequence[Site]
+    description: Any
+    attentions: Sequence[Any]
+    labels: Sequence[str] | None
+    classes: int | None
+    chain_of_samples: Any
+    family: Any
+    networks: Any
+
+    def head_weights(self, site_index: int) -> HeadWeights:
+        """The weights of the heads that are present at one site."""
+        ...
+
+    def member_logits(self, inputs: Any) -> Tensor:
+        """Logits ``[1, B, classes]``."""
+        ...
+
+    def parameters(self) -> Iterator[Any]:
+        """As of any torch module."""
+        ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """As of any torch module."""
+        ...
 
 
 @dataclass
@@ -23,7 +87,7 @@ class Calibration:
         size: number of samples in all.
         seed: of the draw, and of criteria that are random themselves.
         log: where progress goes.
-        options: what the command says for this criterion alone, see :attr:`Decider.options`.
+        options: the values of the criterion's own :attr:`Criterion.options`.
     """
 
     batches: Callable[[], Iterator[tuple[Any, Tensor]]]
@@ -32,30 +96,49 @@ class Calibration:
     log: Log
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def losses(self, model: HydraModel) -> Iterator[tuple[Tensor, int]]:
+    def losses(self, model: ScoredModel) -> Iterator[tuple[Tensor, int]]:
         """The summed cross-entropy of each batch, with its size; their total over :attr:`size` is the mean loss."""
+        from torch.nn import functional as F
+
         for inputs, labels in self.batches():
             logits = model.member_logits(inputs)[0]
             yield F.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)
 
 
-class Criterion(Protocol):
-    """Importance of heads: higher means keep."""
+class Criterion(ABC):
+    """Importance of heads: higher means keep.
+
+    Attributes:
+        name: of the file, and of ``--method``.
+        needs_data: whether it measures on samples. If not, the model is never built.
+        options: of ``score`` and ``prune``, for this criterion alone.
+        compares_towers: whether the scores of two towers are of one kind.
+    """
 
     name: str
     needs_data: bool
+    options: tuple[CriterionOption, ...] = ()
+    compares_towers: bool = False
 
-    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+    def check(self, sites: Sequence[Site]) -> None:
+        """Everything that can be known before the model is loaded.
+
+        Raises:
+            UsageError: for heads that it cannot compare, or a package that is not installed.
+        """
+        return
+
+    @abstractmethod
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Scores of every head PRESENT at the given sites (indices into ``model.sites``), in their order.
 
         A head whose ``head_gate`` is zero counts as pruned: it must not influence the scores of others.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a criterion found that decides by itself how many heads are kept.
+    """Scores and kept heads of a criterion that decides by itself how many heads are kept.
 
     Attributes:
         scores: as :meth:`Criterion.score` returns them.
@@ -68,25 +151,15 @@ class Decision:
     info: dict[str, Any]
 
 
-@runtime_checkable
-class Decider(Criterion, Protocol):
-    """A criterion that decides by itself how many heads are kept, over all sites at once.
+class Decider(Criterion):
+    """A criterion that decides by itself how many heads are kept, over all sites at once."""
 
-    Attributes:
-        options: the options of ``score`` and ``prune`` that are for this criterion alone, by their names in the
-            settings.
-    """
+    compares_towers = True
 
-    options: tuple[str, ...]
-
-    def check(self, sites: Sequence[Site]) -> None:
-        """Everything that can be known before the model is loaded.
-
-        Raises:
-            UsageError: for heads that it cannot compare, or a package that is not installed.
-        """
-        ...
-
-    def decide(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
+    @abstractmethod
+    def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
         """Scores and the heads to keep, at the given sites."""
-        ...
+
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+        """See :meth:`decide`."""
+        return self.decide(model, calibration, sites).scores

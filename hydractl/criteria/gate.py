@@ -7,21 +7,25 @@ the authors do so that sites can be compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
+from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
-from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class Gate:
+class Gate(Criterion):
     """Mean absolute per-sample gradient of a head's gate."""
 
     name = "gate"
     needs_data = True
 
-    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """One pass forward and backward over the sample."""
+        import torch
+        from torch.nn import functional as F
+
         before = [attention.head_gate for attention in model.attentions]
         sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
         live = [i for i in sites if len(sums[i])]
@@ -31,36 +35,35 @@ class Gate:
         try:
             with calibration.log.progress("gate", calibration.size, "samples") as progress:
                 for inputs, labels in calibration.batches():
-                    gates: dict[int, torch.Tensor] = {}
+                    gates: dict[int, Tensor] = {}
                     for i in live:
                         start = before[i]
                         ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
                         rows = len(labels) if i in through else 1
                         gates[i] = ones.detach().repeat(rows, 1).requires_grad_(True)
                         model.attentions[i].head_gate = gates[i]
-                    logits = model.member_logits(inputs)[0].float()
-                    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-                    self._add(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
+                    losses = F.cross_entropy(model.member_logits(inputs)[0].float(), labels, reduction="none")
+                    _add_gradients(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
                     beside = {i: g for i, g in gates.items() if i not in through}
                     for loss in losses if beside else ():
-                        self._add(sums, loss, beside)
+                        _add_gradients(sums, loss, beside)
                     progress.advance(len(labels))
         finally:
             for attention, gate in zip(model.attentions, before, strict=True):
                 attention.head_gate = gate
-        scores = {}
-        for i, total in sums.items():
-            mean = total / calibration.size
-            norm = float(mean.norm())
-            scores[i] = (mean / norm if norm else mean).tolist()
-        return scores
+        means = {i: total / calibration.size for i, total in sums.items()}
+        norms = {i: float(mean.norm()) or 1.0 for i, mean in means.items()}
+        return {i: (mean / norms[i]).tolist() for i, mean in means.items()}
 
-    @staticmethod
-    def _add(sums: dict[int, torch.Tensor], loss: torch.Tensor, gates: dict[int, torch.Tensor]) -> None:
-        if gates:
-            gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
-            for i, gradient in zip(gates, gradients, strict=True):
-                sums[i] += gradient.abs().double().sum(0).cpu()
+
+def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:
+    """Add the absolute gradients of a loss by some gates ``[rows, heads]``, summed over rows."""
+    import torch
+
+    if gates:
+        gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
+        for i, gradient in zip(gates, gradients, strict=True):
+            sums[i] += gradient.abs().double().sum(0).cpu()
 
 
 CRITERION = Gate()

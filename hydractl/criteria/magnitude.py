@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
 
-class Magnitude:
+class Magnitude(Criterion):
     """Mean absolute weight; needs no data."""
 
     name = "magnitude"
     needs_data = False
 
-    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """From the weights alone."""
         scores = {}
         for i in sites:

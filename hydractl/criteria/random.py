@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
 
-class Random:
+class Random(Criterion):
     """Uniform random scores; needs no data."""
 
     name = "random"
     needs_data = False
+    compares_towers = True
 
-    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Every head of the model is drawn, present or not, so that a mask does not shift the draw of others."""
         draw = random.Random(calibration.seed)
         everything = [[draw.random() for _ in range(site.heads)] for site in model.sites]

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from hydractl.criteria.base import Calibration
-from hydractl.fusion.runtime import HydraModel
+from hydractl.criteria.base import Calibration, Criterion, ScoredModel
 
 
-class Taylor:
+class Taylor(Criterion):
     """|weight x gradient| of the query, key and value projections, averaged."""
 
     name = "taylor"
     needs_data = True
 
-    def score(self, model: HydraModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
+    def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """One pass forward and backward over the sample."""
+        import torch
+
         weights = {i: model.attentions[i].only.bank.qkv for i in sites if model.attentions[i].head_counts[0]}
         gradients = {i: torch.zeros_like(w, dtype=torch.float64) for i, w in weights.items()}
         wanted = [p.requires_grad for p in model.parameters()]

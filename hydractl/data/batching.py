@@ -75,7 +75,7 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    order = cheap_order(dataset) if indices is None else [int(i) for i in indices]
+    order = longest_first(dataset) if indices is None else [int(i) for i in indices]
     for i in order:
         if not 0 <= i < len(dataset):
             raise IndexError(f"sample {i} of {len(dataset)}")
@@ -91,13 +91,11 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def cheap_order(dataset: Dataset) -> list[int]:
-    """Every sample once; where lengths matter the longest first, so that memory that does not suffice shows at once."""
-    order = list(range(len(dataset)))
+def longest_first(dataset: Dataset) -> list[int]:
+    """Every sample once; where lengths matter the longest first: little is padded, and want of memory shows at once."""
     lengths = dataset.lengths()
-    if lengths is not None:
-        order.sort(key=lambda i: -lengths[i])
-    return order
+    order = range(len(dataset))
+    return list(order) if lengths is None else sorted(order, key=lambda i: -lengths[i])
 
 
 def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[Batch]:
@@ -125,7 +123,7 @@ def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefet
 
 @dataclass
 class _Made:
-    """What a reader makes of one batch.
+    """Result of reading one batch.
 
     Attributes:
         inputs: what ``collate`` made; None where every sample is bad.
@@ -144,7 +142,7 @@ class _Made:
 
 @dataclass
 class _Failure:
-    """What a worker sends in place of a batch it could not make."""
+    """Error that a worker sends instead of a batch."""
 
     error: HydraError | None
     text: str
@@ -183,7 +181,7 @@ class _BatchReader:
 
 
 def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[_Made]:
-    """What the reader makes, batch by batch, from worker processes."""
+    """Results of the reader, batch by batch, from worker processes."""
     import torch
     from torch.utils.data import DataLoader
 

@@ -18,10 +18,9 @@ from hydractl.data.imagelist import path_ids
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
 from hydractl.data.spec import TEXT_SUFFIXES, Spec
-from hydractl.data.text_parquet import ParquetTable
-from hydractl.data.text_rows import Row, Table, open_csv, open_jsonl, open_tsv
+from hydractl.data.text_rows import ParquetTable, Row, Table, open_csv, open_jsonl, open_tsv
 from hydractl.errors import InputError
-from hydractl.heads import shown
+from hydractl.jsonio import shown
 
 IMAGE = ("image", "filepath", "file_name", "path")
 """Names of the column of the images' paths; ``filepath`` and ``title`` are open_clip's own defaults."""

@@ -1,4 +1,4 @@
-"""A data set of images seen through a corruption: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
+"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from hydractl.data.base import Dataset
-from hydractl.data.pixels import in_mode
 from hydractl.data.spec import Spec
 from hydractl.errors import UsageError
+from hydractl.families.pixels import in_mode
 from hydractl.settings.suites import CORRUPTIONS, SEVERITIES
 
 QUERY = ("corruption", "severity")

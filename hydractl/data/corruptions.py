@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C and CIFAR-C, written anew from their definitions, on numpy and Pillow alone.
+"""The corruptions of ImageNet-C and CIFAR-C, reimplemented from their definitions, on scipy and Pillow.
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019
 (arXiv 1903.12261); the constants are those of the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
@@ -12,6 +12,7 @@ a severity and a random generator, and returns an array of the same shape, not y
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from hydractl.data.warping import blurred, filtered, plasma, shifted_along, smoothed, warped, zoomed
 
 Pixels = npt.NDArray[np.float64]
 Random = np.random.RandomState
@@ -138,9 +137,13 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
         # From a place in the result back to the place in the image that it shows.
         back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
         across, down = (columns * back[0, k] + rows * back[1, k] + back[2, k] for k in (0, 1))
-        x = warped(x, down, across, mode="reflect")
-    shifts = [blurred(random.uniform(-1, 1, size=x.shape[:2]), smoothness) * strength for _ in range(2)]
-    return warped(x, rows + shifts[1], columns + shifts[0], mode="symmetric")
+        x = warped(x, down, across, mode="mirror")
+    shifts = [_smooth_shift(random.uniform(-1, 1, size=x.shape[:2]), smoothness) * strength for _ in range(2)]
+    return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
+
+
+def _smooth_shift(field: Pixels, sigma: float) -> Pixels:
+    return np.asarray(_ndimage().gaussian_filter(field, sigma, mode="reflect", truncate=3)) if sigma > 0 else field
 
 
 def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
@@ -236,6 +239,97 @@ TABLE: dict[str, Severities] = {
     "jpeg_compression": Severities(jpeg_compression, (25, 18, 15, 10, 7), (80, 65, 58, 50, 40)),
 }
 """Every corruption, by the names of :data:`hydractl.settings.suites.CORRUPTIONS`."""
+
+
+def filtered(x: Pixels, kernel: Pixels) -> Pixels:
+    """Correlation of an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
+    return np.asarray(_ndimage().correlate(x, kernel[..., None], mode="mirror"))
+
+
+def smoothed(x: Pixels, sigma: float) -> Pixels:
+    """Gaussian smoothing of both sides of an image; the edge pixels are repeated beyond the border."""
+    return np.asarray(_ndimage().gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
+
+
+def zoomed(x: Pixels, factor: float) -> Pixels:
+    """The middle of an image, enlarged to the size of the whole, linearly between the centres of its corner pixels."""
+    taken = [math.ceil(length / factor) for length in x.shape[:2]]
+    top, left = ((length - part) // 2 for length, part in zip(x.shape, taken, strict=False))
+    middle = x[top : top + taken[0], left : left + taken[1]]
+    large = _ndimage().zoom(middle, (factor, factor, 1), order=1, mode="nearest")
+    top, left = ((made - length) // 2 for made, length in zip(large.shape[:2], x.shape[:2], strict=True))
+    return np.asarray(large[top : top + x.shape[0], left : left + x.shape[1]])
+
+
+def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
+    """The values at places between pixels, linear in both directions.
+
+    Args:
+        x: ``[height, width, channels]``.
+        rows, columns: the place each pixel of the result is taken from, ``[height, width]`` each.
+        mode: what lies beyond the border, by scipy's names.
+    """
+    channels = [
+        _ndimage().map_coordinates(channel, [rows, columns], order=1, mode=mode) for channel in np.moveaxis(x, 2, 0)
+    ]
+    return np.stack(channels, axis=-1)
+
+
+def _ndimage() -> Any:
+    from scipy import ndimage
+
+    return ndimage
+
+
+def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
+    """The motion blur of ImageMagick: one half of a normal bell along a direction, at whole pixels.
+
+    Args:
+        x: ``[height, width, channels]``; the edge pixels are repeated beyond the border.
+        radius: the reach is ``2 * ceil(radius)`` pixels.
+        sigma: of the bell, in pixels.
+        angle: in degrees; 0 is to the right.
+    """
+    places = np.arange(2 * math.ceil(radius) + 1)
+    weights = np.exp(-(places**2) / (2 * sigma**2))
+    weights /= weights.sum()
+    direction = math.radians(angle)
+    down = np.ceil(places * math.sin(direction) - 0.5).astype(int)
+    right = np.ceil(places * math.cos(direction) - 0.5).astype(int)
+    rows, columns = np.arange(x.shape[0]), np.arange(x.shape[1])
+    blurred = np.zeros_like(x)
+    for weight, dy, dx in zip(weights, down, right, strict=True):
+        blurred += weight * x[np.clip(rows + dy, 0, x.shape[0] - 1)][:, np.clip(columns + dx, 0, x.shape[1] - 1)]
+    return blurred
+
+
+def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
+    """A height map by the diamond-square algorithm on a torus, scaled to 0 .. 1: ``[height, width]``.
+
+    The amplitude of the noise is divided by ``decay`` squared from one scale to the next finer one.
+    """
+    size = 2
+    while size < max(height, width):
+        size *= 2
+    field = np.zeros((size, size))
+    step, amplitude = size, 1.0
+    while step >= 2:
+        half = step // 2
+
+        def noisy(total: Pixels, amplitude: float = amplitude) -> Pixels:
+            return total / 4 + amplitude * random.uniform(-1, 1, size=total.shape)
+
+        corners = field[::step, ::step]
+        squares = corners + np.roll(corners, -1, axis=0)
+        field[half::step, half::step] = noisy(squares + np.roll(squares, -1, axis=1))
+        centres = field[half::step, half::step]
+        beside = corners + np.roll(corners, -1, axis=1)  # left and right of a point on a horizontal edge
+        field[::step, half::step] = noisy(beside + centres + np.roll(centres, 1, axis=0))
+        beside = corners + np.roll(corners, -1, axis=0)
+        field[half::step, ::step] = noisy(beside + centres + np.roll(centres, 1, axis=1))
+        step, amplitude = half, amplitude / decay**2
+    low, high = field.min(), field.max()
+    return np.asarray((field[:height, :width] - low) / (high - low))
 
 
 def to_pixels(image: Image.Image) -> Pixels:

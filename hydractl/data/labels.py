@@ -1,4 +1,4 @@
-"""Labels as found in a data set -> indices in the order of the checkpoint's names. By name, never by position."""
+"""Mapping of a data set's labels to indices of the checkpoint's classes, by name, never by position."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
             hint="give the model's class names with --labels",
         )
     known = set(labels)
-    strangers = sorted(set(label_map.values()) - known)
-    if strangers:
-        count = _count(len(strangers), "target of --label-map", "targets of --label-map")
+    unknown = sorted(set(label_map.values()) - known)
+    if unknown:
+        count = _count(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
             f"{where}: {count} not among the model's {len(labels)} class names",
             hint=f"the model's class names: {_some(labels)}",
-            problems=[_near(name, labels) for name in strangers],
+            problems=[_near(name, labels) for name in unknown],
         )
     mapped = [label_map.get(name, name) for name in own]
     if mapped == list(labels):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydractl.data.label_sets import LABEL_SETS, SCHEME, label_set
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import parse_json, shown
+from hydractl.jsonio import parse_json, shown
 
 PROMPT_SETS = ("openai-imagenet", "simple-imagenet")
 """Sets of templates that can be named: the 80 that CLIP was published with for ImageNet, and 7 of them."""

@@ -16,10 +16,10 @@ from hydractl.data.base import Dataset
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
 from hydractl.data.text_columns import Columns, choose_columns, second_text
-from hydractl.data.text_parquet import ParquetTable
-from hydractl.data.text_rows import Row, open_csv, open_jsonl, open_tsv
+from hydractl.data.text_rows import ParquetTable, Row, open_csv, open_jsonl, open_tsv
 from hydractl.errors import InputError
-from hydractl.heads import shown
+from hydractl.jsonio import shown
+from hydractl.log import Log
 
 Text = str | tuple[str, str]
 """One text, or a pair."""
@@ -189,9 +189,9 @@ class _Collector:
             if not isinstance(value, str):
                 raise ValueError(f"has {shown(value)} for {name!r}, which is no text")
             parts.append(value)
-        stranger = second_text(columns, row.values)
-        if stranger is not None:
-            raise ValueError(f"is a pair with {stranger!r}, and other rows are single texts")
+        second = second_text(columns, row.values)
+        if second is not None:
+            raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
@@ -219,10 +219,10 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
         more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
         problems.append(f"no label for sample {ids[missing[0]]}{more}")
     numbers = [type(value) is int for value in values]
-    strange = [i for i, value in enumerate(values) if value is not None and type(value) not in (int, str)]
-    if strange:
-        value = shown(values[strange[0]])
-        problems.append(f"label {value} of sample {ids[strange[0]]} is neither an integer nor a name")
+    wrong = [i for i, value in enumerate(values) if value is not None and type(value) not in (int, str)]
+    if wrong:
+        value = shown(values[wrong[0]])
+        problems.append(f"label {value} of sample {ids[wrong[0]]} is neither an integer nor a name")
     beyond = [i for i, value in enumerate(values) if numbers[i] and not -_LARGEST <= value <= _LARGEST]
     if beyond:
         problems.append(f"the label of sample {ids[beyond[0]]} is beyond 2^63")
@@ -239,3 +239,28 @@ def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawL
 def _label_hint(found: _Collector) -> str:
     there = ", ".join(found.keys[:_MOST_PROBLEMS])
     return f"the rows have {there}: name what holds the labels with ?label=NAME"
+
+
+def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
+    """Count the texts that a model cuts, and warn of them.
+
+    Args:
+        dataset: any data set.
+        collate: the model's ``preprocess``.
+        log: hears of it.
+        indices: the samples that are used; None: all.
+
+    Returns:
+        How many are cut; None for images, which are never cut.
+    """
+    if dataset.kind != "text":
+        return None
+    used = range(len(dataset)) if indices is None else indices
+    cut: int = collate.cut(dataset[i] for i in used)
+    if cut:
+        verb = "is" if cut == 1 else "are"
+        log.warn(
+            f"{dataset.where}: {cut} of {len(used)} texts {verb} longer than {collate.max_length} tokens, "
+            "and what is behind them is not read"
+        )
+    return cut

@@ -19,7 +19,7 @@ NAMES: tuple[str, ...] = (
     *("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10", "DTD", "Food101", "Flowers102"),
     *("OxfordIIITPet", "EuroSAT", "SUN397", "Places365"),
 )
-"""The sets that can be named: image classification, with labels at hand without reading the images."""
+"""The sets that can be named: image classification, with labels that are known without reading the images."""
 
 
 class TorchvisionImages(Dataset):
@@ -78,7 +78,7 @@ def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]
 
 def _open(spec: Spec, name: str, split: str) -> Any:
     """torchvision's data set object."""
-    from hydractl._torchvision import declare_operators
+    from hydractl.families.torchvision_operators import declare_operators
 
     declare_operators()
     from torchvision import datasets

@@ -1,4 +1,4 @@
-"""From batches of logits to what metrics take: a few numbers a sample, the logits are let go of batch by batch."""
+"""The logits of one row, from the model or its predictions file, reduced batch by batch to what metrics take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.evaluate.contenders import Batches
-from hydractl.evaluate.sets import EvalSet, called
+from hydractl.evaluate.models import Batches, Model, RunningModel
+from hydractl.evaluate.predictions.store import PredictionsWriter
+from hydractl.evaluate.sets import EvalSet, option_of
+from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.samples import Samples, samples_of
+
+Reader = Callable[[EvalSet], Batches]
+"""The logits of a data set, batch by batch."""
 
 Sink = Callable[[Sequence[int], npt.NDArray[Any]], None]
 """Is given the rows and the logits ``[M, rows, C]`` of each batch."""
@@ -21,7 +27,7 @@ Sink = Callable[[Sequence[int], npt.NDArray[Any]], None]
 
 @dataclass
 class Gathered:
-    """One contender on one data set.
+    """One model on one data set.
 
     Attributes:
         samples: of the averaged prediction, in the order of the data set.
@@ -39,8 +45,8 @@ def gather(
     one: EvalSet,
     name: str,
     *,
-    score: str,
-    calibration: Calibration | None,
+    score: str = "msp",
+    calibration: Calibration | None = None,
     alone: bool = False,
     pairs: bool = True,
     sinks: Sequence[Sink] = (),
@@ -50,10 +56,10 @@ def gather(
     Args:
         batches: every sample that can be read once, in any order.
         one: the data set.
-        name: of the contender, for errors.
+        name: of the model, for errors.
         score: the OOD score.
         calibration: of the averaged prediction.
-        alone: whether the members are wanted one by one as well.
+        alone: whether each member is measured alone as well.
         pairs: whether each two members are compared.
         sinks: who else wants the logits.
 
@@ -74,14 +80,14 @@ def gather(
         for sink in sinks:
             sink(part, logits)
     if not rows:
-        raise InputError(f"{name} has no predictions of {called(one)}: none of its {len(one)} samples could be read")
-    found = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
-    order = np.argsort(found, kind="stable")
+        raise InputError(f"{name} has no predictions of {option_of(one)}: none of its {len(one)} samples could be read")
+    which = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
+    order = np.argsort(which, kind="stable")
     by_member = list(map(list, zip(*members, strict=True)))
-    return Gathered(joined(pooled, order), found[order], [joined(parts, order) for parts in by_member])
+    return Gathered(concatenated(pooled, order), which[order], [concatenated(parts, order) for parts in by_member])
 
 
-def joined(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
+def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
     """Samples of several batches, sorted into the order of the data set."""
     values: dict[str, Any] = {}
     counts = np.array([len(part) for part in parts])
@@ -112,7 +118,7 @@ def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], one: EvalSet, na
         )
 
 
-class Kept:
+class Logits:
     """A sink that keeps all logits, for validation data, which are few."""
 
     def __init__(self) -> None:
@@ -125,15 +131,71 @@ class Kept:
         self._logits.append(logits)
 
     @property
-    def _found(self) -> npt.NDArray[np.int64]:
+    def _which(self) -> npt.NDArray[np.int64]:
         return np.concatenate([np.asarray(part, dtype=np.int64) for part in self._rows])
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """Which samples, ascending."""
-        return np.sort(self._found)
+        return np.sort(self._which)
 
     def logits(self) -> npt.NDArray[Any]:
         """``[M, N, C]``, in the order of the data set."""
-        order = np.argsort(self._found, kind="stable")
-        return np.concatenate(self._logits, axis=1)[:, order]
+        return np.concatenate(self._logits, axis=1)[:, np.argsort(self._which, kind="stable")]
+
+
+class Reading:
+    """A :data:`Reader` of one row, with progress, through its predictions file where one is kept.
+
+    Args:
+        model: the row.
+        sets: the data sets of the command, in the order of the predictions file.
+        writer: the predictions file to fill, None for none; what it holds already is read from it.
+        log: hears of the progress.
+    """
+
+    def __init__(self, model: Model, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log) -> None:
+        self._model, self._sets, self._writer, self._log = model, list(sets), writer, log
+        self._read: set[int] = set()
+
+    def unread(self) -> list[EvalSet]:
+        """Sets that nothing has read yet."""
+        return [one for index, one in enumerate(self._sets) if index not in self._read]
+
+    def __call__(self, one: EvalSet) -> Batches:
+        self._read.add(self._sets.index(one))
+        title = f"{self._model.name} on {one.name}"
+        with self._log.progress(title, len(one), "samples") as progress:
+            for rows, logits in self._batches(one):
+                yield rows, logits
+                progress.advance(len(rows))
+
+    def _batches(self, one: EvalSet) -> Batches:
+        writer = self._writer
+        if writer is None:
+            yield from self._model.batches(one)
+            return
+        index = self._sets.index(one)
+        left: list[int] | None = None
+        if writer.resumed:
+            kept, left = self._kept(writer, index, one)
+            for rows in kept:
+                yield rows, writer.read(index, rows)
+            if not left:
+                return
+        for part, logits in self._model.batches(one, left):
+            writer.write(index, part, logits)
+            yield part, logits
+
+    def _kept(self, writer: PredictionsWriter, index: int, one: EvalSet) -> tuple[list[list[int]], list[int]]:
+        """The batches of the unbroken run that the file has whole, and the samples of the others.
+
+        Samples that are known to be unreadable are in none, as in the unbroken run.
+        """
+        assert isinstance(self._model, RunningModel) and one.dataset is not None
+        size, order = self._model.options.batch_size, longest_first(one.dataset)
+        missing, skipped = writer.missing(index), one.dataset.skipped or {}
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        parts = [[row for row in rows if row not in skipped] for rows in batches]
+        kept = [rows for rows in parts if rows and not missing[rows].any()]
+        return kept, [row for rows in parts if missing[rows].any() for row in rows]

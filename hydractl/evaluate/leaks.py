@@ -1,67 +1,66 @@
-"""The leak guard: samples that something was chosen on are no test data."""
+"""The leak guard: samples that something was fitted or chosen on are no test data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hydractl.errors import InputError
-from hydractl.evaluate.contenders import Contender
-from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, called, chosen_on, tested
-from hydractl.evaluate.stored import Stored
-from hydractl.seen import Entry, entry, marked, told
+from hydractl.evaluate.models import Model, PredictedModel
+from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, of_role, option_of, tested
+from hydractl.files.fingerprints import Entry, entry, marked, told
 
 Seen = dict[str, dict[str, int]]
 """By row and data set, how many of its samples the row has seen; what is 0 is left out."""
 
 
-def seen_samples(contenders: Sequence[Contender], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
+def seen_samples(models: Sequence[Model], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
     """Count the test samples that a model, or this command, has seen.
 
     Args:
-        contenders: the rows.
+        models: the rows.
         sets: all data sets of the command.
         allow: count them instead of refusing them.
 
     Raises:
         InputError: listing every row and test set that share samples, and by whom these were seen.
     """
-    here = chosen_entries(sets)
-    same = {one.fingerprint for role in (VAL, VAL_OOD) for one in chosen_on(sets, role)}
-    found: Seen = {}
+    here = fitted_entries(sets)
+    same = {one.fingerprint for role in (VAL, VAL_OOD) for one in of_role(sets, role)}
+    seen: Seen = {}
     problems = []
-    for contender in contenders:
-        entries = [*contender.seen, *here]
+    for model in models:
+        entries = [*model.seen, *here]
         for one in tested(sets):  # corrupted images are counted where they are clean
-            count, by = _count(contender, entries, one)
+            count, by = _count(model, entries, one)
             if one.fingerprint in same:
                 count, by = len(one), "all of them chosen on by this eval"
             if not count:
                 continue
-            found.setdefault(contender.name, {})[one.name] = count
-            problems.append(f"{contender.name}: {count} of {len(one)} samples of {called(one)} ({by})")
+            seen.setdefault(model.name, {})[one.name] = count
+            problems.append(f"{model.name}: {count} of {len(one)} samples of {option_of(one)} ({by})")
     if problems and not allow:
         raise InputError(
             f"test data that has been seen: {problems[0]}" if len(problems) == 1 else "test data that has been seen",
             hint="test on other samples, or add --allow-seen to measure on them all the same, marked",
             problems=problems if len(problems) > 1 else (),
         )
-    return found
+    return seen
 
 
-def chosen_entries(sets: Sequence[EvalSet]) -> list[Entry]:
-    """What this command chooses on, as :mod:`hydractl.seen` notes it."""
+def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
+    """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
         entry("eval", role, one.dataset)
         for role in (VAL, VAL_OOD)
-        for one in chosen_on(sets, role)
+        for one in of_role(sets, role)
         if one.dataset is not None
     ]
 
 
-def _count(contender: Contender, entries: Sequence[Entry], one: EvalSet) -> tuple[int, str]:
-    if isinstance(contender, Stored):
+def _count(model: Model, entries: Sequence[Entry], one: EvalSet) -> tuple[int, str]:
+    if isinstance(model, PredictedModel):
         # Who saw them was said when the predictions were made.
-        stored = contender.already_seen(one)
+        stored = model.already_seen(one)
         if stored:
             return stored, "as its predictions say"
     if one.dataset is None or not entries:

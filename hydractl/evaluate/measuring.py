@@ -1,33 +1,31 @@
-"""From a contender to its row: choose on validation data, measure on test data, keep predictions."""
+"""From a model to its row: fit on validation data, measure on test data, keep predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluate.choosing import Chosen, choose
-from hydractl.evaluate.contenders import Contender, Running
-from hydractl.evaluate.gathering import Gathered, Sink, gather
-from hydractl.evaluate.leaks import chosen_entries
-from hydractl.evaluate.rows import row_of
-from hydractl.evaluate.running import Reading, predictions_writer
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, chosen_on, tested
-from hydractl.evaluate.stored import Stored
+from hydractl.evaluate.answer import row_of
+from hydractl.evaluate.fitting import Fitted, fit_on_validation
+from hydractl.evaluate.gathering import Gathered, Reading, Sink, gather
+from hydractl.evaluate.leaks import fitted_entries
+from hydractl.evaluate.models import Model, RunningModel
+from hydractl.evaluate.options import EvalOptions
+from hydractl.evaluate.predictions.lines import write_lines
+from hydractl.evaluate.predictions.reading import is_predictions
+from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluate.sets import CORRUPTION, EvalSet, of_role, tested
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import write_tensors
+from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
-from hydractl.predictions.lines import write_lines
-from hydractl.predictions.reading import is_predictions, read_predictions
-from hydractl.predictions.store import PredictionsWriter
-
-if TYPE_CHECKING:
-    from hydractl.atomic import Output
-    from hydractl.settings import EvalSettings
 
 
 class Measuring:
@@ -35,64 +33,60 @@ class Measuring:
 
     Args:
         sets: all data sets.
-        settings: of the command.
+        options: of the evaluation.
         log: hears of the progress.
     """
 
-    def __init__(self, sets: Sequence[EvalSet], settings: EvalSettings, log: Log) -> None:
-        self._sets, self._settings, self._log = list(sets), settings, log
+    def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
+        self._sets, self._options, self._log = list(sets), options, log
         self._first: bootstrap.Resampled | None = None
-        self._chosen: dict[str, Chosen] = {}
+        self._fitted: dict[str, Fitted] = {}
 
-    def row(self, contender: Contender, output: Output | None, seen: Mapping[str, int]) -> dict[str, Any]:
-        """Measure one contender; its predictions go to ``output``.
+    def row(self, model: Model, output: Output | None, seen: Mapping[str, int]) -> dict[str, Any]:
+        """Measure one model; its predictions go to ``output``.
 
         Raises:
             NonFiniteError: a logit is not finite.
         """
-        name = contender.name
-        writer = None
-        if output is not None and output.path.suffix == ".st":
-            contender, writer = self._writer(contender, output, dict(seen))
+        writer = self._writer(model, output, seen) if output is not None and self._options.keep_logits else None
         try:
-            row, inside = self._measured(contender, writer, seen)
+            row, inside = self._measured(model, writer, seen)
         finally:
-            contender.release()
+            model.release()
             if writer is not None:
                 writer.close()
         if writer is not None and output is not None:
-            output.adopt(writer.path)
-            output.commit()
-        elif output is not None and output.path.suffix != ".st":
-            threshold = self._chosen[name].threshold
+            if writer.path != output.target:
+                output.adopt(writer.path)
+                output.commit()
+        elif output is not None:
+            threshold = self._fitted[model.name].threshold
             value = None if threshold is None else float(threshold["value"])
             ids = [self._sets[0].ids[i] for i in inside.rows]
-            write_lines(output, inside.samples, ids, contender.labels, value)
+            write_lines(output, inside.samples, ids, model.labels, value)
         return row
 
-    def _writer(
-        self, contender: Contender, output: Output, seen: dict[str, int]
-    ) -> tuple[Contender, PredictionsWriter | None]:
-        """The file to fill; or the contender that a finished file of the same run is."""
-        assert isinstance(contender, Running)  # check_writable() has been here
+    def _writer(self, model: Model, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
+        """The predictions file to fill; with ``resume``, the finished one of the same run, which is only read."""
+        assert isinstance(model, RunningModel)  # check_writable() has been here
         part = output.target.with_name(f"{output.target.name}.part")
-        settings, log = self._settings, self._log
-        if settings.resume and not part.exists():
+        resume, log = self._options.resume, self._log
+        if resume and not part.exists():
             if is_predictions(output.target):
                 # Of other settings or data it is refused, as an unfinished one would be.
-                with predictions_writer(output.target, contender, self._sets, seen, settings) as finished:
-                    missing = [np.flatnonzero(finished.missing(i)) for i in range(len(self._sets))]
-                if self._skips(missing):
+                finished = predictions_writer(output.target, model, self._sets, seen, resume=True)
+                if self._skips([np.flatnonzero(finished.missing(i)) for i in range(len(self._sets))]):
                     log.info(f"{output.path} is complete: its predictions are read")
-                    return Stored(contender.name, read_predictions(output.target)), None
+                    return finished
+                finished.close()
             log.info(f"nothing to resume: {output.path} is begun")
-        elif part.exists() and not settings.resume:
+        elif part.exists() and not resume:
             log.info(f"an unfinished {part} is begun anew; --resume would have gone on with it")
-        writer = predictions_writer(part, contender, self._sets, seen, settings)
+        writer = predictions_writer(part, model, self._sets, seen, resume)
         if writer.resumed:
             left = sum(int(writer.missing(i).sum()) for i in range(len(self._sets)))
             log.info(f"{part} is resumed: {left:,} of {sum(map(len, self._sets)):,} samples are left")
-        return contender, writer
+        return writer
 
     def _skips(self, missing: Sequence[npt.NDArray[np.int64]]) -> bool:
         """Whether samples that a finished file has no logits of are left out now too; they are noted as skipped."""
@@ -105,49 +99,42 @@ class Measuring:
         return True
 
     def _measured(
-        self, contender: Contender, writer: PredictionsWriter | None, seen: Mapping[str, int]
+        self, model: Model, writer: PredictionsWriter | None, seen: Mapping[str, int]
     ) -> tuple[dict[str, Any], Gathered]:
-        settings = self._settings
-        read = Reading(contender, self._sets, writer, self._log)
-        chosen = self._chosen[contender.name] = choose(contender, self._sets, settings, read)
-        tests, found = tested(self._sets), {}
+        read = Reading(model, self._sets, writer, self._log)
+        fitted = self._fitted[model.name] = fit_on_validation(model, self._sets, self._options.fit, read)
+        how: dict[str, Any] = {"score": self._options.fit.ood_score, "calibration": fitted.calibration}
+        tests, gathered = tested(self._sets), {}
         counts = None
         for one in tests:
             sinks: list[Sink] = []
-            if one is tests[0] and chosen.conformal is not None and one.labels is not None:
-                counts = SetCounts(chosen.conformal, chosen.calibration)
+            if one is tests[0] and fitted.conformal is not None and one.labels is not None:
+                counts = SetCounts(fitted.conformal, fitted.calibration)
                 sinks.append(_counting(counts, one.labels))
-            found[one.name] = gather(
-                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration,
-                alone=one is tests[0] and one.labels is not None, pairs=contender.mc_dropout is None, sinks=sinks,
-            )  # fmt: skip
+            alone, pairs = one is tests[0] and one.labels is not None, model.mc_dropout is None
+            gathered[one.name] = gather(read(one), one, model.name, **how, alone=alone, pairs=pairs, sinks=sinks)
+        for one in of_role(self._sets, CORRUPTION):
+            gathered[one.name] = gather(read(one), one, model.name, **how, pairs=False)
+        for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
+            gather(read(one), one, model.name, pairs=False)
         extras: dict[str, Any] = {
-            "mc_dropout": contender.mc_dropout,
+            "mc_dropout": model.mc_dropout,
             "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
+            **self._intervals(model, tests, gathered),
         }
-        for one in chosen_on(self._sets, CORRUPTION):
-            found[one.name] = gather(
-                read(one), one, contender.name, score=settings.ood_score, calibration=chosen.calibration, pairs=False
-            )
-        for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
-            gather(read(one), one, contender.name, score=settings.ood_score, calibration=None, pairs=False)
-        row = row_of(contender, self._sets, found, chosen, {**extras, **self._intervals(contender, tests, found)})
-        return row, found[tests[0].name]
+        return row_of(model, self._sets, gathered, fitted, extras), gathered[tests[0].name]
 
-    def _intervals(
-        self, contender: Contender, tests: Sequence[EvalSet], found: Mapping[str, Gathered]
-    ) -> dict[str, Any]:
+    def _intervals(self, model: Model, tests: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> dict[str, Any]:
         """``ci`` of the row, and ``difference`` to the first row."""
-        settings = self._settings
-        if not settings.bootstrap:
+        rounds = self._options.bootstrap
+        if not rounds:
             return {}
-        outside = {one.name: found[one.name].samples for one in tests[1:]}
+        outside = {one.name: gathered[one.name].samples for one in tests[1:]}
         groups = {one.name: one.group for one in tests[1:]}
-        rounds = settings.bootstrap
-        with self._log.progress(f"intervals of {contender.name}", rounds, "resamples") as progress:
+        with self._log.progress(f"intervals of {model.name}", rounds, "resamples") as progress:
             own = bootstrap.resample(
-                found[tests[0].name].samples, outside, groups, rounds=rounds, seed=settings.seed,
+                gathered[tests[0].name].samples, outside, groups, rounds=rounds, seed=self._options.seed,
                 advance=progress.advance,
             )  # fmt: skip
         extras: dict[str, Any] = {"ci": bootstrap.intervals(own)}
@@ -157,31 +144,63 @@ class Measuring:
             extras["difference"] = bootstrap.differences(self._first, own)
         return extras
 
-    def write_calibrated(self, contender: Contender, output: Output) -> Path:
-        """The checkpoint of a contender with what was chosen for it in its description."""
-        from hydractl.atomic import write_with
-        from hydractl.checkpoint import write_tensors
-        from hydractl.seen import merged
-
-        assert isinstance(contender, Running)  # check_writable() has been here
-        (source,) = contender.argument.sources
-        chosen = self._chosen[contender.name]
-        extra = dict(source.description.extra)
-        calibration = chosen.calibration_json()
+    def write_calibrated(self, model: Model, output: Output) -> Path:
+        """The checkpoint of a model with what was fitted for it in its description."""
+        assert isinstance(model, RunningModel)  # check_writable() has been here
+        (source,) = model.argument.sources
+        fitted = self._fitted[model.name]
+        calibration = fitted.calibration_json()
         if calibration is not None:
             calibration["stored"] = True
-        for key, value in (("calibration", calibration), ("threshold", chosen.threshold)):
-            extra.pop(key, None)
-            if value is not None:
-                extra[key] = value
-        seen = tuple(merged(source.description.seen, chosen_entries(self._sets)))
-        description = replace(source.description, extra=extra, seen=seen, layout="sliced")
-        digests: list[str] = []
-        return write_with(
-            output, lambda handle: digests.append(write_tensors(handle, source.tensors, description.to_json()))
-        )
+        own = {"calibration": calibration, "threshold": fitted.threshold}
+        extra = {key: value for key, value in source.description.extra.items() if key not in own}
+        extra.update({key: value for key, value in own.items() if value is not None})
+        seen = tuple(merged(source.description.seen, fitted_entries(self._sets)))
+        document = replace(source.description, extra=extra, seen=seen, layout="sliced").to_json()
+        with output.opened() as handle:
+            write_tensors(handle, source.tensors, document)
+        return output.commit()
 
 
 def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:
     """A sink for the prediction sets of the samples with these labels."""
     return lambda rows, logits: counts.add(logits, labels[list(rows)])
+
+
+def predictions_writer(
+    path: Path, model: RunningModel, sets: Sequence[EvalSet], seen: Mapping[str, int], resume: bool
+) -> PredictionsWriter:
+    """The unfinished predictions file of one row, beside the finished one to be."""
+    description: dict[str, Any] = {
+        "name": model.name,
+        "sha256": model.sha256,
+        "labels": None if model.labels is None else list(model.labels),
+        "heads": model.heads,
+        "cost": model.cost,
+        **model.decisive(),
+    }
+    if model.training:
+        description["training"] = list(model.training)
+    stored = model.stored
+    if stored.calibration is not None:
+        description["calibration"] = stored.calibration.to_json()
+        if stored.fitted_on is not None:
+            description["calibration"]["fitted_on"] = dict(stored.fitted_on)
+    if stored.threshold is not None:
+        description["threshold"] = dict(stored.threshold)
+    entries = [
+        SetEntry(
+            one.name, one.role, one.group, one.ids, None if one.labels is None else np.asarray(one.labels),
+            one.fingerprint, seen.get(one.name, 0),
+        )
+        for one in sets
+    ]  # fmt: skip
+    return PredictionsWriter(
+        path,
+        description,
+        entries,
+        members=model.members,
+        classes=model.classes,
+        kind="F64" if model.options.dtype == "float64" else "F32",
+        resume=resume,
+    )

@@ -1,21 +1,23 @@
-"""The data sets of one evaluation: what is tested on, and what something is chosen on."""
+"""The data sets of one evaluation, each with its role: what is tested on, and what something is fitted on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
+from hydractl.data.corrupted import corruption_sets
+from hydractl.data.skipping import skipped_document
+from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
-
-if TYPE_CHECKING:
-    from hydractl.data.base import Dataset
-    from hydractl.data.suites import FoundSuite
-    from hydractl.evaluate.contenders import Contender
-    from hydractl.settings import EvalSettings, OodSet
+from hydractl.evaluate.options import DataOptions
+from hydractl.jsonio import read_json_file
+from hydractl.model.agreement import label_differences
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION = "id", "ood", "val", "val_ood", "corruption"
 
@@ -49,15 +51,24 @@ class EvalSet:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands under ``data`` in the answer."""
-        from hydractl.data.skipping import skipped_document
-        from hydractl.data.suites import id_list_of
-
-        found: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        entry: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
         if self.role == ID and id_list_of(self.spec) is not None:
-            found["list"] = id_list_of(self.spec)
+            entry["list"] = id_list_of(self.spec)
         if self.dataset is not None and skipped_document(self.dataset) is not None:
-            found["skipped"] = skipped_document(self.dataset)
-        return found
+            entry["skipped"] = skipped_document(self.dataset)
+        return entry
+
+
+class Classifier(Protocol):
+    """What the data sets of an evaluation depend on of each row (:class:`hydractl.evaluate.models.Model`)."""
+
+    name: str
+    labels: Sequence[str] | None
+    classes: int
+    reads: str | None
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets that a predictions file brings along."""
 
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
@@ -65,62 +76,40 @@ def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> Eva
     return EvalSet(name, role, group, dataset.spec, dataset.ids, labels, dataset.fingerprint(), dataset)
 
 
-def open_sets(settings: EvalSettings, contenders: Sequence[Contender], suite: FoundSuite | None) -> list[EvalSet]:
-    """Every data set of the command: the test sets first (ID, then OOD), corrupted ones, then those to choose on.
+def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSet]:
+    """Every data set of the command: the test sets first (ID, then OOD), corrupted ones, then validation sets.
 
     Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
 
     Args:
-        settings: of the command.
-        contenders: the rows.
-        suite: the OOD sets of ``--ood-suite``, which come behind those of ``--ood``.
+        options: of the data.
+        models: the rows.
 
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
-    from hydractl.data import open_data
-    from hydractl.data.corrupted import corruption_sets
-
-    labels = _class_names(contenders)
-    reads = {one.name: one.reads for one in contenders if one.reads is not None}
-    given: dict[str, Any] = {"limit": settings.limit, "reads": reads, "on_bad": settings.on_bad}
-    known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(settings.label_map), **given}
-    if settings.data is None:
-        found = contenders[0].stored_sets()
+    labels = _class_names(models)
+    reads = {one.name: one.reads for one in models if one.reads is not None}
+    common: dict[str, Any] = {"limit": options.limit, "reads": reads, "on_bad": options.on_bad}
+    known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(options.label_map), **common}
+    if options.data is None:
+        sets = models[0].stored_sets()
     else:
-        inside = open_data(settings.data, **known)
-        found = [_of("id", ID, inside)]
-        for name, group, spec in _ood_sets(settings, suite):
-            found.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **given), group))
-        for kind, severity, dataset in corruption_sets(inside, settings.corruption_names(), settings.severities):
-            found.append(_of(f"{kind}/{severity}", CORRUPTION, dataset))
-    if settings.val is not None:
-        found.append(_of("val", VAL, open_data(settings.val, option="--val", need_labels=True, **known)))
-    for name, _, spec in settings.val_ood_sets():
-        outside = open_data(spec, option=f"--val-ood {name}", ignore_labels=True, **given)
-        found.append(_of(name, VAL_OOD, outside))
-    _check_apart(found, settings.allow_seen)
-    for one in found:
-        _check_classes(one, contenders[0])
-    return found
-
-
-def find_ood_suite(settings: EvalSettings) -> FoundSuite | None:
-    """The sets of ``--ood-suite``, found below ``--ood-root``.
-
-    Raises:
-        InputError: listing those that are missing.
-    """
-    from hydractl.data.suites import find_suite
-
-    choice = settings.suite()
-    if choice is None:
-        return None
-    return find_suite(choice, str(settings.ood_root), taken=[one.name for one in settings.ood_sets()])
-
-
-def _ood_sets(settings: EvalSettings, suite: FoundSuite | None) -> list[OodSet]:
-    return [*settings.ood_sets(), *([] if suite is None else suite.sets)]
+        inside = open_data(options.data, **known)
+        sets = [_of("id", ID, inside)]
+        for name, group, spec in options.ood:
+            sets.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **common), group))
+        for kind, severity, dataset in corruption_sets(inside, options.corruptions, options.severities):
+            sets.append(_of(f"{kind}/{severity}", CORRUPTION, dataset))
+    if options.val is not None:
+        sets.append(_of("val", VAL, open_data(options.val, option="--val", need_labels=True, **known)))
+    for name, _, spec in options.val_ood:
+        outside = open_data(spec, option=f"--val-ood {name}", ignore_labels=True, **common)
+        sets.append(_of(name, VAL_OOD, outside))
+    _check_apart(sets, options.allow_seen)
+    for one in sets:
+        _check_classes(one, models[0])
+    return sets
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
@@ -128,7 +117,7 @@ def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
     return [one for one in sets if one.role in (ID, OOD)]
 
 
-def chosen_on(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
+def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     """Those of one role."""
     return [one for one in sets if one.role == role]
 
@@ -136,21 +125,23 @@ def chosen_on(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
 _OPTIONS = {ID: "--data", VAL: "--val"}
 
 
-def called(one: EvalSet) -> str:
+def option_of(one: EvalSet) -> str:
     """The option that a person gave it to."""
     return _OPTIONS.get(one.role) or f"--{one.role.replace('_', '-')} {one.name}"
 
 
 def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
-    """No test set may be the ID set, and nothing may be chosen on what is tested on, unless that is to be marked."""
+    """No test set may be the ID set, and nothing may be fitted on what is tested on, unless that is to be marked."""
     problems = []
     inside = sets[0]
     for one in sets[1:]:
         if one.role == OOD and _same(one, inside):
-            problems.append(f"{called(one)} and {called(inside)} are the same samples")
+            problems.append(f"{option_of(one)} and {option_of(inside)} are the same samples")
         if one.role in (VAL, VAL_OOD) and not allow_seen:
             problems += [
-                f"{called(one)} and {called(other)} are the same samples" for other in tested(sets) if _same(one, other)
+                f"{option_of(one)} and {option_of(other)} are the same samples"
+                for other in tested(sets)
+                if _same(one, other)
             ]
     if problems:
         raise InputError(problems[0], hint="give every set samples of its own", problems=problems[1:])
@@ -162,40 +153,36 @@ def _same(one: EvalSet, other: EvalSet) -> bool:
     return one.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
-def _check_classes(one: EvalSet, contender: Contender) -> None:
+def _check_classes(one: EvalSet, model: Classifier) -> None:
     """Labels must be classes of the models, also where neither side has names."""
-    if one.labels is None or not len(one.labels) or int(one.labels.max()) < contender.classes:
+    if one.labels is None or not len(one.labels) or int(one.labels.max()) < model.classes:
         return
-    first = int((one.labels >= contender.classes).argmax())
+    first = int((one.labels >= model.classes).argmax())
     raise InputError(
-        f"label {int(one.labels[first])} of sample {one.ids[first]} is outside 0..{contender.classes - 1}, "
-        f"the classes of {contender.name}"
+        f"label {int(one.labels[first])} of sample {one.ids[first]} is outside 0..{model.classes - 1}, "
+        f"the classes of {model.name}"
     )
 
 
 def _label_map(path: str | None) -> Mapping[str, str] | None:
-    from hydractl.models import read_json_file
-
     if path is None:
         return None
-    found = read_json_file(path)
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    names = read_json_file(path)
+    if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise InputError(f"{path} is not a JSON object from name to name")
-    return found
+    return names
 
 
-def _class_names(contenders: Sequence[Contender]) -> Sequence[str] | None:
+def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     """The names of the classes; all rows are measured on the same labels, so they must agree.
 
     Raises:
         InputError: listing the models that differ from the first.
     """
-    from hydractl.fusion.plan import label_differences
-
-    first = contenders[0]
-    known = next((one.labels for one in contenders if one.labels is not None), None)
+    first = models[0]
+    known = next((one.labels for one in models if one.labels is not None), None)
     problems = []
-    for one in contenders:
+    for one in models:
         differences = [f"{one.classes} classes, not {first.classes}"] if one.classes != first.classes else []
         problems += [f"{one.name}: {what}" for what in differences or label_differences(known, one.labels)]
     if problems:

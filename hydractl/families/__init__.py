@@ -1,36 +1,40 @@
-"""Model families: one file per library, behind one interface (:class:`hydractl.families.base.ModelFamily`)."""
+"""Model families: one file (or folder) per library, behind :class:`hydractl.families.base.ModelFamily`.
+
+A family is imported when it is first met, and its library with it. Adding one is described in
+``docs/adding-a-family.md``.
+"""
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
 from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
+from hydractl.files.description import Description
+from hydractl.files.plugins import Registry
 
 if TYPE_CHECKING:
-    from hydractl.description import Description
     from hydractl.families.base import ModelFamily
 
-# family name -> module that defines FAMILY; a module is imported when its family is first met
-# A folder is offered to them in this order: those of open_clip often hold the config.json of another library as well.
-MODULES = {
-    "open_clip": "hydractl.families.open_clip",
-    "timm": "hydractl.families.timm_vit",
-    "hf": "hydractl.families.hf_encoder",
-}
+FAMILIES: Registry[ModelFamily] = Registry(
+    __name__, __path__, "FAMILY", helpers=("base", "imagenet", "pixels", "torchvision_operators")
+)
 
 
-@cache
 def get_family(name: str) -> ModelFamily:
     """The family of that name.
 
     Raises:
-        InputError: for a name that this version does not know.
+        InputError: for a name that is not known here.
     """
-    if name not in MODULES:
-        raise InputError(f"unknown model family {name!r}; this version knows: {', '.join(MODULES)}")
-    return importlib.import_module(MODULES[name]).FAMILY
+    family = FAMILIES.get(name)
+    if family is None:
+        raise InputError(f"unknown model family {name!r}; known here: {', '.join(FAMILIES.names)}")
+    return family
+
+
+def families_for_folders() -> list[ModelFamily]:
+    """All families, in the order in which a folder is offered to them."""
+    return sorted(FAMILIES.all(), key=lambda family: -family.priority)
 
 
 def classes_of(description: Description) -> int | None:

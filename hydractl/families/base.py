@@ -1,19 +1,21 @@
-"""What hydractl asks of a library's models. Everything that is particular to a library stays behind this interface."""
+"""Interface of a model family. Everything that is specific to a library stays behind it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hydractl.checkpoint import TensorSource
 from hydractl.errors import InputError, UsageError
-from hydractl.heads import Site, parse_json
-from hydractl.projections import HeadWeights
+from hydractl.files.checkpoint import TensorSource
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import parse_json
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""
@@ -21,11 +23,11 @@ MERGEABLE = ("mlp", "norm", "embed")
 
 @dataclass
 class State:
-    """What flows from block to block.
+    """State of the residual stream between blocks.
 
     Attributes:
         hidden: ``[B, T, d_model]``, or ``[M * B, T, d_model]`` member-major.
-        context: what every block reads beside it (attention masks); never changed by a block.
+        context: other inputs of every block (attention masks); never changed by a block.
     """
 
     hidden: Tensor
@@ -48,7 +50,7 @@ class Stages:
         reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
             where it looks at all of them.
         per_sample: which entries of the context have the samples in dimension 0.
-        tower: as in :class:`hydractl.heads.Site`.
+        tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
     """
@@ -68,7 +70,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """How a model wants its images, for transforms other than the library's own of evaluation.
+    """Image format of a model, for transforms other than the library's own for evaluation.
 
     Attributes:
         size: channels, height, width.
@@ -102,27 +104,33 @@ class LoadedModel:
     labels: list[str] | None
 
 
-class ModelFamily(Protocol):
+class ModelFamily(ABC):
     """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
 
     name: str
+    """Of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
+    priority: int = 0
+    """A folder is offered to the families of higher priority first."""
+    builds_by_name: bool = False
+    """Whether an architecture can be built from its name alone, as for ``--arch``."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
     ``words`` and ``head``, which is the last layer of the classifier."""
 
     @property
+    @abstractmethod
     def version(self) -> str:
         """The version of the library."""
-        ...
 
+    @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """A published folder of this library, or None when it is none of its own."""
-        ...
 
+    @abstractmethod
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
         """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``)."""
-        ...
 
+    @abstractmethod
     def export_folder(
         self,
         folder: Path,
@@ -131,23 +139,22 @@ class ModelFamily(Protocol):
         labels: Sequence[str] | None,
     ) -> str:
         """Write what a published folder needs beside its weights; returns the name of the weights file."""
-        ...
 
+    @abstractmethod
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """The library's own model in eval mode, its parameters on the meta device, its buffers real.
 
         Raises:
             InputError: for an architecture whose heads cannot be separated, naming its attention class.
         """
-        ...
 
+    @abstractmethod
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """The attention blocks in model order, from the configuration alone."""
-        ...
 
+    @abstractmethod
     def classes(self, config: Mapping[str, Any]) -> int | None:
         """Number of classes; None for a model without a classifier, whose classes are given by name (zero-shot)."""
-        ...
 
     def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
         """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
@@ -162,53 +169,57 @@ class ModelFamily(Protocol):
         """
         raise UsageError(f"{self.name} models have a classifier of their own: they take no prompts")
 
+    @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """The weights of one site, which may hold any number of heads. Works on meta tensors too."""
-        ...
 
+    @abstractmethod
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """The inverse of :meth:`read`, bit for bit."""
-        ...
 
+    @abstractmethod
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """Which part of the model a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
+        """The part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
 
         ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
         """
-        ...
 
     def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """The query and key norms of a site (identities where there are none)."""
-        ...
+        """The query and key norms of a site, before its attention is replaced."""
+        return nn.Identity(), nn.Identity()
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Dropout rates of the attention weights and of the attention output, used in training only."""
-        ...
+        return 0.0, 0.0
 
+    @abstractmethod
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Put ``attention`` in the place of the library's attention module."""
-        ...
 
+    @abstractmethod
     def stages(self, model: nn.Module) -> list[Stages]:
         """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
-        ...
 
     def logits(self, model: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
         """Logits ``[B, classes]`` from what each tower of one member reads out."""
         return outputs[0]
 
+    @abstractmethod
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
-        ...
 
+    @abstractmethod
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random inputs of the right shape, for measuring cost."""
-        ...
+
+    def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
+        """Tokens of a text that the model itself can take; None for images."""
+        return None
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """How images are prepared, from the checkpoint's own preprocessing."""
+        """Image format, from the checkpoint's own preprocessing."""
         raise UsageError("--augment crop: the model reads no images")
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
@@ -220,7 +231,7 @@ class ModelFamily(Protocol):
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
     def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
-        """How many texts the model cuts when they are its :meth:`prompts`, and how many tokens it takes."""
+        """Number of texts that the model truncates as its :meth:`prompts`, and the number of tokens it takes."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
     def judges_each_pair(self, model: nn.Module) -> bool:
@@ -244,9 +255,53 @@ class ModelFamily(Protocol):
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
-    """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""
+    """The tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
+
+
+def read_packed(packed: Tensor, bias: Tensor | None, out: Tensor, head_dim: int) -> HeadWeights:
+    """The heads of an attention with one matrix for queries, keys and values.
+
+    Args:
+        packed: ``[3 * heads * head_dim, d_model]``.
+        bias: ``[3 * heads * head_dim]``.
+        out: of the output projection, ``[d_model, heads * head_dim]``.
+        head_dim: width of a head.
+    """
+    heads = out.shape[1] // head_dim
+    q, k, v = packed.reshape(3, heads, head_dim, packed.shape[1]).unbind(0)
+    q_bias, k_bias, v_bias = (None,) * 3 if bias is None else bias.reshape(3, heads, head_dim).unbind(0)
+    o = out.reshape(out.shape[0], heads, head_dim).permute(1, 0, 2)
+    return HeadWeights(q=q, k=k, v=v, o=o, q_bias=q_bias, k_bias=k_bias, v_bias=v_bias)
+
+
+def write_packed(weights: HeadWeights) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The inverse of :func:`read_packed`: matrix, bias and output projection."""
+    biases = [bias for bias in (weights.q_bias, weights.k_bias, weights.v_bias) if bias is not None]
+    return (
+        torch.stack([weights.q, weights.k, weights.v]).flatten(0, 2),
+        torch.stack(biases).flatten() if biases else None,
+        weights.o.permute(1, 0, 2).flatten(1),
+    )
+
+
+def download(repo: str, files: Sequence[str]) -> Path:
+    """The folder with these files of a hub repository, on this machine; nothing else is fetched.
+
+    Raises:
+        InputError: where the hub does not give them.
+    """
+    import huggingface_hub
+
+    try:
+        paths = [Path(huggingface_hub.hf_hub_download(repo, file)) for file in files]
+    except Exception as error:
+        raise InputError(
+            f"cannot get {repo} from the hub: {type(error).__name__}",
+            hint=f"check the network, or give a local folder with {' and '.join(files)}",
+        ) from error
+    return paths[0].parent
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -265,6 +320,6 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, cut to one line."""
+    """Message of a library's error, cut to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

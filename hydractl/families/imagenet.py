@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydractl._torchvision import declare_operators
+from hydractl.families.torchvision_operators import declare_operators
 
 
 def class_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What fusing will do with every tensor: averaged, stored once because it is equal in all members, or kept per member.
+"""Plan of a fusion: each tensor is averaged, stored once because it is equal in all members, or kept per member.
 
 Paper section 4.2. Averaged by default are MLPs, block and final norms, and embeddings, the only reading that gives the
 paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member where they
@@ -7,25 +7,30 @@ differ. Heads are compared one by one, because members may have the same heads o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import TensorInfo, read_piece, torch_dtype
-from hydractl.description import Description
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
-from hydractl.fusion.common import UnitedHeads, common_heads, equal_names
-from hydractl.members import member_name
-from hydractl.models import Source
-from hydractl.seen import merged as merged_seen
+from hydractl.files.checkpoint import read_piece
+from hydractl.files.description import Description
+from hydractl.files.fingerprints import merged as merged_seen
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import PER_HEAD, HeadWeights
+from hydractl.model.agreement import label_differences, preprocess_differences
+from hydractl.model.members import member_name
+from hydractl.model.source import Source
 
-_SHORT = 80
 _PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
+
+Owners = Sequence[tuple[int, int]]
+"""For every head of a site that any member has, ascending: a member that has it, and its position there."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,14 @@ class FusedTensors:
         sources: the members.
         averaged: stock names of what is the mean over members.
         equal: stock names of what is the same in all members.
-        united: sites whose heads are stored once.
+        unions: sites whose heads are stored once.
     """
 
     def __init__(
-        self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], united: Sequence[UnitedHeads]
+        self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], unions: Sequence[HeadUnion]
     ) -> None:
         self.sources = [source.tensors for source in sources]
-        self._site_of = {name: site for site in united for name in site.names}
+        self._site_of = {name: site for site in unions for name in site.names}
         self._averaged = set(averaged)
         once = {*averaged, *equal, *self._site_of}
         self._where: dict[str, tuple[int | None, str]] = {name: (None, name) for name in once}
@@ -78,7 +83,7 @@ class FusedTensors:
                 if name not in once:
                     self._where[member_name(name, member)] = (member, name)
         # The tensors of one site are asked for in a row, so one site in memory is enough.
-        self._cached: tuple[UnitedHeads, dict[str, Tensor]] | None = None
+        self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
     def stock_name(self, name: str) -> str:
         """The name of a stored tensor in the library's own model."""
@@ -118,12 +123,15 @@ class FusedTensors:
         return mean
 
 
-def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> FusionPlan:
+def plan_fusion(
+    sources: Sequence[Source], merge: Sequence[str] = MERGEABLE, *, headers_only: bool = False
+) -> FusionPlan:
     """Decide how the members become one model.
 
     Args:
         sources: dense or pruned models of one architecture; each may keep other heads.
         merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
+        headers_only: read no weights, and so take nothing for equal: the fused model may turn out smaller.
 
     Raises:
         UsageError: for another part.
@@ -139,12 +147,12 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
     family, sites = first.family, first.sites
     names = first.tensors.names()
     averaged = [n for n in names if family.part(n, sites) in merged]
-    heads = {site: common_heads(sources, site) for site in sites}
-    united = [UnitedHeads(sources, site, owners) for site, owners in heads.items() if owners is not None]
+    heads = {site: None if headers_only else common_heads(sources, site) for site in sites}
+    unions = [HeadUnion(sources, site, owners) for site, owners in heads.items() if owners is not None]
     attention = {n for site in sites for n in attention_names(family, names, sites, site)}
     elsewhere = attention | set(averaged)
-    equal = equal_names(sources, [n for n in names if n not in elsewhere])
-    shared = sorted({*equal, *(n for site in united for n in site.names)})
+    equal = set() if headers_only else equal_names(sources, [n for n in names if n not in elsewhere])
+    shared = sorted({*equal, *(n for site in unions for n in site.names)})
     own = sorted(set(names).difference(averaged, shared))
     description = Description(
         kind="fused",
@@ -157,11 +165,14 @@ def plan_fusion(sources: Sequence[Source], merge: Sequence[str] = MERGEABLE) -> 
         prompt=known.prompt,
         masks=[s.description.mask for s in sources],
         merge=merged,
-        members=[{"sha256": s.sha256, "provenance": dict(s.description.provenance)} for s in sources],
+        members=[
+            {**({} if headers_only else {"sha256": s.sha256}), "provenance": dict(s.description.provenance)}
+            for s in sources
+        ],
         seen=tuple(merged_seen(*(s.description.seen for s in sources))),
     )
-    tensors = FusedTensors(sources, averaged, sorted(equal), united)
-    return FusionPlan(description, tensors, averaged, shared, own, _warnings(sources))
+    tensors = FusedTensors(sources, averaged, sorted(equal), unions)
+    return FusionPlan(description, tensors, averaged, shared, own, [] if headers_only else _warnings(sources))
 
 
 def _warnings(sources: Sequence[Source]) -> list[str]:
@@ -188,52 +199,112 @@ def _check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences(a: Source, b: Source) -> list[str]:
-    one, two = a.description, b.description
+    first, second = a.description, b.description
+    unknown_agrees = (("number of classes", a.classes, b.classes), ("prompt", first.prompt, second.prompt))
     pairs: list[tuple[str, Any, Any]] = [
-        ("family", one.family, two.family),
-        ("architecture", one.arch, two.arch),
-        ("number of classes", *_both(a.classes, b.classes)),
-        ("prompt", *_both(one.prompt, two.prompt)),
-        ("input size", one.preprocess.get("input_size"), two.preprocess.get("input_size")),
+        ("family", first.family, second.family),
+        ("architecture", first.arch, second.arch),
+        *((name, x, y) for name, x, y in unknown_agrees if None not in (x, y)),
+        ("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")),
     ]
-    found = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
-    if found:
-        return found
-    found += label_differences(one.labels, two.labels)
-    found += preprocess_differences(one.preprocess, two.preprocess)
-    if one.config != two.config:
-        found.append("another configuration of the architecture (compare with: hydractl --info)")
-    found += [
+    differences = [f"{name} {y!r}, not {x!r}" for name, x, y in pairs if x != y]
+    if differences:
+        return differences
+    differences += label_differences(first.labels, second.labels)
+    differences += preprocess_differences(first.preprocess, second.preprocess)
+    if first.config != second.config:
+        differences.append("another configuration of the architecture (compare with: hydractl --info)")
+    differences += [
         f"tensor {n!r} is {b.tensors.info(n).dtype}, not {a.tensors.info(n).dtype}"
         for n in a.tensors.names()
         if n in set(b.tensors.names()) and a.tensors.info(n).dtype != b.tensors.info(n).dtype
     ][:3]
-    return found
+    return differences
 
 
-def _both(one: Any, two: Any) -> tuple[Any, Any]:
-    """Two values to compare; where one is unknown they agree."""
-    return (None, None) if one is None or two is None else (one, two)
+# --- what members have in common --------------------------------------------------------------------------------------
 
 
-def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In what two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
-    found = []
-    for key in dict.fromkeys([*a, *b]):
-        if a.get(key) != b.get(key):
-            values = [repr(settings.get(key)) for settings in (a, b)]
-            plain = max(map(len, values)) <= _SHORT
-            found.append(f"preprocessing {key} {values[1]}, not {values[0]}" if plain else f"another {key}")
-    return found
+def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
+    """The tensors whose every element is the same in all members."""
+    first, *others = sources
+    equal = set()
+    for name in names:
+        tensor = first.tensors.read(name)
+        if all(torch.equal(tensor, other.tensors.read(name)) for other in others):
+            equal.add(name)
+    return equal
 
 
-def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
-    """In what two lists of class names differ, in words; empty when they agree or one is unknown."""
-    if a is None or b is None or list(a) == list(b):
-        return []
-    if len(a) != len(b):
-        return [f"{len(b)} classes, not {len(a)}"]
-    if sorted(a) == sorted(b):
-        return ["the same classes in another order"]
-    index = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-    return [f"class {index} is {b[index]!r}, not {a[index]!r}"]
+def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
+    """The member to take each head of a site from, if the head is the same in all members that have it.
+
+    None where a head differs between two members, or what belongs to no head does.
+    """
+    blocks = [_weights(source, site) for source in sources]
+    kept = [source.description.mask.kept[site.path] for source in sources]
+    first = blocks[0]
+    if not all(_same(first.o_bias, b.o_bias) for b in blocks) or not all(
+        first.extra.keys() == b.extra.keys() and all(_same(first.extra[n], b.extra[n]) for n in b.extra) for b in blocks
+    ):
+        return None
+    owners: dict[int, tuple[int, int]] = {}
+    for member, heads in enumerate(kept):
+        for position, head in enumerate(heads):
+            owner, where = owners.setdefault(head, (member, position))
+            if owner != member and not _same_head(blocks[owner], where, blocks[member], position):
+                return None
+    return [owners[head] for head in sorted(owners)]
+
+
+def _weights(source: Source, site: Site) -> HeadWeights:
+    names = attention_names(source.family, source.tensors.names(), source.sites, site)
+    return source.family.read({name: source.tensors.read(name) for name in names}, site)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b is None or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int) -> bool:
+    def pick(tensor: Tensor | None, head: int) -> Tensor | None:
+        return None if tensor is None else tensor[head]
+
+    return all(_same(pick(getattr(a, n), head_a), pick(getattr(b, n), head_b)) for n in PER_HEAD)
+
+
+class HeadUnion:
+    """The attention tensors of one site under stock names, with the heads of all members in them.
+
+    Args:
+        sources: the members.
+        site: of all of them.
+        owners: from :func:`common_heads`.
+    """
+
+    def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
+        self._sources, self._site, self._owners = sources, site, owners
+        self.names = attention_names(sources[0].family, sources[0].tensors.names(), sources[0].sites, site)
+        self._infos = self._shapes()
+
+    def _shapes(self) -> dict[str, TensorInfo]:
+        """Found on meta tensors, from a member that has a head to take the shape of."""
+        source = self._sources[self._owners[0][0] if self._owners else 0]
+        tensors = {n: meta_tensor(source.tensors.info(n)) for n in self.names}
+        weights = source.family.read(tensors, self._site).select([0] * len(self._owners))
+        source.family.write(tensors, self._site, weights)
+        return {name: tensor_info(tensor) for name, tensor in tensors.items()}
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return self._infos[name]
+
+    def read(self) -> dict[str, Tensor]:
+        """All tensors of the site."""
+        members = sorted({member for member, _ in self._owners}) or [0]
+        blocks = {member: _weights(self._sources[member], self._site) for member in members}
+        heads = [(blocks[member], position) for member, position in self._owners]
+        weights = HeadWeights.gathered(heads) if heads else blocks[0]
+        tensors = {n: self._sources[0].tensors.read(n) for n in self.names}
+        self._sources[0].family.write(tensors, self._site, weights)
+        return tensors

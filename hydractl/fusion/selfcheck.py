@@ -1,4 +1,4 @@
-"""A fused model proves itself: member by member against the models it was made of, before it is written."""
+"""Self-check of a fused model before it is written: each member against the model it was made from."""
 
 from __future__ import annotations
 
@@ -6,51 +6,44 @@ import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from hydractl.checkpoint import LentTensors, TensorInfo, TensorSource
 from hydractl.errors import HydraError
-from hydractl.fusion.narrow import compute_in_float32, storage_dtype
+from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
+from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
-from hydractl.fusion.runtime import HydraModel, move, pooled_log_probs
 from hydractl.log import Log
-from hydractl.models import Source, resolve_device
-from hydractl.weights import check_finite
-
-if TYPE_CHECKING:
-    from hydractl.settings import FuseSettings
+from hydractl.model.attention import HeadAttention
+from hydractl.model.checks import check_finite
+from hydractl.model.runtime import HydraModel, move, pooled_log_probs
+from hydractl.model.source import Source
 
 BATCH = 4
 TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
 
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
-class _Held(LentTensors):
+
+def _held(tensors: TensorSource, averages: _Averages) -> LentTensors:
     """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
 
     The fused model has them from the plan. A member's own tensors with these in their places are what the fused
     member must equal.
     """
 
-    def __init__(self, tensors: TensorSource, averages: _Averages) -> None:
-        self.tensors, self.averages = tensors, averages
-
-    def names(self) -> list[str]:
-        return self.tensors.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self.tensors.info(name)
-
-    def read(self, name: str) -> torch.Tensor:
-        held = self.averages.held
-        if name in held:
-            return held[name]
-        tensor = self.averages.on_device(self.tensors.read(name))
-        if name in self.averages.names:
-            held[name] = tensor
+    def read(name: str) -> Tensor:
+        if name in averages.held:
+            return averages.held[name]
+        tensor = averages.on_device(tensors.read(name))
+        if name in averages.names:
+            averages.held[name] = tensor
         return tensor
+
+    return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
 
 
 class _Averages:
@@ -59,9 +52,9 @@ class _Averages:
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
         self.names = set(plan.averaged)
         self.device, self.dtype = device, storage_dtype(plan.tensors)
-        self.held: dict[str, torch.Tensor] = {}
+        self.held: dict[str, Tensor] = {}
 
-    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+    def on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def same_in(self, source: Source) -> bool:
@@ -71,7 +64,7 @@ class _Averages:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What every model of a check is asked.
+    """Inputs of every model of a check.
 
     Attributes:
         inputs: a batch, on the device.
@@ -83,11 +76,20 @@ class _Asked:
 
 
 @torch.no_grad()
-def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettings, log: Log) -> Mapping[str, Any]:
+def self_check(
+    plan: FusionPlan, sources: Sequence[Source], device: torch.device, seed: int, log: Log
+) -> Mapping[str, Any]:
     """Compare the fused model with its members on random inputs.
 
     Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
     must be exact), and against the member as it was (what averaging changed, zero where nothing was averaged).
+
+    Args:
+        plan: of the fused model.
+        sources: its members.
+        device: where to compute.
+        seed: draws the inputs.
+        log: told of the result.
 
     Returns:
         ``member_max_abs`` (runtime error), ``merge_max_abs`` (effect of averaging), ``pool_max_abs`` (averaged
@@ -101,8 +103,8 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
     """
     for source in sources:
         check_finite(source.name, source.tensors)
-    averages = _Averages(plan, resolve_device(settings.device))
-    asked, logits = _run_fused(plan, averages, settings.seed)
+    averages = _Averages(plan, device)
+    asked, logits = _run_fused(plan, averages, seed)
     together = logits.double()
     runtime_error, merge_effect, alone = [], [], []
     with log.progress("self-check", len(sources), "members") as progress:
@@ -130,7 +132,7 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
     result = {
-        "inputs": f"{BATCH} random inputs, seed {settings.seed}",
+        "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": _three_digits(float(together.abs().max())),
         "member_max_abs": [_at_most(e) for e in runtime_error],
         "merge_max_abs": [_three_digits(e) for e in merge_effect] if plan.averaged else [0.0] * len(sources),
@@ -141,9 +143,9 @@ def self_check(plan: FusionPlan, sources: Sequence[Source], settings: FuseSettin
     return result
 
 
-def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, torch.Tensor]:
-    """What to ask, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
-    fused = HydraModel(plan.description, _Held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
+def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, Tensor]:
+    """Inputs of a check, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
+    fused = HydraModel(plan.description, _held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
     compute_in_float32(fused)
     inputs = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
@@ -151,10 +153,10 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked
     return asked, fused.member_logits(asked.inputs)
 
 
-def _run_alone(source: Source, tensors: TensorSource, averages: _Averages, asked: _Asked) -> torch.Tensor:
+def _run_alone(source: Source, tensors: TensorSource, averages: _Averages, asked: _Asked) -> Tensor:
     """The logits ``[B, classes]`` in float64 of a member alone, with these tensors."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
-    model = HydraModel(source.description, _Held(tensors, averages), averages.device, averages.dtype)
+    model = HydraModel(source.description, _held(tensors, averages), averages.device, averages.dtype)
     if asked.classes is not None:
         model = model.zero_shot(*asked.classes)
     compute_in_float32(model)
@@ -168,3 +170,76 @@ def _at_most(error: float) -> float:
 
 def _three_digits(value: float) -> float:
     return float(f"{value:.3g}")
+
+
+# --- weights of 16 bits that compute in float32: half the memory, the same numbers ------------------------------------
+
+
+def storage_dtype(tensors: TensorSource) -> torch.dtype:
+    """In what float32 weights can be kept without rounding: the 16-bit dtype that all of them have, else float32."""
+    dtypes = {dtype for name in tensors.names() if (dtype := torch_dtype(tensors.info(name))).is_floating_point}
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_SIXTEEN_BITS) else torch.float32
+
+
+def compute_in_float32(model: HydraModel) -> HydraModel:
+    """Let a model that was built in 16 bits compute in float32, for inference only.
+
+    Weights inside its blocks are widened when their module runs and dropped again; tables of embeddings are looked up
+    as they are, and what was found is widened; everything else, which is small, is widened for good. A weight that is
+    read past its module is NaN, so that it cannot go unseen.
+
+    Returns:
+        The model itself. One that is not in 16 bits stays as it is.
+    """
+    if next(model.parameters()).dtype not in _SIXTEEN_BITS:
+        return model
+    model.batched = False  # stacked weights would be read past their modules
+    blocks = {id(m) for path in model.block_paths for m in model.networks[0].get_submodule(path).modules()}
+    done: set[int] = set()
+    for module in model.modules():
+        # The projections of members are no modules that are called, so their attention answers for them.
+        owner = module if isinstance(module, HeadAttention) else None
+        weights = list(module.parameters(recurse=owner is not None))
+        if not weights or id(module) in done:
+            continue
+        done.update(id(m) for m in (module.modules() if owner is not None else [module]))
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
+        elif id(module) in blocks:
+            _Widened(weights).around(module)
+        else:
+            for weight in weights:
+                weight.data = weight.data.float()
+    return model
+
+
+def _wide(kept: Tensor) -> Tensor:
+    """A copy in float32 that is gone from memory at once when it is dropped."""
+    if kept.device.type != "cpu":
+        return kept.float()
+    return page_buffer(4 * kept.numel()).view(torch.float32).reshape(kept.shape).copy_(kept)
+
+
+class _Widened:
+    """The weights of one module, in float32 only while it runs."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self.weights = weights
+        self.kept: list[Tensor] = []
+
+    def around(self, module: nn.Module) -> None:
+        """Take the weights and give them back around every call."""
+        self.kept = [weight.data for weight in self.weights]
+        module.register_forward_pre_hook(self.give)
+        module.register_forward_hook(self.take)
+        self.take()
+
+    def give(self, *_: Any) -> None:
+        """Put the weights in their places, in float32."""
+        for weight, kept in zip(self.weights, self.kept, strict=True):
+            weight.data = _wide(kept)
+
+    def take(self, *_: Any) -> None:
+        """Leave the shape, dtype and device of the weights and not one number."""
+        for weight in self.weights:
+            weight.data = torch.full((), float("nan"), device=weight.device).expand(weight.shape)

@@ -1,18 +1,20 @@
-"""How far the members of a fused model are the same, why they part there, and what it would take to part later."""
+"""The shared computation of a fused model: how many blocks, where members diverge and why."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hydractl.fusion.plan import FusionPlan
+from hydractl.families.base import MERGEABLE
+from hydractl.files.checkpoint import shapes_only
+from hydractl.fusion.plan import FusionPlan
+from hydractl.model.runtime import HydraModel
 
 _NAMED = 3
 """Tensors that are named of those that differ."""
 
 
 def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
-    """What runs once for all members, for each tower.
+    """The parts that run once for all members, for each tower.
 
     Returns:
         For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;
@@ -22,11 +24,7 @@ def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
     """
     import torch
 
-    from hydractl.cost import ShapesOnly
-    from hydractl.families.base import MERGEABLE
-    from hydractl.fusion.runtime import HydraModel
-
-    model = HydraModel(plan.description, ShapesOnly(plan.tensors), torch.device("meta"))
+    model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
     masks = plan.description.masks
     towers = []
     for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):

@@ -5,7 +5,8 @@ generator of its own. The draws depend on the seed, the name and the size of the
 measured on the same resamples, so that the difference of two models is taken round by round (paired).
 
 A round takes each metric of the literally repeated samples; nothing is approximated. Whatever needs an order is
-sorted once, and a round repeats the sorted values.
+sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`). scipy's bootstrap
+would draw each metric and each model anew: no pairs, and no sharing of what is sorted.
 
 Source: Efron and Tibshirani 1993, chapters 13 (percentile interval) and 8.3 (several samples).
 """
@@ -20,12 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics import calibration, selective
-from hydractl.metrics.diversity import differing_pairs
 from hydractl.metrics.ood import Curve
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import curve_block, group_averages, row_blocks
-from hydractl.metrics.samples import Samples
+from hydractl.metrics.rows import measured, row_blocks
+from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
     "ci": "Percentile bootstrap interval: ID samples and the samples of each OOD data set are drawn anew with"
@@ -72,26 +71,18 @@ def resample(
         advance: called with 1 after each round.
     """
     values = dict(_numbers(row_blocks(inside, outside, groups)))
-    draws = {name: draw(seed, name, len(samples)) for name, samples in {"id": inside, **outside}.items()}
-    of_id = _InsideMetrics(inside)
-    spread = {name: _Spread(samples) for name, samples in {"id": inside, **outside}.items()}
+    sets = {"id": inside, **outside}
+    draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
-    found = {key: np.empty(rounds) for key, value in values.items() if value is not None}
+    per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
-        counts = {name: next(generator) for name, generator in draws.items()}
-        drawn = counts["id"][of_id.by_score]
-        sets = {name: {"group": groups[name], **curves[name].metrics(drawn, counts[name])} for name in outside}
-        row = {
-            "id": of_id.metrics(counts["id"]),
-            "ood": sets,
-            **group_averages(sets),
-            "diversity": {name: spread[name].metrics(counts[name]) for name in counts},
-        }
-        drawn_values = dict(_numbers(row))
-        for key, of_rounds in found.items():
-            of_rounds[i] = drawn_values[key]
+        drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
+        of_round = {name: one.drawn(drawn["id"].counts, drawn[name].counts) for name, one in curves.items()}
+        row = dict(_numbers(measured(drawn, groups, of_round)))
+        for key, of_rounds in per_round.items():
+            of_rounds[i] = row[key]
         advance(1)
-    return Resampled(values, found)
+    return Resampled(values, per_round)
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
@@ -112,16 +103,16 @@ def differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict
     Raises:
         ValueError: the two differ in their number of rounds.
     """
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for key, value in other.values.items():
         before = first.values.get(key)
         if value is None or before is None:
-            found[key] = {"value": None, "ci": None}
+            table[key] = {"value": None, "ci": None}
             continue
         if len(first.rounds[key]) != len(other.rounds[key]):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        found[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
-    return found
+        table[key] = {"value": value - before, "ci": _interval(other.rounds[key] - first.rounds[key], level)}
+    return table
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
@@ -149,77 +140,23 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{key}", value
 
 
-class _InsideMetrics:
-    """The metrics of ``id_block`` on resamples."""
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-        self.by_score = np.argsort(samples.score, kind="stable")
-        if samples.labels is None:
-            return
-        conf, self.correct = samples.confidence, samples.correct
-        self.bins = calibration.bin_of(conf)
-        self.by_bin = np.argsort(self.bins, kind="stable")
-        self.rising = np.argsort(conf, kind="stable")
-        self.falling = np.argsort(-conf, kind="stable")
-        self.binned = conf[self.by_bin], self.correct[self.by_bin]
-        self.sorted = conf[self.rising], self.correct[self.rising]
-        self.wrong = ~self.correct[self.falling]
-
-    def metrics(self, counts: Counts) -> dict[str, Any]:
-        n = len(counts)
-        if self.samples.labels is None or not n:
-            return {}
-        assert self.samples.brier_terms is not None and self.samples.label_log_probs is not None
-        sizes = np.bincount(self.bins, weights=counts, minlength=calibration.BINS).astype(np.int64)
-        binned, rising = counts[self.by_bin], counts[self.rising]
-        errors = np.cumsum(np.repeat(self.wrong, counts[self.falling]), dtype=np.int64)
-        return {
-            "accuracy": int(counts[self.correct].sum()) / n,
-            "brier": float(counts @ self.samples.brier_terms) / n,
-            "nll": 0.0 - float(counts @ self.samples.label_log_probs) / n,
-            "ece": calibration.ece_of_binned(
-                np.repeat(self.binned[0], binned), np.repeat(self.binned[1], binned), sizes
-            ),
-            "aece": calibration.aece_of_sorted(np.repeat(self.sorted[0], rising), np.repeat(self.sorted[1], rising)),
-            "aurc": selective.aurc_of_errors(errors),
-            "accuracy_at": selective.accuracy_at_of_errors(errors),
-        }
-
-
 class _Curves:
-    """The metrics of ``ood_block`` on resamples: the thresholds stay, only what they flag is counted anew."""
+    """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew."""
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
-        self.by_score = np.argsort(ood_scores, kind="stable")
+        self.id_order, self.ood_order = (np.argsort(scores, kind="stable") for scores in (id_scores, ood_scores))
         thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
-        self.id_below = np.searchsorted(np.sort(id_scores), thresholds, side="left")
-        self.ood_below = np.searchsorted(ood_scores[self.by_score], thresholds, side="left")
+        self.id_below = np.searchsorted(id_scores[self.id_order], thresholds, side="left")
+        self.ood_below = np.searchsorted(ood_scores[self.ood_order], thresholds, side="left")
 
-    def metrics(self, inside: Counts, outside: Counts) -> dict[str, float | None]:
-        """Of counts of the ID samples, in the order of their scores, and of counts of the OOD samples."""
+    def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
+        """From how often each sample is drawn; None when a side is empty."""
         if not len(inside) or not len(outside):
-            return curve_block(None)
-        return curve_block(Curve(_at_least(outside[self.by_score], self.ood_below), _at_least(inside, self.id_below)))
+            return None
+        detected = _at_least(outside[self.ood_order], self.ood_below)
+        return Curve(detected, _at_least(inside[self.id_order], self.id_below))
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:
     """Samples at or above each threshold, from counts in the order of the scores and how many scores are below it."""
     return np.asarray(len(counts) - np.concatenate([[0], np.cumsum(counts)])[below], dtype=np.int64)
-
-
-class _Spread:
-    """mi and disagreement on resamples."""
-
-    def __init__(self, samples: Samples) -> None:
-        members = len(samples.votes)
-        self.mi = samples.mi
-        self.pairs = members * (members - 1) // 2
-        self.differing = differing_pairs(samples.votes)
-
-    def metrics(self, counts: Counts) -> dict[str, float | None]:
-        n = len(counts)
-        if not n:
-            return {"mi": None, "disagreement": None}
-        differing = int(counts @ self.differing) / (n * self.pairs) if self.pairs else None
-        return {"mi": float(counts @ self.mi) / n, "disagreement": differing}

@@ -2,7 +2,8 @@
 
 The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set
 of a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
-holds its label with probability 1 - alpha at least.
+holds its label with probability 1 - alpha at least. Written out, because a fit and a count of sets that see each batch
+once, with ranks in exact fractions, are less than what a library would need around it.
 
 Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, there "LABEL"); Romano, Sesia and Candes
 2020 (APS).
@@ -18,9 +19,7 @@ import numpy as np
 
 from hydractl.errors import InputError
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.classification import check_labels
-from hydractl.metrics.probabilities import Floats, check_shape
-from hydractl.metrics.samples import calibrated_blocks
+from hydractl.metrics.probabilities import Floats, blocks, check_labels, check_shape
 
 METHODS = ("lac", "aps")
 
@@ -94,8 +93,8 @@ def fit(
     if not len(checked):
         raise InputError("conformal sets need at least one labelled validation sample")
     scores = np.empty(len(checked))
-    for rows, probs in calibrated_blocks(logits, calibration):
-        scores[rows] = nonconformity(probs, method)[np.arange(len(probs)), checked[rows]]
+    for rows, block in blocks(logits, calibration):
+        scores[rows] = nonconformity(block.probs, method)[np.arange(len(block.probs)), checked[rows]]
     return Conformal(method, alpha, quantile(scores, alpha), len(checked))
 
 
@@ -131,11 +130,11 @@ class SetCounts:
             InputError: a label is outside 0..C-1.
         """
         checked = check_labels(labels, *check_shape(logits).shape[1:])
-        for rows, probs in calibrated_blocks(logits, self._calibration):
-            inside = nonconformity(probs, self._fitted.method) <= self._fitted.qhat
+        for rows, block in blocks(logits, self._calibration):
+            inside = nonconformity(block.probs, self._fitted.method) <= self._fitted.qhat
             sizes = inside.sum(axis=1)
-            self._n += len(probs)
-            self._covered += int(inside[np.arange(len(probs)), checked[rows]].sum())
+            self._n += len(inside)
+            self._covered += int(inside[np.arange(len(inside)), checked[rows]].sum())
             self._classes += int(sizes.sum())
             self._empty += int(np.count_nonzero(sizes == 0))
 

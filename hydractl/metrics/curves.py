@@ -7,16 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.calibration import BINS, bin_edges, bin_of
 from hydractl.metrics.ood import curve_of
 from hydractl.metrics.probabilities import Floats, check_finite
-from hydractl.metrics.samples import Samples
-from hydractl.metrics.selective import POINTS, risk_coverage
+from hydractl.metrics.samples import BINS, Samples, bin_edges
 
 SCORE_BINS = 40
 
+POINTS = 201
+"""How many points a curve has at most."""
+
 # The 0.975 quantile of the normal distribution.
 _Z = 1.959963984540054
+
+RISK_COVERAGE = (
+    "Error rate (risk) among the i most confident samples against i/N (coverage), at no more than 201"
+    " evenly spaced i, the first and the last among them; samples of equal confidence stay in data order."
+)
 
 CONVENTIONS = {
     "reliability": "The bins of ece: edges, samples, mean confidence and accuracy of each, and the Wilson 95 % interval"
@@ -37,31 +43,22 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> dict[str, Any]:
     """
     labelled = inside.labels is not None and len(inside) > 0
     return {
-        "reliability": reliability(inside.confidence, inside.correct) if labelled else None,
-        "risk_coverage": risk_coverage(inside.confidence, inside.correct) if labelled else None,
+        "reliability": reliability(inside) if labelled else None,
+        "risk_coverage": risk_coverage(inside) if labelled else None,
         "roc": {name: roc(inside.score, samples.score) for name, samples in outside.items()},
         "scores": histograms({"id": inside.score, **{name: samples.score for name, samples in outside.items()}}),
     }
 
 
-def reliability(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[Any]]:
-    """Accuracy against confidence in the bins of ``ece``.
-
-    Args:
-        confidence: [N], the highest p of each sample.
-        correct: [N], whether that class is the label.
+def reliability(samples: Samples) -> dict[str, list[Any]]:
+    """Accuracy against confidence in the bins of ``ece``, of labelled samples.
 
     Returns:
         ``edges`` [16], ``n`` [15], and ``confidence``, ``accuracy``, ``low`` and ``high`` [15], None in empty bins.
-
-    Raises:
-        NonFiniteError: a confidence is not finite.
     """
-    conf, right = check_finite(confidence, "confidence"), np.asarray(correct, dtype=bool)
-    index = bin_of(conf)
-    n = np.bincount(index, minlength=BINS)
-    hits = np.bincount(index[right], minlength=BINS)
-    totals = np.bincount(index, weights=conf, minlength=BINS)
+    n = samples.bin_sizes
+    hits = np.bincount(samples.bins[samples.correct], minlength=BINS)
+    totals = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
     bounds = [wilson(int(k), int(m)) if m else (None, None) for k, m in zip(hits, n, strict=True)]
     return {
         "edges": bin_edges().tolist(),
@@ -73,8 +70,18 @@ def reliability(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[A
     }
 
 
+def risk_coverage(samples: Samples) -> dict[str, Any]:
+    """The risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples: ``coverage`` and ``risk``."""
+    n = len(samples)
+    kept = np.unique(np.linspace(1, n, min(n, POINTS)).round().astype(np.int64))
+    return {"coverage": (kept / n).tolist(), "risk": (samples.errors[kept - 1] / kept).tolist()}
+
+
 def wilson(hits: int, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share of ``hits`` among ``n`` > 0. Source: Wilson 1927."""
+    """The 95 % score interval of a share of ``hits`` among ``n`` > 0. Source: Wilson 1927.
+
+    Written out, because importing scipy.stats takes more than a second of every eval; a test holds it to scipy's.
+    """
     share, spread = hits / n, _Z * _Z / n
     middle = share + spread / 2
     half = _Z * float(np.sqrt(share * (1 - share) / n + spread / (4 * n)))
@@ -97,8 +104,8 @@ def roc(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, list[float]]
     curve = curve_of(id_scores, ood_scores)
     if curve is None:
         return None
-    fpr = np.concatenate([[0.0], curve.flagged / curve.inside])
-    tpr = np.concatenate([[0.0], curve.found / curve.outside])
+    fpr = np.concatenate([[0.0], curve.false_positives / curve.negatives])
+    tpr = np.concatenate([[0.0], curve.true_positives / curve.positives])
     kept = _evenly(fpr + tpr)
     return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist()}
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.errors import NonFiniteError
+from hydractl.errors import InputError, NonFiniteError
 
 Floats = NDArray[np.float64]
-
-CONVENTIONS = {
-    "probability": "p = mean over members of the softmax of each member's logits, in float64 (never of the logits).",
-}
 
 # Float64 values in one block of samples (1 MiB): larger blocks are slower, the temporaries leave the cache.
 _BLOCK_VALUES = 1 << 17
@@ -85,6 +82,30 @@ def check_finite(values: np.ndarray, name: str) -> Floats:
     return vector
 
 
+def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.int64]:
+    """Return the labels [N] as int64.
+
+    Raises:
+        ValueError: not one integer a sample.
+        InputError: labels outside 0..C-1, every such label listed.
+    """
+    array = np.asarray(labels)
+    if array.shape != (samples,) or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise ValueError(f"labels must be {samples} integers, got shape {array.shape} of {array.dtype}")
+    wrong = np.flatnonzero((array < 0) | (array >= classes))
+    if wrong.size:
+        values, first, counts = np.unique(array[wrong], return_index=True, return_counts=True)
+        raise InputError(
+            f"{wrong.size} of {samples} labels are outside the model's classes 0..{classes - 1}",
+            hint="the data must use the label order of the model (--label-map)",
+            problems=[
+                f"label {value}: {count} samples, first sample {wrong[where]}"
+                for value, where, count in zip(values, first, counts, strict=True)
+            ],
+        )
+    return array.astype(np.int64)
+
+
 def sample_blocks(member_logits: np.ndarray) -> Iterator[Floats]:
     """Yield checked logits [M, N, C] as float64 blocks [M, n, C], in order; one empty block when N is 0."""
     members, samples, classes = member_logits.shape
@@ -94,11 +115,26 @@ def sample_blocks(member_logits: np.ndarray) -> Iterator[Floats]:
         yield np.array(member_logits[:, start : start + step], dtype=np.float64, order="C")
 
 
-class Block:
-    """Logits of some samples, float64 [M, n, C] in C order, and what follows from them."""
+class Scaling(Protocol):
+    """A calibration of the averaged prediction (:class:`hydractl.metrics.calibrators.Calibration`)."""
 
-    def __init__(self, logits: Floats) -> None:
-        self.logits = logits
+    @property
+    def kind(self) -> str:
+        """``temperature``, which keeps the order of classes, or ``vector``."""
+
+    def scaled(self, log_probs: Floats) -> Floats:
+        """What log p [n, C] is calibrated to, up to a constant."""
+
+
+class Block:
+    """Logits of some samples, float64 [M, n, C] in C order, and what follows from them.
+
+    ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated where a calibration is given; all else is of
+    the members as they are.
+    """
+
+    def __init__(self, logits: Floats, calibration: Scaling | None = None) -> None:
+        self.logits, self.calibration = logits, calibration
 
     @cached_property
     def highest(self) -> Floats:
@@ -138,40 +174,84 @@ class Block:
         return np.exp(self.member_log_probs)
 
     @cached_property
-    def probs(self) -> Floats:
-        """p, the mean over members of their softmax, [n, C]."""
+    def pooled(self) -> Floats:
+        """The mean over members of their softmax, [n, C]: p before calibration."""
         return np.asarray(self.member_probs.mean(axis=0), dtype=np.float64)
 
     @cached_property
-    def log_probs(self) -> Floats:
-        """log p, [n, C]; finite whenever the logits are."""
+    def pooled_log(self) -> Floats:
+        """log of :attr:`pooled`, [n, C]; finite whenever the logits are."""
         log_probs = self.member_log_probs
         return log_probs[0] if len(log_probs) == 1 else pool_log_probs(log_probs)
 
     @cached_property
+    def _scaled(self) -> Floats | None:
+        return None if self.calibration is None else self.calibration.scaled(self.pooled_log)
+
+    @cached_property
+    def probs(self) -> Floats:
+        """p, [n, C]."""
+        return self.pooled if self._scaled is None else softmax(self._scaled)
+
+    @cached_property
+    def log_probs(self) -> Floats:
+        """log p, [n, C]; finite whenever the logits are."""
+        return self.pooled_log if self._scaled is None else log_softmax(self._scaled)
+
+    @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The class of highest p, [n]; the lowest index on a tie."""
-        return np.asarray(self.probs.argmax(axis=1), dtype=np.int64)
+        # A temperature changes no prediction; taken anew, rounding could decide between two classes of one probability.
+        vector = self.calibration is not None and self.calibration.kind == "vector"
+        return np.asarray((self.probs if vector else self.pooled).argmax(axis=1), dtype=np.int64)
+
+    @cached_property
+    def entropy(self) -> Floats:
+        """Entropy of p in nats, [n]."""
+        # Log p is finite, so a p that underflows to 0 adds 0; 0.0 - x avoids a negative zero.
+        return np.asarray(0.0 - (np.exp(self.log_probs) * self.log_probs).sum(axis=1), dtype=np.float64)
+
+    @cached_property
+    def mi(self) -> Floats:
+        """Mutual information of the members in nats, [n], 0..log M.
+
+        Computed as the mean over members of KL(p_m || p), which equals H(p) - mean H(p_m) and is exactly 0, not some
+        rounding noise, when the members agree. It cannot be negative, so a negative value is rounding and is set to 0.
+
+        Source: Depeweg et al. 2018 (entropy of the mean less mean of the entropies); Lakshminarayanan et al. 2017 (the
+        sum of divergences).
+        """
+        if len(self.logits) == 1:
+            return np.zeros(self.logits.shape[1])
+        divergence = (self.member_powers * (self.member_log_probs - self.pooled_log)).sum(axis=2)
+        return np.asarray(np.maximum(divergence.mean(axis=0), 0.0), dtype=np.float64)
+
+    @cached_property
+    def member_probs_of_predicted(self) -> Floats:
+        """Each member's probability of the class of highest p before calibration, [M, n]."""
+        return self.member_probs[:, np.arange(self.pooled.shape[0]), self.pooled.argmax(axis=1)]
 
 
-def blocks(member_logits: np.ndarray) -> Iterator[tuple[slice, Block]]:
+def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
     """Yield which samples, and their :class:`Block`, run by run in order; one empty block when N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
 
     Args:
         member_logits: [M, N, C], any float type; a memory map is never read whole.
+        calibration: None leaves p as it is.
 
     Raises:
         ValueError: the array has another shape or type.
         NonFiniteError: as :func:`check_logits`.
+        InputError: the calibration is for another number of classes, where p is taken.
     """
     logits = check_shape(member_logits)
     start = 0
     for values in sample_blocks(logits):
         if not _in_range(values).all():
             check_logits(logits)  # raises, and counts what is affected in the whole array
-        yield slice(start, start + values.shape[1]), Block(values)
+        yield slice(start, start + values.shape[1]), Block(values, calibration)
         start += values.shape[1]
 
 
@@ -217,15 +297,6 @@ def pool_log_probs(log_probs: Floats) -> Floats:
     highest = log_probs.max(axis=0)
     total = np.exp(log_probs - highest).sum(axis=0)
     return np.asarray(highest + (np.log(total) - np.log(float(len(log_probs)))), dtype=np.float64)
-
-
-def member_log_probs(member_logits: np.ndarray) -> Floats:
-    """Log-probabilities of each member, float64 [M, N, C], in nats, from logits [M, N, C] of any float type.
-
-    Raises:
-        NonFiniteError: a logit is NaN or infinite.
-    """
-    return log_softmax(np.array(check_logits(member_logits), dtype=np.float64, order="C"))
 
 
 @per_sample

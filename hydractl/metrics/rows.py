@@ -1,4 +1,4 @@
-"""The blocks of metrics that the row of one model holds, each from :class:`~hydractl.metrics.samples.Samples`."""
+"""The metrics of one model as ``eval.json`` (schema ``hydractl.eval/1``) holds them: blocks and their keys."""
 
 from __future__ import annotations
 
@@ -8,81 +8,52 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics import calibration, classification, diversity, ood, selective
-from hydractl.metrics.samples import Samples
-
-ID_METRICS = ("accuracy", "brier", "nll", "ece", "aece", "aurc")
-"""What is measured on labelled in-distribution data, one number each."""
-
-OOD_METRICS = tuple(ood.CURVE_METRICS)
-"""What is averaged over OOD data sets."""
+from hydractl.metrics.diversity import pairs
+from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.registry import metrics
+from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
 
+CONVENTIONS = {
+    "near_avg": "Unweighted mean over the near-OOD data sets; null when there is none or one of them has no value.",
+    "far_avg": "Unweighted mean over the far-OOD data sets; null when there is none or one of them has no value.",
+    "ood_avg": "Unweighted mean over all OOD data sets; null when there is none or one of them has no value.",
+}
 
-def id_block(samples: Samples) -> dict[str, Any]:
-    """Metrics on in-distribution data: n, accuracy, brier, nll, ece, aece, aurc, accuracy_at.
+
+def id_block(samples: Samples | Resample) -> dict[str, Any]:
+    """The metrics of labelled ID data by name, after n.
 
     Returns:
-        The values by name; all but n are None when there is no sample. Only n for data without labels.
-
-    Raises:
-        NonFiniteError: log p of a label is not finite.
+        All but n are None when there is no sample. Only n for data without labels.
     """
     n = len(samples)
     if samples.labels is None:
         return {"n": n}
-    assert samples.brier_terms is not None and samples.label_log_probs is not None  # they come with labels
-    confidence, correct = samples.confidence, samples.correct
-    errors = np.cumsum(selective.errors_by_confidence(confidence, correct), dtype=np.int64)
-    return {
-        "n": n,
-        "accuracy": int(np.count_nonzero(correct)) / n if n else None,
-        "brier": float(samples.brier_terms.mean()) if n else None,
-        "nll": classification.mean_nll(samples.label_log_probs),
-        "ece": calibration.ece(confidence, correct),
-        "aece": calibration.aece(confidence, correct),
-        "aurc": selective.aurc_of_errors(errors),
-        "accuracy_at": selective.accuracy_at_of_errors(errors),
-    }
+    return {"n": n, **{one.key: one(samples) if n else one.missing for one in metrics("id")}}
 
 
-def ood_block(inside: Samples, outside: Samples) -> dict[str, Any]:
-    """Detection metrics of one OOD data set by the samples' score, as :func:`ood_metrics`."""
-    return ood_metrics(inside.score, outside.score)
+def ood_block(curve: Curve | None) -> dict[str, float | None]:
+    """The OOD metrics of one curve by name; all None without one."""
+    return {one.key: None if curve is None else one(curve) for one in metrics("ood")}
 
 
-def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, Any]:
-    """Detection metrics of one OOD data set: n (OOD samples), auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid.
-
-    Args:
-        id_scores: [N] OOD scores of the ID samples, higher = more OOD (``ood.OOD_SCORES``).
-        ood_scores: [K] OOD scores of the OOD samples.
-
-    Returns:
-        The values by name; all but n are None when either side is empty.
-
-    Raises:
-        NonFiniteError: a score is NaN or infinite.
-    """
-    return {"n": len(ood_scores), **curve_block(ood.curve_of(id_scores, ood_scores))}
-
-
-def curve_block(curve: ood.Curve | None) -> dict[str, float | None]:
-    """The metrics of :data:`OOD_METRICS` of one curve; all None without one."""
-    return {name: None if curve is None else metric(curve) for name, metric in ood.CURVE_METRICS.items()}
+def diversity_block(samples: Samples | Resample) -> dict[str, float | None]:
+    """How much the members differ on one data set."""
+    return {one.key: one(samples) if len(samples) else None for one in metrics("diversity")}
 
 
 def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Unweighted means of the OOD metrics over the near, the far and all data sets.
 
     Args:
-        sets: by data set name, the values of :func:`ood_metrics` and a ``group``: "near", "far" or anything else
+        sets: by data set name, the values of :func:`ood_block` and a ``group``: "near", "far" or anything else
             (None), which counts in ``ood_avg`` alone.
 
     Returns:
-        ``near_avg``, ``far_avg`` and ``ood_avg``, each with the names of ``OOD_METRICS``; a mean is None when the group
-        has no data set or when one of its data sets has None.
+        ``near_avg``, ``far_avg`` and ``ood_avg``; a mean is None when the group has no data set or when one of its data
+        sets has None.
     """
     groups = {
         "near_avg": [one for one in sets.values() if one.get("group") == "near"],
@@ -90,35 +61,85 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
         "ood_avg": list(sets.values()),
     }
     return {
-        name: {metric: _mean(one[metric] for one in members) for metric in OOD_METRICS}
+        name: {one.key: _mean(values[one.key] for values in members) for one in metrics("ood")}
         for name, members in groups.items()
     }
 
 
-def diversity_block(samples: Samples) -> dict[str, Any]:
-    """How much the members differ on one data set: mi (nats), disagreement, and both for each pair, if asked for."""
+def measured(
+    samples: Mapping[str, Samples | Resample], groups: Mapping[str, str | None], curves: Mapping[str, Curve | None]
+) -> dict[str, Any]:
+    """``id``, ``ood``, the averages and ``diversity`` of one model, on its data or on a resample of them.
+
+    Args:
+        samples: the ID samples, named ``id``, and those of each OOD data set.
+        groups: "near", "far" or None for each OOD data set.
+        curves: of the ID samples against each OOD data set; None where either is empty.
+    """
+    sets = {
+        name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve)} for name, curve in curves.items()
+    }
     return {
-        "mi": float(samples.mi.mean()) if len(samples) else None,
-        "disagreement": diversity.vote_disagreement(samples.votes),
-        "pairs": diversity.pairs(samples.votes, samples.pair_mi) if len(samples.pair_mi) else [],
+        "id": id_block(samples["id"]),
+        "ood": sets,
+        **group_averages(sets),
+        "diversity": {name: diversity_block(own) for name, own in samples.items()},
     }
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> dict[str, Any]:
-    """``id``, ``ood``, the averages and ``diversity`` of one model.
+    """``id``, ``ood``, the averages and ``diversity`` (of each pair of members too) of one model.
 
     Args:
         inside: the ID samples.
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
     """
-    sets = {name: {"group": groups[name], **ood_block(inside, samples)} for name, samples in outside.items()}
-    return {
-        "id": id_block(inside),
-        "ood": sets,
-        **group_averages(sets),
-        "diversity": {name: diversity_block(samples) for name, samples in {"id": inside, **outside}.items()},
-    }
+    samples = {"id": inside, **outside}
+    row = measured(samples, groups, {name: curve_of(inside.score, own.score) for name, own in outside.items()})
+    for name, own in samples.items():
+        row["diversity"][name]["pairs"] = pairs(own)
+    return row
+
+
+def row_keys(ood_sets: Iterable[str]) -> list[str]:
+    """The dotted keys of the numbers that the row of one model may hold, for ``--require``.
+
+    Args:
+        ood_sets: names of the OOD data sets.
+    """
+    sets = list(ood_sets)
+    groups = (*(f"ood.{name}" for name in sets), *AVERAGES)
+    return [
+        "id.n",
+        *(f"id.{key}" for one in metrics("id") for key in one.keys),
+        *(f"{group}.{one.key}" for group in groups for one in metrics("ood")),
+        *(f"ood.{name}.n" for name in sets),
+        *(f"diversity.{name}.{one.key}" for name in ("id", *sets) for one in metrics("diversity")),
+    ]
+
+
+def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """The metrics of :func:`id_block`, from logits.
+
+    Args:
+        member_logits: [M, N, C], any float type.
+        labels: [N] integers in 0..C-1.
+
+    Raises:
+        NonFiniteError: a logit is NaN or infinite.
+        InputError: a label is outside 0..C-1.
+    """
+    return id_block(samples_of(member_logits, labels))
+
+
+def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> dict[str, Any]:
+    """n (OOD samples) and the metrics of :func:`ood_block`, from scores of the ID samples [N] and OOD samples [K].
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
+    """
+    return {"n": len(ood_scores), **ood_block(curve_of(id_scores, ood_scores))}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,18 +1,31 @@
-"""What metrics take of a model's predictions on one data set: a few numbers a sample, from one pass over logits."""
+"""What metrics take of a model's predictions on one data set: a few numbers a sample, from one pass over logits.
+
+:class:`Samples` holds them, and :class:`Resample` the same drawn with replacement. Metrics are functions of either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics import classification
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.diversity import block_mi, block_pair_mi
-from hydractl.metrics.ood_scores import BLOCK_SCORES, entropy_of
-from hydractl.metrics.probabilities import Block, Floats, blocks, check_shape, log_softmax, softmax
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite, check_labels, check_shape
+
+BINS = 15
+"""Bins of ``ece``, ``aece`` and the reliability curve."""
+
+
+class ByConfidence(NamedTuple):
+    """Confidence [N] and whether the prediction is right [N], in some order."""
+
+    confidence: Floats
+    correct: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +61,11 @@ class Samples:
         return len(self.predicted)
 
     @property
+    def member_pairs(self) -> int:
+        """How many pairs of members there are."""
+        return len(self.votes) * (len(self.votes) - 1) // 2
+
+    @cached_property
     def correct(self) -> NDArray[np.bool_]:
         """[N], whether the predicted class is the label.
 
@@ -57,6 +75,125 @@ class Samples:
         if self.labels is None:
             raise ValueError("these samples have no labels")
         return self.predicted == self.labels
+
+    @cached_property
+    def differing_pairs(self) -> NDArray[np.int64]:
+        """How many pairs of members vote for different classes, [N]."""
+        # 1 - sum_k C(n_k, 2) / C(M, 2) is the share of differing pairs; counted in integers, it is exact.
+        differing = np.zeros(len(self), dtype=np.int64)
+        for one, other in combinations(self.votes, 2):
+            differing += one != other
+        return differing
+
+    def mean(self, name: str) -> float:
+        """The mean of one of the values [N]."""
+        return float(getattr(self, name).mean())
+
+    def total(self, name: str) -> int:
+        """The sum of one of the counts or truth values [N]."""
+        return int(getattr(self, name).sum())
+
+    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
+        """By rising or falling confidence or by bin, ties in data order."""
+        if name not in self._sorted:
+            order = self.order(name)
+            self._sorted[name] = ByConfidence(self.confidence[order], self.correct[order])
+        return self._sorted[name]
+
+    @cached_property
+    def errors(self) -> NDArray[np.int64]:
+        """Wrong predictions among the i = 1..N most confident samples, [N]; ties stay in data order."""
+        return np.cumsum(~self.sorted_by("falling").correct, dtype=np.int64)
+
+    @cached_property
+    def bin_sizes(self) -> NDArray[np.int64]:
+        """Samples in each bin of equal width, [BINS]."""
+        return np.bincount(self.bins, minlength=BINS)
+
+    @cached_property
+    def bins(self) -> NDArray[np.int64]:
+        """The bin of equal width of each confidence, [N]."""
+        return bin_of(self.confidence)
+
+    def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
+        """Places of the samples by rising or falling confidence or by bin; stable, so ties stay in data order."""
+        if name not in self._orders:
+            keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
+            self._orders[name] = np.argsort(keys[name], kind="stable")
+        return self._orders[name]
+
+    @cached_property
+    def _orders(self) -> dict[str, NDArray[np.int64]]:
+        return {}
+
+    @cached_property
+    def _sorted(self) -> dict[str, ByConfidence]:
+        return {}
+
+
+class Resample:
+    """Samples drawn with replacement, as metrics take them: the same attributes as of :class:`Samples`.
+
+    What needs an order is sorted once, in the samples themselves, and repeated here.
+
+    Args:
+        samples: what is drawn from.
+        counts: how often each sample is drawn, int64 [N]; they add up to N.
+    """
+
+    def __init__(self, samples: Samples, counts: NDArray[np.int64]) -> None:
+        self.samples, self.counts = samples, counts
+        self.member_pairs = samples.member_pairs
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getattr__(self, name: str) -> Any:
+        """The values [..., N] of the samples that were drawn, those of one sample side by side."""
+        values = getattr(self.samples, name)
+        return None if values is None else np.repeat(values, self.counts, axis=-1)
+
+    def mean(self, name: str) -> float:
+        """The mean of one of the values [N]."""
+        return float(self.counts @ getattr(self.samples, name)) / len(self)
+
+    def total(self, name: str) -> int:
+        """The sum of one of the counts or truth values [N]."""
+        return int(self.counts @ getattr(self.samples, name))
+
+    def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
+        """By rising or falling confidence or by bin, ties in data order."""
+        drawn = self.counts[self.samples.order(name)]
+        confidence, correct = self.samples.sorted_by(name)
+        return ByConfidence(np.repeat(confidence, drawn), np.repeat(correct, drawn))
+
+    @cached_property
+    def errors(self) -> NDArray[np.int64]:
+        """Wrong predictions among the i = 1..N most confident samples, [N]."""
+        wrong = ~self.samples.sorted_by("falling").correct
+        return np.cumsum(np.repeat(wrong, self.counts[self.samples.order("falling")]), dtype=np.int64)
+
+    @property
+    def bin_sizes(self) -> NDArray[np.int64]:
+        """Samples in each bin of equal width, [BINS]."""
+        return np.bincount(self.samples.bins, weights=self.counts, minlength=BINS).astype(np.int64)
+
+
+def bin_edges(bins: int = BINS) -> Floats:
+    """The edges k/bins, k = 0..bins, each the float64 nearest to the quotient, so that ``0.2`` is the edge 3/15.
+
+    The same numbers as ``numpy.linspace(0, 1, 16)`` for 15 bins.
+    """
+    return np.arange(bins + 1) / bins
+
+
+def bin_of(confidence: np.ndarray, bins: int = BINS) -> NDArray[np.int64]:
+    """Index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence [N]; a confidence of 1 is in the last bin.
+
+    Found by comparison with :func:`bin_edges`: ``floor(confidence * bins)`` rounds, and puts some values just below
+    an edge into the bin above it.
+    """
+    return np.searchsorted(bin_edges(bins)[1:-1], confidence, side="right")
 
 
 def samples_of(
@@ -73,7 +210,7 @@ def samples_of(
         logits: [M, N, C], any float type; as large as you like if it is a memory map. What is kept are 40 + 4M bytes
             a sample, 24 more with labels.
         labels: [N] integers in 0..C-1.
-        score: a name of ``OOD_SCORES``.
+        score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
         pairs: whether each two members are compared, which takes time quadratic in their number.
 
@@ -82,56 +219,42 @@ def samples_of(
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    found = _empty(shape, None if labels is None else classification.check_labels(labels, *shape[1:]), pairs)
-    pair_sums = np.zeros(len(found.pair_mi))
-    for rows, block in blocks(logits):
-        probs, log_probs, predicted = _prediction(block, calibration)
-        confidence = probs.max(axis=1)
-        found.predicted[rows] = predicted
-        found.confidence[rows] = confidence
-        found.votes[:, rows] = block.votes
-        found.entropy[rows] = entropy_of(log_probs)
-        found.mi[rows] = block_mi(block)
-        if score == "msp":
-            found.score[rows] = -confidence
-        elif score in ("entropy", "mi"):
-            found.score[rows] = (found.entropy if score == "entropy" else found.mi)[rows]
-        else:
-            found.score[rows] = BLOCK_SCORES[score](block)
+    samples = _empty(shape, None if labels is None else check_labels(labels, *shape[1:]), pairs)
+    pair_sums = np.zeros(len(samples.pair_mi))
+    for rows, block in blocks(logits, calibration):
+        samples.predicted[rows] = block.predicted
+        samples.confidence[rows] = block.probs.max(axis=1)
+        samples.votes[:, rows] = block.votes
+        samples.entropy[rows] = block.entropy
+        samples.mi[rows] = block.mi
+        samples.score[rows] = SCORES[score](block)
         if len(pair_sums):
-            pair_sums += block_pair_mi(block).sum(axis=1)
-        if found.labels is not None and found.label_log_probs is not None and found.brier_terms is not None:
-            of = found.labels[rows]
-            found.label_log_probs[rows] = classification.label_log_probs(log_probs, of)
-            found.brier_terms[rows] = classification.brier_terms(probs, of)
-    found.pair_mi[:] = pair_sums / max(1, len(found))
-    return found
+            pair_sums += pair_mi(block).sum(axis=1)
+        if samples.labels is not None and samples.label_log_probs is not None and samples.brier_terms is not None:
+            own = np.arange(len(block.probs)), samples.labels[rows]
+            samples.label_log_probs[rows] = check_finite(block.log_probs[own], "log p of the label")
+            error = block.probs.copy()
+            error[own] -= 1.0
+            samples.brier_terms[rows] = np.square(error, out=error).sum(axis=1)
+    samples.pair_mi[:] = pair_sums / max(1, len(samples))
+    return samples
 
 
-def calibrated_blocks(logits: np.ndarray, calibration: Calibration | None) -> Iterator[tuple[slice, Floats]]:
-    """Yield which samples, and their calibrated p [n, C], run by run in order.
-
-    Args:
-        logits: [M, N, C], any float type.
-        calibration: None leaves p as it is.
-
-    Raises:
-        NonFiniteError: a logit is NaN or infinite.
-        InputError: the calibration is for another number of classes.
-    """
-    for rows, block in blocks(logits):
-        yield rows, block.probs if calibration is None else softmax(calibration.scaled(block.log_probs))
-
-
-def _prediction(block: Block, calibration: Calibration | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """p and log p [n, C] and the predicted class [n], calibrated."""
-    if calibration is None:
-        return block.probs, block.log_probs, block.predicted
-    scaled = calibration.scaled(block.log_probs)
-    probs = softmax(scaled)
-    # A temperature changes no prediction; taken anew, rounding could decide between two classes of one probability.
-    predicted = probs.argmax(axis=1) if calibration.kind == "vector" else block.predicted
-    return probs, log_softmax(scaled), predicted
+def pair_mi(block: Block) -> Floats:
+    """Mutual information of each pair of members (a < b, in the order of ``itertools.combinations``), [P, n]."""
+    probs, log_probs = block.member_powers, block.member_log_probs
+    members = len(log_probs)
+    if members == 2:
+        return block.mi[None]
+    by_pair = np.empty((members * (members - 1) // 2, log_probs.shape[1]))
+    for row, (a, b) in zip(by_pair, combinations(range(members), 2), strict=True):
+        # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
+        # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
+        apart = np.abs(log_probs[a] - log_probs[b])
+        above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
+        both = (probs[a] + probs[b]) * above - np.minimum(probs[a], probs[b]) * apart
+        row[:] = np.maximum(both.sum(axis=1) / 2, 0.0)
+    return by_pair
 
 
 def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None, pairs: bool) -> Samples:

@@ -1,25 +1,33 @@
-"""A model card from one row of an eval: Markdown below YAML in the form of the Hugging Face model index.
-
-Source of the form: the model card specification of the Hugging Face Hub (``model-index``), as
-``huggingface_hub.ModelCardData`` reads it.
-"""
+"""A model card from one row of an eval: Markdown below YAML in the form of the Hugging Face model index."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hydractl.report.eval_columns import ID_COLUMNS, Column, level_text, ood_columns
-from hydractl.report.eval_names import shown_name, visible
+from hydractl.report.columns import ID_COLUMNS, OOD_AVERAGE, OOD_METRICS, Column, Row, columns, level_text
+from hydractl.report.eval_tables import every_set_table, metric_cells
 from hydractl.report.figures import count_text, number
+from hydractl.report.names import shown_name, visible
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+    from jinja2 import Environment
 
 _MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
 
 # What the Hub calls a metric, where it has a name for it.
 _TYPES = {"accuracy": "accuracy", "brier": "brier_score", "auroc": "roc_auc", "aupr": "average_precision"}
+_COSTS = {
+    "params": "parameters",
+    "macs": "mult-adds for one sample",
+    "single_macs": "mult-adds of the single model with all heads",
+}
 
 
 def render_card(document: Mapping[str, Any], index: int) -> bytes:
@@ -29,27 +37,23 @@ def render_card(document: Mapping[str, Any], index: int) -> bytes:
         document: ``hydractl.eval/1``, checked.
         index: the number of the row.
     """
-    import yaml
+    from huggingface_hub import ModelCard, ModelCardData
 
     row = document["models"][index]
-    front = yaml.safe_dump(_front(document, row), sort_keys=False, allow_unicode=True, width=10**6)
-    body = "\n".join(_body(document, row))
-    return f"---\n{front}---\n\n{body}".encode()
+    task = _task(document, row)
+    tags = ["hydractl", "uncertainty", "out-of-distribution-detection", *(["ensemble"] if row.get("members") else [])]
+    results = list(_results(document, row, task)) or None
+    name = shown_name(row["name"])
+    named = name if results else None  # the library has a name only with results
+    data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags, model_name=named, eval_results=results)
+    text = _environment().get_template("card.md.j2").render(_facts(document, row))
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-def _front(document: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    task = _task(document, row)
-    tags = ["hydractl", "uncertainty", "out-of-distribution-detection"]
-    tags += ["ensemble"] if row.get("members") else []
-    results = [found for found in _results(document, row, task) if found["metrics"]]
-    index = {"model-index": [{"name": shown_name(row["name"]), "results": results}]} if results else {}
-    return {"library_name": "hydractl", "pipeline_tag": task, "tags": tags, **index}
-
-
-def _task(document: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+def _task(document: Mapping[str, Any], row: Row) -> str:
     """What the Hub calls the task: of prompts, of texts (they are cut at a length), else of images."""
     conventions = document.get("conventions") or {}
     if row["name"] in _named(conventions, "prompt"):
@@ -62,41 +66,40 @@ def _named(conventions: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _results(document: Mapping[str, Any], row: Mapping[str, Any], task: str) -> list[dict[str, Any]]:
-    """One result for each data set: the metrics on ID data, and the detection of each OOD set."""
-    data = document.get("data") or {}
-    found = [_result("id", data, task, "Classification", [(c, c.value(row)) for c in ID_COLUMNS])]
-    for name in row.get("ood") or {}:
-        columns = ood_columns("ood", name)
-        found.append(_result(name, data, task, "Out-of-distribution detection", [(c, c.value(row)) for c in columns]))
-    return found
+def _results(document: Mapping[str, Any], row: Row, task: str) -> Iterator[EvalResult]:
+    """Every number of every data set: the metrics on ID data, and the detection of each OOD set."""
+    from huggingface_hub import EvalResult
+
+    data, taken = document.get("data") or {}, set()
+    places = [("id", "Classification", ID_COLUMNS)]
+    title = "Out-of-distribution detection"
+    places += [(name, title, columns(OOD_METRICS, "ood", name)) for name in row.get("ood") or {}]
+    for name, title, shown in places:
+        spec = (data.get(name) or {}).get("spec")
+        place = data_name(spec) if spec else shown_name(name)
+        kind = _data_type(spec, place)
+        for column in shown:
+            value = column.value(row)
+            if value is not None:
+                yield EvalResult(
+                    task_type=task,
+                    task_name=title,
+                    dataset_name=place if name == "id" else shown_name(name),
+                    dataset_type=kind,
+                    dataset_config=shown_name(name) if kind in taken else None,  # else both were one result
+                    metric_type=_TYPES.get(column.metric.key, column.metric.key),
+                    metric_name=_sentence(column.words),
+                    metric_value=value,
+                )
+        taken.add(kind)
 
 
-def _result(
-    name: str, data: Mapping[str, Any], task: str, title: str, values: Sequence[tuple[Column, float | None]]
-) -> dict[str, Any]:
-    spec = (data.get(name) or {}).get("spec")
-    shown = _data_name(spec) if spec else shown_name(name)
-    dataset = {"name": shown if name == "id" else shown_name(name), "type": _data_type(spec, shown)}
-    metrics = [
-        {"type": _TYPES.get(column.path[-1], column.path[-1]), "value": value, "name": _words(column)}
-        for column, value in values
-        if value is not None
-    ]
-    return {"task": {"type": task, "name": title}, "dataset": dataset, "metrics": metrics}
-
-
-def _words(column: Column) -> str:
-    return column.words[0].upper() + column.words[1:]
-
-
-def _data_name(spec: str) -> str:
+def data_name(spec: str) -> str:
     """A data spec without the folders it lies in: they are nobody's business but its owner's."""
     place = spec.partition("?")[0]
     if re.match(r"[a-z]+:", place):
         return shown_name(spec)
-    base = place.rstrip("/").rpartition("/")[2]
-    return shown_name(base or place)
+    return shown_name(place.rstrip("/").rpartition("/")[2] or place)
 
 
 def _data_type(spec: str | None, name: str) -> str:
@@ -108,107 +111,21 @@ def _data_type(spec: str | None, name: str) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def _body(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    data = document.get("data") or {}
-    lines = [f"# {plain(shown_name(row['name']))}", ""]
-    lines += [
-        _what(row),
-        "",
-        "Measured with `hydractl eval`; the numbers are fractions between 0 and 1 but for nll.",
-        "",
-    ]
-    lines += ["## Results", "", *_id_table(document, row, data)]
-    lines += _ood_table(document, row)
-    lines += _cost_lines(row)
-    lines += _caution(row)
-    lines += ["## Data", "", "| set | data | n | fingerprint |", "| --- | --- | ---: | --- |"]
-    for name, entry in data.items():
-        n = "-" if entry.get("n") is None else entry["n"]
-        spec, mark = plain(_data_name(entry.get("spec") or "-")), _code(entry.get("fingerprint") or "-")
-        lines.append(f"| {plain(shown_name(name))} | {spec} | {n} | {mark} |")
-    sha = row.get("sha256")
-    hashes = sha if isinstance(sha, list) else [sha] if sha else []
-    lines += ["", "## Files", "", *[f"- sha256 {_code(str(one))}" for one in hashes], ""]
-    lines += ["## Conventions", ""]
-    for key, value in (document.get("conventions") or {}).items():
-        if isinstance(value, (str, int, float)):
-            lines.append(f"- {plain(key)}: {plain(value)}")
-    return [*lines, ""]
+@cache
+def _environment() -> Environment:
+    """Templates in which every text is escaped for Markdown, so nothing in a document can become markup."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
-
-def _what(row: Mapping[str, Any]) -> str:
-    members = len(row.get("members") or [])
-    heads = row.get("heads") or []
-    parts = [f"An ensemble of {members} members, averaged." if members > 1 else "A single model."]
-    passes = row.get("mc_dropout") or {}
-    if passes:
-        parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
-    if heads:
-        counts = [
-            sum(len(site["kept"][member]) for site in heads if member < len(site["kept"]))
-            for member in range(max(len(site["kept"]) for site in heads))
-        ]
-        total = sum(site["heads"] for site in heads)
-        parts.append(f"Attention heads kept: {' / '.join(map(str, counts))} of {total}.")
-    return " ".join(parts)
-
-
-def _id_table(document: Mapping[str, Any], row: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    n = (row.get("id") or {}).get("n")
-    spec = (data.get("id") or {}).get("spec")
-    on = f"On {plain(_data_name(spec)) if spec else 'in-distribution data'}" + (f", n = {n}:" if n is not None else ":")
-    level = level_text(document)
-    with_ends = any(column.interval(row) for column in ID_COLUMNS)
-    lines = [on, "", f"| metric | value |{f' {level} interval |' if with_ends else ''} better |"]
-    lines.append("| --- | ---: |" + (" --- |" if with_ends else "") + " --- |")
-    for column in ID_COLUMNS:
-        ends = column.interval(row)
-        shown = "" if not with_ends else f" {number(ends[0])} to {number(ends[1])} |" if ends else " - |"
-        lines.append(f"| {_words(column)} | {number(column.value(row))} |{shown} {column.better} |")
-    return [*lines, ""]
-
-
-def _ood_table(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    sets = row.get("ood") or {}
-    if not sets:
-        return []
-    score = (document.get("conventions") or {}).get("ood_score")
-    told = f"Out-of-distribution detection{f' by the score {plain(score)}' if score else ''}:"
-    lines = [told, "", "| OOD set | group | n | auroc | fpr95 | aupr |", "| --- | --- | ---: | ---: | ---: | ---: |"]
-    for name, entry in sets.items():
-        values = " | ".join(_with_ends(column, row) for column in ood_columns("ood", name))
-        n = "-" if entry.get("n") is None else entry["n"]
-        lines.append(f"| {plain(shown_name(name))} | {plain(entry.get('group') or '-')} | {n} | {values} |")
-    if len(sets) > 1:
-        values = " | ".join(_with_ends(column, row) for column in ood_columns("ood_avg"))
-        lines.append(f"| mean | | | {values} |")
-    return [*lines, ""]
-
-
-def _with_ends(column: Column, row: Mapping[str, Any]) -> str:
-    ends = column.interval(row)
-    return number(column.value(row)) + (f" ({number(ends[0])} to {number(ends[1])})" if ends else "")
-
-
-def _cost_lines(row: Mapping[str, Any]) -> list[str]:
-    cost = row.get("cost") or {}
-    words = {
-        "params": "parameters",
-        "macs": "mult-adds for one sample",
-        "single_macs": "mult-adds of the single model with all heads",
-    }
-    facts = [f"- {count_text(cost[key])} {what}" for key, what in words.items() if cost.get(key)]
-    return ["## Cost", "", *facts, ""] if facts else []
-
-
-def _caution(row: Mapping[str, Any]) -> list[str]:
-    seen = {name: count for name, count in (row.get("seen") or {}).items() if count}
-    if not seen:
-        return []
-    listed = ", ".join(
-        f"{count} of {'ID' if name == 'id' else plain(shown_name(name))}" for name, count in seen.items()
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
     )
-    return [f"This model was made with some of the samples it was measured on: {listed}.", ""]
+    found.filters.update(shown=shown_name, number=number, data_name=data_name, sentence=_sentence)
+    found.filters["code"] = lambda text: Markup(_code(text))
+    return found
 
 
 def plain(text: object) -> str:
@@ -218,3 +135,50 @@ def plain(text: object) -> str:
 
 def _code(text: str) -> str:
     return "`" + visible(text).replace("`", "'").replace("|", "/") + "`"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _facts(document: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """Everything that the text names."""
+    data, conventions = document.get("data") or {}, document.get("conventions") or {}
+    sha, cost = row.get("sha256") or [], row.get("cost") or {}
+    seen = {name: count for name, count in (row.get("seen") or {}).items() if count}
+    return {
+        "name": row["name"],
+        "about": _about(row),
+        "id_spec": (data.get("id") or {}).get("spec"),
+        "n": (row.get("id") or {}).get("n"),
+        "level": level_text(document),
+        "intervals": any(column.interval(row) for column in ID_COLUMNS),
+        "id_cells": [(column, _cell(row, column)) for column in ID_COLUMNS],
+        "score": conventions.get("ood_score"),
+        "ood": every_set_table([row]),
+        "ood_mean": [_cell(row, column) for column in OOD_AVERAGE],
+        "cost": [(count_text(cost[key]), what) for key, what in _COSTS.items() if cost.get(key)],
+        "seen": ", ".join(f"{n} of {'ID' if name == 'id' else shown_name(name)}" for name, n in seen.items()),
+        "data": {name: {"spec": None, "n": None, "fingerprint": None, **entry} for name, entry in data.items()},
+        "sha256": sha if isinstance(sha, list) else [sha],
+        "conventions": {key: value for key, value in conventions.items() if isinstance(value, (str, int, float))},
+    }
+
+
+def _cell(row: Row, column: Column) -> Any:
+    return metric_cells([row], column)[0]
+
+
+def _about(row: Row) -> str:
+    members = len(row.get("members") or [])
+    parts = [f"An ensemble of {members} members, averaged." if members > 1 else "A single model."]
+    passes = row.get("mc_dropout") or {}
+    if passes:
+        parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
+    heads: Sequence[Mapping[str, Any]] = row.get("heads") or []
+    if heads:
+        most = max(len(site["kept"]) for site in heads)
+        counts = [sum(len(site["kept"][m]) for site in heads if m < len(site["kept"])) for m in range(most)]
+        total = sum(site["heads"] for site in heads)
+        parts.append(f"Attention heads kept: {' / '.join(map(str, counts))} of {total}.")
+    return " ".join(parts)

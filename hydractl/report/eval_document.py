@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.heads import shown
-from hydractl.report.document_check import (
+from hydractl.files.document_check import (
     Check,
     anything,
     count,
@@ -20,7 +19,9 @@ from hydractl.report.document_check import (
     record,
     text,
 )
-from hydractl.training.told import COURSE
+from hydractl.files.training_history import COURSE
+from hydractl.jsonio import read_json_file, shown
+from hydractl.metrics.registry import metrics
 
 SCHEMA = "hydractl.eval/1"
 _MOST_HEADS = 4096
@@ -72,13 +73,13 @@ def _site(value: Any, where: str) -> Iterator[str]:
             yield f"{where}.kept names a head that is not there"
 
 
-_ID = record({"n": count, "accuracy_at": mapping(number), **dict.fromkeys(
-    ("accuracy", "brier", "nll", "ece", "aece", "aurc"), number)})  # fmt: skip
-_OOD_NUMBERS: dict[str, Check] = dict.fromkeys(("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"), number)
-_SPREAD: dict[str, Check] = {"mi": number, "disagreement": number}
+_ID_NUMBERS: dict[str, Check] = {one.key: mapping(number) if one.parts else number for one in metrics("id")}
+_ID = record({"n": count, **_ID_NUMBERS})
+_OOD_NUMBERS: dict[str, Check] = {one.key: number for one in metrics("ood")}
+_SPREAD: dict[str, Check] = {one.key: number for one in metrics("diversity")}
 _PAIRS = listing(record({"a": count, "b": count, **_SPREAD}, ("a", "b")))
 _DATA = record({"spec": text, "n": count, "fingerprint": text, "list": text, "skipped": anything})
-_SEVERITY = mapping(record({"n": count, "accuracy": number, "brier": number, "ece": number}))
+_SEVERITY = mapping(record({"n": count, **{one.key: number for one in metrics("id") if one.by_severity}}))
 _CURVES = record(
     {
         "reliability": equally_long(
@@ -161,8 +162,6 @@ def read_eval(path: str) -> dict[str, Any]:
     Raises:
         InputError: for anything else, listing what is wrong with it.
     """
-    from hydractl.models import read_json_file
-
     document = read_json_file(path)
     origin = "standard input" if path == "-" else path
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from hydractl.atomic import Output, file_path, storage_error, write_with
 from hydractl.errors import OutputError, UsageError
-from hydractl.report.bench_plot import check_matplotlib
-from hydractl.report.eval_names import shown_name
-from hydractl.report.eval_plots import draw_picture, pictures, possible_files
+from hydractl.files.atomic import Output, file_path, storage_error, write_with
+from hydractl.report.eval_card import render_card
+from hydractl.report.eval_html import render
+from hydractl.report.eval_pictures import picture_files, possible_files
+from hydractl.report.names import shown_name
+from hydractl.report.pictures import save_png
 
-if TYPE_CHECKING:
-    from hydractl.settings.reporting import Reporting
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Where to write what; None for what is not asked for.
+
+    Attributes:
+        report: the page.
+        plots: the folder of the pictures.
+        card: the model card.
+        card_model: the name of the row that the card is about; None for the last one.
+        force: whether files that exist are replaced.
+    """
+
+    report: str | None = None
+    plots: str | None = None
+    card: str | None = None
+    card_model: str | None = None
+    force: bool = False
 
 
 class Reports:
@@ -26,28 +45,26 @@ class Reports:
     it. Other files in that folder stay as they are.
 
     Args:
-        settings: where to write what.
+        options: where to write what.
         names: of the rows, in order.
 
     Raises:
-        OutputError: as :class:`hydractl.atomic.Output` does, for any of the files.
-        UsageError: for pictures without matplotlib, and a card about a row that is not there.
+        OutputError: as :class:`hydractl.files.atomic.Output` does, for any of the files.
+        UsageError: for a card about a row that is not there.
     """
 
-    def __init__(self, settings: Reporting, names: Sequence[str]) -> None:
-        self._stack = contextlib.ExitStack()
+    def __init__(self, options: ReportOptions, names: Sequence[str]) -> None:
         self.outputs: dict[str, Output] = {}
-        self.card_row = _card_row(settings, names)
-        if settings.plots is not None:
-            check_matplotlib("--plots")
+        self.card_row = _card_row(options, names)
         with contextlib.ExitStack() as stack:
-            for kind, path in _single_files(settings):
-                self.outputs[kind] = stack.enter_context(Output(path, force=settings.force))
-            if settings.plots is not None:
-                folder = Path(settings.plots)
+            for kind, path in (("report", options.report), ("card", options.card)):
+                if path is not None:
+                    self.outputs[kind] = stack.enter_context(Output(file_path(path), force=options.force))
+            if options.plots is not None:
+                folder = Path(options.plots)
                 _make_folder(folder, stack)
                 for name in possible_files(names):
-                    self.outputs[name] = stack.enter_context(Output(folder / name, force=settings.force))
+                    self.outputs[name] = stack.enter_context(Output(folder / name, force=options.force))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Reports:
@@ -71,37 +88,19 @@ def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
     Returns:
         The files written; a picture without any number to draw is left out.
     """
-    written = []
+
+    def write(name: str, draw: Callable[[IO[bytes]], Any]) -> None:
+        written.append(write_with(reports.outputs[name], draw))
+
+    written: list[Path] = []
     if "report" in reports.outputs:
-        from hydractl.report.eval_html import render
-
-        page = render(document)
-        written.append(write_with(reports.outputs["report"], lambda handle: _put(handle, page)))
+        write("report", lambda handle: handle.write(render(document)))
     if "card" in reports.outputs:
-        from hydractl.report.eval_card import render_card
-
-        card = render_card(document, reports.card_row)
-        written.append(write_with(reports.outputs["card"], lambda handle: _put(handle, card)))
+        write("card", lambda handle: handle.write(render_card(document, reports.card_row)))
     if any(name.endswith(".png") for name in reports.outputs):
-        for name, figure, heading in pictures(document):
-            written.append(_write_picture(reports.outputs[name], figure, heading))
+        for name, picture in picture_files(document):
+            write(name, lambda handle, picture=picture: save_png(picture, handle))  # type: ignore[misc]
     return written
-
-
-def _write_picture(output: Output, figure: Any, heading: str) -> Path:
-    return write_with(output, lambda handle: draw_picture(figure, heading, handle))
-
-
-def _put(handle: Any, content: bytes) -> None:
-    handle.write(content)
-
-
-def _single_files(settings: Reporting) -> list[tuple[str, Path]]:
-    """The report and the card, where they are asked for."""
-    named = [
-        (kind, value) for kind, value in (("report", settings.report), ("card", settings.card)) if value is not None
-    ]
-    return [(kind, file_path(value)) for kind, value in named]
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -128,17 +127,17 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _card_row(settings: Reporting, names: Sequence[str]) -> int:
+def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
     """The number of the row that the card is about.
 
     Raises:
         UsageError: where no row has the name asked for.
     """
-    if settings.card is None or settings.card_model is None:
+    if options.card is None or options.card_model is None:
         return len(names) - 1
-    if settings.card_model not in names:
-        near = difflib.get_close_matches(settings.card_model, names, n=1)
+    if options.card_model not in names:
+        near = difflib.get_close_matches(options.card_model, names, n=1)
         known = ", ".join(map(shown_name, names[:10])) + (", ..." if len(names) > 10 else "")
         hint = f"did you mean {shown_name(near[0])}?" if near else f"the rows are: {known}"
-        raise UsageError(f"--card-model {shown_name(settings.card_model)} is no row", hint=hint)
-    return list(names).index(settings.card_model)
+        raise UsageError(f"--card-model {shown_name(options.card_model)} is no row", hint=hint)
+    return list(names).index(options.card_model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydractl.report.eval_columns import BEST, SECOND, Column, level_text, main_columns, marks, ood_group, ood_names
-from hydractl.report.eval_names import shown_name
+from hydractl.report.columns import BEST, SECOND, Column, level_text, main_columns, marks, ood_group, ood_names
 from hydractl.report.figures import number
+from hydractl.report.names import shown_name
 
 _SEVERAL = 3  # names that a sentence may list
 
@@ -75,14 +75,14 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for column in main_columns(rows):
         values = [column.value(row) for row in rows]
-        marked = marks(values, column.better)
+        marked = marks(values, column.metric)
         first = [row for row, mark in zip(rows, marked, strict=True) if mark == BEST]
         if first:
             second = [row for row, mark in zip(rows, marked, strict=True) if mark == SECOND]
             text = f"{_names(first)} with {_value(column, first)}"
             text += f", then {_names(second)} with {_value(column, second)}" if second else ""
             text += _overlap(column, first, rows)
-            found.append((f"{column.words} ({column.better} is better)", text + "."))
+            found.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
     return found
 
 

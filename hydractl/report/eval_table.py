@@ -6,32 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from hydractl.report.eval_columns import (
+from hydractl.report.columns import (
     BEST,
     DIVERSITY,
     ID_COLUMNS,
     OOD_AVERAGE,
     SECOND,
     Column,
+    Row,
     level_text,
     main_columns,
-    marks,
-    ood_columns,
     ood_names,
 )
-from hydractl.report.eval_names import drawn_names
-from hydractl.report.figures import number
-from hydractl.report.tables import table
+from hydractl.report.eval_tables import Cell, Table, every_set_table, metric_table
+from hydractl.report.names import drawn_names
+from hydractl.report.rich_tables import table
 
-_STYLES = {BEST: "bold", SECOND: "underline", "": ""}
+_STYLES = {BEST: "bold", SECOND: "underline"}
 _NAMES = (40, 24, 14)  # letters of a name, the more the better
 _OTHERS = 47  # columns of the OOD sets' table beside its names
 _ANY_WIDTH = Console(width=10**4)
-
-Row = Mapping[str, Any]
 _Part = tuple[str, Sequence[Column]]  # a title and what stands under it
 
 
@@ -53,42 +50,33 @@ def eval_table(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts, _Note(document, with_intervals))
 
 
-def _fitting(rows: Sequence[Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[Table]:
+def _fitting(rows: Sequence[Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[RichTable]:
     """All columns in one table, else in two; with intervals if at all possible, and with names as long as possible."""
-    tries = [(parts, True, name) for parts in (every, apart) for name in _NAMES[:2]]
-    tries += [(parts, False, name) for parts in (every, apart) for name in _NAMES]
-    found: list[Table] = []
-    for parts, intervals, name in tries:
-        found = [_numbers(title, rows, columns, intervals, name) for title, columns in parts]
-        if all(_needed(one) <= width for one in found):
+    tries = [(parts, True, letters) for parts in (every, apart) for letters in _NAMES[:2]]
+    tries += [(parts, False, letters) for parts in (every, apart) for letters in _NAMES]
+    found: list[RichTable] = []
+    for parts, intervals, letters in tries:
+        found = [_rich(metric_table(rows, columns, "", title), letters, intervals) for title, columns in parts]
+        if all(_ANY_WIDTH.measure(one).maximum <= width for one in found):
             break
     return found
 
 
-def _needed(one: Table) -> int:
-    return _ANY_WIDTH.measure(one).maximum
-
-
-def _numbers(title: str, rows: Sequence[Row], columns: Sequence[Column], intervals: bool, letters: int) -> Table:
-    found = table(title, ("model", *[column.title for column in columns]), [])
-    names = drawn_names([row["name"] for row in rows], letters)
-    cells = [_cells(rows, column, intervals) for column in columns]
-    for index, name in enumerate(names):
-        found.add_row(Text(name), *[column[index] for column in cells])
+def _rich(shown: Table, letters: int, intervals: bool = False, left: int = 1) -> RichTable:
+    """A table for the terminal, with names of so many letters."""
+    found = table(shown.title, ("model", *[label for label, _ in shown.heads]), [], left=left)
+    short = dict(zip(names := list(dict.fromkeys(n for n, _ in shown.rows)), drawn_names(names, letters), strict=True))
+    for name, cells in shown.rows:
+        found.add_row(Text(short[name]), *[_text(cell, intervals) for cell in cells])
     return found
 
 
-def _cells(rows: Sequence[Row], column: Column, intervals: bool) -> list[Text]:
-    """The column's number in every row, marked, with its interval on a second line."""
-    values = [column.value(row) for row in rows]
-    found = []
-    for row, value, mark in zip(rows, values, marks(values, column.better), strict=True):
-        cell = Text(number(value), _STYLES[mark])
-        ends = column.interval(row) if intervals else None
-        if ends is not None:
-            cell = Text.assemble(cell, "\n", (f"{_short(ends[0])}-{_short(ends[1])}", "not bold not underline"))
-        found.append(cell)
-    return found
+def _text(cell: Cell, intervals: bool) -> Text:
+    """A number with its mark, and its interval on a second line."""
+    text = Text(cell.text, _STYLES.get(cell.mark, ""))
+    if intervals and cell.ends is not None:
+        return Text.assemble(text, "\n", ("-".join(map(_short, cell.ends)), "not bold not underline"))
+    return text
 
 
 def _short(value: float) -> str:
@@ -96,25 +84,14 @@ def _short(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.3f}"
 
 
-def _ood(rows: Sequence[Row], width: int) -> Table:
-    """Every OOD set of every row; marks are within a set."""
-    body: dict[tuple[int, str], list[Text]] = {}
-    for name in ood_names(rows):
-        cells = [_cells(rows, column, False) for column in ood_columns("ood", name)]
-        for index, row in enumerate(rows):
-            mi = Column(("diversity", name, "mi"), "mi", "").value(row)
-            body[index, name] = [*[column[index] for column in cells], Text(number(mi))]
-    found = table("OOD sets", ("model", "OOD set", "group", "n", "auroc", "fpr95", "aupr", "mi"), [], left=3)
-    sets = drawn_names(ood_names(rows), 16)
-    letters = max(_NAMES[-1], min(_NAMES[0], width - _OTHERS - max(map(len, sets))))
-    names = drawn_names([row["name"] for row in rows], letters)
-    for index, row in enumerate(rows):
-        for name, shown in zip(ood_names(rows), sets, strict=True):
-            entry = (row.get("ood") or {}).get(name)
-            if entry is not None:
-                n = "-" if entry.get("n") is None else str(entry["n"])
-                found.add_row(names[index], shown, entry.get("group") or "-", n, *body[index, name])
-    return found
+def _ood(rows: Sequence[Row], width: int) -> RichTable:
+    """Every OOD set of every row."""
+    every = every_set_table(rows)
+    sets = ood_names(rows)
+    short = dict(zip(sets, drawn_names(sets, 16), strict=True))
+    lines = [(name, [Cell(short[cells[0].text]), *cells[1:]]) for name, cells in every.rows]
+    letters = max(_NAMES[-1], min(_NAMES[0], width - _OTHERS - max(map(len, short.values()))))
+    return _rich(Table("", every.heads, lines, every.title), letters, left=3)
 
 
 class _Note:

@@ -1,184 +1,255 @@
-"""The tables of the report of an eval, as HTML."""
+"""The tables of an eval, described once: terminal, page and card only print them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hydractl.report.eval_columns import (
-    DIVERSITY,
-    ID_COLUMNS,
+from hydractl.report.columns import (
+    ACCURACY,
+    AURC,
+    BEST,
+    DIVERSITY_METRICS,
+    ID_METRICS,
+    OOD_METRICS,
     Column,
+    Metric,
+    Row,
+    columns,
     main_columns,
     marks,
-    ood_columns,
     ood_group,
     ood_names,
+    samples,
+    sizes_text,
 )
-from hydractl.report.eval_comparisons import corrupted_samples, cost_ratio
-from hydractl.report.eval_figures import all_samples
 from hydractl.report.figures import count_text, number
-from hydractl.report.html_parts import Cell, name, table, words
-
-Row = Mapping[str, Any]
-_ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
+from hydractl.report.names import shown_name
 
 
-def head(column: Column) -> str:
-    """A heading with the direction that is better."""
-    return column.title + _ARROWS[column.better]
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: plain text.
+        mark: ``best``, ``second`` or nothing; ``text`` where it is no number, ``long`` where that may be wrapped.
+        ends: the interval of the number.
+        signed: whether the number is a difference.
+    """
+
+    text: str
+    mark: str = ""
+    ends: tuple[float, float] | None = None
+    signed: bool = False
 
 
-def cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[Cell]]:
-    """For each row its numbers, marked within each column, with their intervals below them."""
-    found: list[list[Cell]] = [[] for _ in rows]
-    for column in columns:
-        values = [column.value(row) for row in rows]
-        for row, value, mark, line in zip(rows, values, marks(values, column.better), found, strict=True):
-            ends = column.interval(row)
-            line.append(Cell(number(value), mark, "" if ends is None else interval_text(ends)))
-    return found
+@dataclass(frozen=True)
+class Table:
+    """A table with a row for each model, or several.
+
+    Attributes:
+        caption: what is in it.
+        heads: the heading of each column behind the names, and which direction is better there.
+        rows: the name of a model, and its cells.
+        title: a short heading.
+    """
+
+    caption: str
+    heads: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    title: str = ""
 
 
-def interval_text(ends: tuple[float, float]) -> str:
-    """Both ends; with a dash, which is short, as no measured number is negative."""
-    return f"{number(ends[0])}–{number(ends[1])}"
+def metric_cells(rows: Sequence[Row], column: Column) -> list[Cell]:
+    """The column's number in every row, marked, with its interval."""
+    values = [column.value(row) for row in rows]
+    return [
+        Cell(number(value, column.metric.digits), mark, column.interval(row))
+        for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True)
+    ]
 
 
-def main_table(rows: Sequence[Row]) -> str:
+def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, title: str = "", tail: str = "") -> Table:
+    """One line for each model, one column for each number.
+
+    Args:
+        tail: what to put behind each heading.
+    """
+    cells = [metric_cells(rows, column) for column in shown]
+    lines = [(row["name"], [column[index] for column in cells]) for index, row in enumerate(rows)]
+    return Table(caption, [(column.metric.label + tail, column.metric.direction) for column in shown], lines, title)
+
+
+def _plain_heads(*labels: str) -> list[tuple[str, str]]:
+    return [(label, "") for label in labels]
+
+
+def _heads(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
+    return [(metric.label, metric.direction) for metric in metrics]
+
+
+def _numbers(values: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Cell]:
+    return [Cell(number(values.get(metric.key), metric.digits)) for metric in metrics]
+
+
+# --- the main numbers -------------------------------------------------------------------------------------------------
+
+
+def main_table(rows: Sequence[Row]) -> Table:
     """Every row with its numbers on ID data and its means over OOD sets."""
-    columns = main_columns(rows)
-    body = zip(rows, cells(rows, columns), strict=True)
     groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;" if ood_names(rows) else ""
-    caption = f"ID {all_samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
-    return table(caption, ["model", *map(head, columns)], [(name(row["name"]), line) for row, line in body])
+    caption = f"ID {samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
+    return metric_table(rows, main_columns(rows), caption)
 
 
-def ood_tables(rows: Sequence[Row]) -> str:
+def set_columns(name: str) -> list[Column]:
+    """The numbers of one OOD set."""
+    return [*columns(OOD_METRICS, "ood", name), Column(("diversity", name), DIVERSITY_METRICS[0])]
+
+
+def ood_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """One table for each OOD set and each average over a group."""
-    parts = []
-    for one in ood_names(rows):
-        group = ood_group(rows, one)
-        extra = (Column(("diversity", one, "mi"), "mi", ""),)
-        title = f"{group} OOD, {all_samples(rows, [one])}" if group else all_samples(rows, [one])
-        parts.append((f"<bdi>{name(one)}</bdi>", title, (*ood_columns("ood", one), *extra)))
-    for place, title in (("near_avg", "near"), ("far_avg", "far"), ("ood_avg", "all")):
+    for name in ood_names(rows):
+        group = ood_group(rows, name)
+        caption = f"{group} OOD, {samples(rows, [name])}" if group else samples(rows, [name])
+        yield metric_table(rows, set_columns(name), caption, shown_name(name))
+    for place, title, which in (
+        *(("near_avg", "near", "the near OOD sets"), ("far_avg", "far", "the far OOD sets")),
+        ("ood_avg", "all", "all sets"),
+    ):
         if any(value is not None for row in rows for value in (row.get(place) or {}).values()):
-            caption = (
-                f"unweighted mean over the {title} OOD sets" if title != "all" else "unweighted mean over all sets"
-            )
-            parts.append((f"Mean: {title}", caption, ood_columns(place)))
-    found = []
-    for title, caption, columns in parts:
-        body = zip(rows, cells(rows, columns), strict=True)
-        lines = [(name(row["name"]), line) for row, line in body]
-        found.append(f"<div><h3>{title}</h3>{table(caption, ['model', *map(head, columns)], lines)}</div>")
-    return f'<div class="grid tables">{"".join(found)}</div>' if found else ""
+            yield metric_table(rows, columns(OOD_METRICS, place), f"unweighted mean over {which}", f"Mean: {title}")
 
 
-def difference_table(rows: Sequence[Row]) -> str:
+def every_set_table(rows: Sequence[Row]) -> Table:
+    """A line for each OOD set of each row; marks are within a set."""
+    body: dict[tuple[int, str], list[Cell]] = {}
+    for name in ood_names(rows):
+        cells = [metric_cells(rows, column) for column in set_columns(name)]
+        body.update({(index, name): [column[index] for column in cells] for index in range(len(rows))})
+    lines = []
+    for index, row in enumerate(rows):
+        for name, entry in (row.get("ood") or {}).items():
+            n = "-" if entry.get("n") is None else str(entry["n"])
+            about = [Cell(name, "text"), Cell(entry.get("group") or "-", "text"), Cell(n)]
+            lines.append((row["name"], [*about, *body[index, name]]))
+    heads = [*_plain_heads("OOD set", "group", "n"), *_heads([*OOD_METRICS, DIVERSITY_METRICS[0]])]
+    return Table("", heads, lines, "OOD sets")
+
+
+def difference_table(rows: Sequence[Row]) -> Table:
     """Every row minus the first, on the same samples: the numbers of the main table."""
     known = {key for row in rows for key in row.get("difference") or {}}
-    columns = [column for column in main_columns(rows) if ".".join(column.path) in known]
-    compared = [row for row in rows if row.get("difference")]
-    body = [(name(row["name"]), [_difference_cell(column, row) for column in columns]) for row in compared]
-    caption = "Bold: the interval of the difference leaves out zero. ↑ and ↓: which way is better."
-    return table(caption, ["model", *map(head, columns)], body) if body and columns else ""
+    shown = [column for column in main_columns(rows) if column.key in known]
+    lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
+    caption = "Bold: the interval of the difference excludes 0. ↑ and ↓: which way is better."
+    return Table(caption, _heads([column.metric for column in shown]), lines if shown else [])
 
 
-def _difference_cell(column: Column, row: Row) -> Cell:
+def _difference(column: Column, row: Row) -> Cell:
     found = column.difference(row)
     if found is None:
         return Cell("-")
     value, ends = found
-    clear = ends is not None and not ends[0] <= 0 <= ends[1]
-    return Cell(
-        _signed(value), "best" if clear else "", "" if ends is None else f"{_signed(ends[0])} to {_signed(ends[1])}"
-    )
+    significant = ends is not None and not ends[0] <= 0 <= ends[1]
+    return Cell(signed_number(value), BEST if significant else "", ends, signed=True)
 
 
-def _signed(value: float) -> str:
+def signed_number(value: float) -> str:
+    """A difference, with its sign."""
     return ("+" if value > 0 else "") + number(value)
 
 
-def members_table(rows: Sequence[Row]) -> str:
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def members_table(rows: Sequence[Row]) -> Table:
     """The members alone, below the row they make up."""
-    body = []
+    lines = []
     for row in rows:
         members = row.get("members") or []
-        if members:
-            together = [number(column.value(row)) for column in ID_COLUMNS]
-            body.append((f"{name(row['name'])}", [Cell("together", "text"), *map(Cell, together)]))
-            for index, member in enumerate(members):
-                line = [number(column.value({"id": member})) for column in ID_COLUMNS]
-                body.append((name(row["name"]), [Cell(f"member {index}", "text"), *map(Cell, line)]))
-    return table(f"ID {all_samples(rows)}", ["model", "", *map(head, ID_COLUMNS)], body) if body else ""
+        for who, values in [("together", row.get("id") or {}), *((f"member {i}", m) for i, m in enumerate(members))]:
+            if members:
+                lines.append((row["name"], [Cell(who, "text"), *_numbers(values, ID_METRICS)]))
+    return Table(f"ID {samples(rows)}", [("", ""), *_heads(ID_METRICS)], lines)
 
 
-def selective_table(rows: Sequence[Row]) -> str:
+def selective_table(rows: Sequence[Row]) -> Table:
     """Accuracy among the most confident samples."""
     levels = sorted({key for row in rows for key in (row.get("id") or {}).get("accuracy_at") or {}})
-    columns = [Column(("id", "accuracy_at", key), f"acc at {key}", "", "higher") for key in levels]
-    columns.append(ID_COLUMNS[-1])
-    lines = [(name(row["name"]), line) for row, line in zip(rows, cells(rows, columns), strict=True)]
-    caption = f"Accuracy among that share of the samples, the most confident ones; ID {all_samples(rows)}"
-    return table(caption, ["model", *map(head, columns)], lines) if levels else ""
+    shown = [Column(("id", "accuracy_at"), replace(ACCURACY.metric, key=key, label=f"acc at {key}")) for key in levels]
+    caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
+    return metric_table(rows if levels else [], [*shown, AURC], caption)
 
 
-def cost_table(rows: Sequence[Row]) -> str:
+def cost_ratio(rows: Sequence[Row]) -> tuple[list[float | None], str]:
+    """Mult-adds of every row over those of a reference, None where they are not known, and what the reference is.
+
+    The reference is the row's own single model with all heads where every row that has a cost names it, else the first
+    row that has one.
+    """
+    costs = [row.get("cost") or {} for row in rows]
+    known = [cost for cost in costs if cost.get("macs")]
+    if known and all(cost.get("single_macs") for cost in known):
+        return [c["macs"] / c["single_macs"] if c.get("macs") else None for c in costs], "the single model, all heads"
+    first = next((row["name"] for row, cost in zip(rows, costs, strict=True) if cost.get("macs")), "")
+    return [c["macs"] / known[0]["macs"] if c.get("macs") else None for c in costs], first
+
+
+def cost_table(rows: Sequence[Row]) -> Table:
     """What every row costs for one sample."""
     ratios, reference = cost_ratio(rows)
-    body = []
+    lines = []
     for row, ratio in zip(rows, ratios, strict=True):
         cost = row.get("cost") or {}
-        line = [count_text(cost.get("params")), count_text(cost.get("macs")), number(ratio, 3)]
-        body.append((name(row["name"]), line))
-    caption = f"Parameters of all members, mult-adds for one sample, and these over those of {reference}"
+        texts = (count_text(cost.get("params")), count_text(cost.get("macs")), number(ratio, 3))
+        lines.append((row["name"], [Cell(text) for text in texts]))
+    caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
     known = any(row.get("cost") for row in rows)
-    return table(caption, ["model", "parameters", "mult-adds", "ratio"], body) if known else ""
+    return Table(caption, _plain_heads("parameters", "mult-adds", "ratio"), lines if known else [])
 
 
-def diversity_table(rows: Sequence[Row]) -> str:
+def diversity_table(rows: Sequence[Row]) -> Table:
     """How much the members differ on each set, all together and pair by pair."""
-    body = []
+    lines = []
     for row in rows:
-        for one, found in (row.get("diversity") or {}).items():
-            title = Cell("ID" if one == "id" else name(one), "text")
-            if len(row.get("members") or []) or found.get("disagreement") is not None:
-                both = [number(found.get(column.path[-1])) for column in DIVERSITY]
-                body.append((name(row["name"]), [title, Cell("all", "text"), *map(Cell, both)]))
+        for name, found in (row.get("diversity") or {}).items():
+            title = Cell("ID" if name == "id" else shown_name(name), "text")
+            if row.get("members") or found.get("disagreement") is not None:
+                lines.append((row["name"], [title, Cell("all", "text"), *_numbers(found, DIVERSITY_METRICS)]))
             for pair in found.get("pairs") or []:
-                both = [number(pair.get(column.path[-1])) for column in DIVERSITY]
                 who = Cell(f"{pair['a']} and {pair['b']}", "text")
-                body.append((name(row["name"]), [title, who, *map(Cell, both)]))
+                lines.append((row["name"], [title, who, *_numbers(pair, DIVERSITY_METRICS)]))
     caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return table(caption, ["model", "data set", "members", "mi", "disagr"], body) if body else ""
+    return Table(caption, [*_plain_heads("data set", "members"), *_heads(DIVERSITY_METRICS)], lines)
 
 
-def corruption_tables(rows: Sequence[Row]) -> str:
+CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity)
+
+
+def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.get("corruptions") or {}))
-    found = []
-    for place in [("corruptions", kind) for kind in kinds] + [("corruption_avg",)]:
+    places = [(("corruptions", kind), shown_name(kind)) for kind in kinds]
+    for place, title in [*places, (("corruption_avg",), "Mean over the corruptions")]:
         levels = sorted({level for row in rows for level in _inside(row, place)})
-        if not levels:
-            continue
-        columns = [
-            Column((*place, level, key), f"{title} {level}", "", better)
-            for key, title, better in (
-                ("accuracy", "acc", "higher"),
-                ("brier", "brier", "lower"),
-                ("ece", "ece", "lower"),
-            )
+        shown = [
+            Column((*place, level), replace(one, label=f"{one.label} {level}"))
+            for one in CORRUPTION_METRICS
             for level in levels
         ]
-        lines = [(name(row["name"]), line) for row, line in zip(rows, cells(rows, columns), strict=True)]
-        title = name(place[1]) if len(place) == 2 else "Mean over the corruptions"
-        found.append(
-            f"<h3>{title}</h3>"
-            + table(f"by severity; {corrupted_samples(rows)}", ["model", *map(head, columns)], lines)
-        )
-    return "".join(found)
+        if shown:
+            yield metric_table(rows, shown, f"by severity; {corrupted_samples(rows)}", title)
+
+
+def corrupted_samples(rows: Sequence[Row]) -> str:
+    """``n = 497 each``: how many samples every corruption is measured on at every severity."""
+    kinds = [kind for row in rows for kind in (row.get("corruptions") or {}).values()]
+    kinds += [row.get("corruption_avg") or {} for row in rows]
+    text = sizes_text(entry.get("n") for kind in kinds for entry in kind.values())
+    return text if "to" in text or "unknown" in text else f"{text} each"
 
 
 def _inside(row: Row, place: Sequence[str]) -> Mapping[str, Any]:
@@ -188,14 +259,14 @@ def _inside(row: Row, place: Sequence[str]) -> Mapping[str, Any]:
     return found or {}
 
 
-def settings_table(rows: Sequence[Row]) -> str:
+def settings_table(rows: Sequence[Row]) -> Table:
     """MC dropout, calibration, conformal sets and threshold of every row that has them."""
-    body = []
+    lines = []
     for row in rows:
         for what, facts in (("MC dropout", _passes(row)), ("calibration", _calibration(row)),
                             ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
-            body += [(name(row["name"]), [Cell(what, "text"), Cell(words(facts), "text wrap")])] if facts else []
-    return table("Fitted on other samples, or given", ["model", "what", "facts"], body) if body else ""
+            lines += [(row["name"], [Cell(what, "text"), Cell(facts, "text long")])] if facts else []
+    return Table("Fitted on other samples, or given", _plain_heads("what", "facts"), lines)
 
 
 def _passes(row: Row) -> str:
@@ -232,7 +303,7 @@ def _threshold(row: Row) -> str:
     if not found:
         return ""
     flagged = [f"{_share(found.get('id_flagged'))} of ID"]
-    flagged += [f"{_share(share)} of {one}" for one, share in (found.get("ood_flagged") or {}).items()]
+    flagged += [f"{_share(share)} of {name}" for name, share in (found.get("ood_flagged") or {}).items()]
     rule = f" (rule {found['rule']})" if found.get("rule") else ""
     return f"{found.get('score') or 'score'} at least {number(found.get('value'))}{rule} flags {', '.join(flagged)}"
 

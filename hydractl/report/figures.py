@@ -32,3 +32,12 @@ def bytes_text(value: int | None) -> str:
 def signed_change(before: int, after: int) -> str:
     """The change from one count to another, in percent."""
     return "-" if not before else f"{100 * (after - before) / before:+.1f} %"
+
+
+def short_count(value: float) -> str:
+    """A count in four characters or less: 950, 1.2k, 48k, 1.3M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.1f}".removesuffix(".0") + unit if scaled < 9.95 else f"{scaled:.0f}{unit}"
+    return f"{value:g}"

@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from hydractl.report.figures import number
+from hydractl.report.names import short_names
 
 # The colour map viridis (Smith and van der Walt, 2015) at ten even places: lightness grows from end to end, so the
 # order shows without hue as well.
@@ -126,28 +127,6 @@ def _as_they_fit(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult
             line.plain = line.plain.translate(_ASCII)
         line.no_wrap, line.overflow = True, "crop"
         yield line
-
-
-def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most ``width`` characters that still differ from each other.
-
-    First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
-    where that makes two names one, all are numbered.
-    """
-    parts = [name.split(".") for name in names]
-    for side in (-1, 0):
-        while max(map(len, names), default=0) > width:
-            if any(len(p) < 2 for p in parts) or len({p[side] for p in parts}) > 1:
-                break
-            parts = [p[:-1] if side else p[1:] for p in parts]
-            names = [".".join(p) for p in parts]
-    if len(set(cut := [_cut(name, width) for name in names])) == len(set(names)):
-        return cut
-    return [f"{index} {_cut(name, width - len(str(index)) - 1)}" for index, name in enumerate(names)]
-
-
-def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
 
 
 @dataclass(frozen=True)

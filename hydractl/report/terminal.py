@@ -10,13 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.bench_table import bench_table
 from hydractl.report.eval_table import eval_table
 from hydractl.report.figures import bytes_text, count_text, number, signed_change
-from hydractl.report.finetune_table import finetune_table, finetunes_table
 from hydractl.report.head_map import HeatMap, KeptMap
-from hydractl.report.tables import facts as _facts
-from hydractl.report.tables import table as _table
+from hydractl.report.rich_tables import facts as _facts
+from hydractl.report.rich_tables import table as _table
+from hydractl.report.run_tables import bench_table, finetune_table, finetunes_table
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
@@ -71,6 +70,8 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
     else:
         facts.append(("would write", document["output"]))
+    if "note" in document:
+        facts.append(("note", document["note"]))
     facts += _exports(document)
     parts: list[RenderableType] = [_table("", ("member", "heads per site"), rows, left=2), Text(""), _facts(facts)]
     parts.append(Text(""))

@@ -12,7 +12,6 @@ from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.measuring import BenchSettings
 from hydractl.settings.members import FuseSettings
 from hydractl.settings.option import Option, Raw, options_of
-from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
 from hydractl.settings.require import OodSet, Requirement
 from hydractl.settings.sources import merge, unknown_variables
 from hydractl.settings.verbs import SETTINGS
@@ -21,17 +20,14 @@ __all__ = [
     "SETTINGS",
     "Batched",
     "BenchSettings",
-    "CircuitSettings",
     "Common",
     "EvalSettings",
     "FinetuneSettings",
     "FuseSettings",
     "OodSet",
     "Option",
-    "PruneSettings",
     "Raw",
     "Requirement",
-    "ScoreSettings",
     "merge",
     "options_of",
     "unknown_variables",

@@ -1,40 +1,77 @@
-"""The options of the verbs that decide which heads go: ``score``, ``extract-circuit`` and ``prune``."""
+"""The options of head selection: ``score``, ``extract-circuit`` and ``prune``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from hydractl.criteria import CRITERIA, Decider
+from hydractl.errors import InputError
 from hydractl.settings.common import Batched
 from hydractl.settings.option import option
 
-CRITERIA = ("taylor", "magnitude", "gate", "random", "cahp")
-NEED_DATA = ("taylor", "gate", "cahp")
-DECIDE = ("cahp",)
+NEED_DATA = tuple(criterion.name for criterion in CRITERIA.all() if criterion.needs_data)
+DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
 """The criteria that decide by themselves how many heads are kept."""
+
+OWN_OPTIONS = {one.name: criterion.name for criterion in CRITERIA.all() for one in criterion.options}
+"""The options that are for one criterion alone, each with its criterion."""
 
 OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
 
 _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
-_DEGREE = "Of the polynomial whose knee is the number of heads that --method cahp keeps"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
 
+SettingsT = TypeVar("SettingsT", bound=type[Batched])
+
+
+def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
+    """Add the options that criteria declare for themselves to a settings class that is no dataclass yet.
+
+    Args:
+        group: the heading of the help text that they stand under.
+
+    Raises:
+        InputError: for one that is an option already, of the verb or of another criterion.
+    """
+
+    def add(settings: SettingsT) -> SettingsT:
+        for criterion in CRITERIA.all():
+            for one in criterion.options:
+                if hasattr(settings, one.name):
+                    raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
+                settings.__annotations__[one.name] = type(one.default)
+                field = option(
+                    one.default,
+                    help=one.help,
+                    group=group,
+                    unit=one.unit,
+                    choices=one.choices,
+                    at_least=one.at_least,
+                    at_most=one.at_most,
+                )
+                setattr(settings, one.name, field)
+        return settings
+
+    return add
+
 
 @dataclass(kw_only=True)
+@with_own_options("Scoring")
 class ScoreSettings(Batched):
     """Options of ``score``."""
 
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="Scoring")
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Scoring")
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
-    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="Scoring")
     order: str = option(
         "one-shot",
-        help="All scores from the full model, or site after site on the model as pruned so far",
+        help="All scores from the full model, or site by site on the model as pruned so far",
         choices=("one-shot", "sequential"),
         group="Scoring",
     )
@@ -46,11 +83,12 @@ class ScoreSettings(Batched):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order, the degree to CAHP."""
+        """A head count belongs to the sequential order, and a criterion's own options to it."""
+        others = _options_of_others(self.method)
         if self.method in DECIDE:
-            return dict.fromkeys(("order", "keep", "remove"), "method")
-        found = {} if self.order == "sequential" else {"keep": "order", "remove": "order"}
-        return {**found, "degree": "method"} if self.method else found
+            return dict.fromkeys(("order", "keep", "remove", *others), "method")
+        counts = () if self.order == "sequential" else ("keep", "remove")
+        return {**dict.fromkeys(counts, "order"), **dict.fromkeys(others, "method")}
 
     def conflicts(self) -> list[str]:
         """A criterion, its data, and a head count in the sequential order."""
@@ -89,22 +127,21 @@ class CircuitSettings(Batched):
     keep: int | None = option(None, help=f"{_KEEP}, mean per site", unit="heads", at_least=0, group="Search")
     algorithm: str = option(
         "greedy",
-        help="Remove heads one after another (Algorithm 1 of the paper), or keep the best of each site in one pass",
+        help="Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         choices=("greedy", "headmap"),
         group="Search",
     )
     approx: str | None = option(
         None,
-        help="Search less than everything, and say so in the file: the N heads that a gradient suggests, the heads "
-        "that were best before, or N samples of each set",
-        metavar="shortlist:N|lazy|subset:N",
-        pattern=r"lazy|(shortlist|subset):[1-9][0-9]{0,8}",
+        help="Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests",
+        metavar="shortlist:N",
+        pattern=r"shortlist:[1-9][0-9]{0,8}",
         default_text="exact",
         group="Search",
     )
     check_against: str | None = option(
         None,
-        help="Say how far the result agrees with this exact circuit",
+        help="Report the agreement of the result with this exact circuit",
         metavar="CIRCUIT",
         default_text="no comparison",
         group="Search",
@@ -119,7 +156,7 @@ class CircuitSettings(Batched):
     )
     start_mask: str | None = option(
         None,
-        help="Begin with the heads that this mask keeps; what it removes counts for the budget",
+        help="Start from the heads that this mask keeps; those it removes count for the budget",
         metavar="MASK",
         default_text="all heads of the model",
         group="Which heads",
@@ -133,29 +170,29 @@ class CircuitSettings(Batched):
     )
     share_sites: int | None = option(
         None,
-        help="How many sites of each tower --share-from decides; the rest of the budget goes to later ones",
+        help="Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones",
         unit="sites",
         at_least=1,
         default_text="none",
         group="Which heads",
     )
     bounds: bool = option(
-        True, help="Give a candidate up as soon as it can no longer win; the result is the same", group="Running"
+        True,
+        help="Stop evaluating a candidate as soon as it can no longer win; the result is the same",
+        group="Running",
     )
     memory: str | None = option(
         None,
-        help="How much memory the states kept between evaluations may take, such as 8G",
+        help="Memory limit for activations cached between evaluations, such as 8G",
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
         default_text="half of what is free",
         group="Running",
     )
-    resume: bool = option(
-        False, help="Go on with the search that the journal beside the output records", group="Running"
-    )
+    resume: bool = option(False, help="Resume the search recorded in the journal beside the output", group="Running")
     timeout: float = option(
         1800.0,
-        help="How long the processes of a search by several wait for each other",
+        help="How long the processes of a distributed search wait for each other",
         unit="seconds",
         above=0,
         at_most=10**6,
@@ -191,6 +228,7 @@ class CircuitSettings(Batched):
 
 
 @dataclass(kw_only=True)
+@with_own_options("How much")
 class PruneSettings(Batched):
     """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
 
@@ -198,18 +236,18 @@ class PruneSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA, group="What decides (give one)")
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Head selection (give one)")
     scores: str | None = option(
-        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="What decides (give one)"
+        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="Head selection (give one)"
     )
     circuit: str | None = option(
         None,
         help="A removal order from extract-circuit; - is standard input",
         metavar="FILE",
-        group="What decides (give one)",
+        group="Head selection (give one)",
     )
     mask: str | None = option(
-        None, help="The heads to keep; - is standard input", metavar="FILE", group="What decides (give one)"
+        None, help="The heads to keep; - is standard input", metavar="FILE", group="Head selection (give one)"
     )
     keep: int | None = option(
         None, help=f"{_KEEP} per site; mean per site with --scope global", unit="heads", at_least=0, group="How much"
@@ -226,13 +264,12 @@ class PruneSettings(Batched):
     )
     order: str | None = option(
         None,
-        help="Score site after site on the model as pruned so far, or all at once on the full model",
+        help="Score site by site on the model as pruned so far, or all at once on the full model",
         choices=("sequential", "one-shot"),
         default_text="sequential; one-shot with --scope global",
         group="How much",
     )
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="How much")
-    degree: int = option(3, help=_DEGREE, at_least=2, at_most=9, group="How much")
     sample_from: int | None = option(
         None,
         help="Draw the heads to remove by --seed from the first N of the circuit",
@@ -263,17 +300,16 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            counts = ("keep", "remove", "scope", "order", "samples", "degree", "sample_from", "tower")
-            return dict.fromkeys(counts, "mask")
+            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower")
+            return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples", "degree"), "circuit")
+            return dict.fromkeys(("scope", "order", "samples", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "degree", "sample_from"), "scores")
+            return dict.fromkeys(("order", "samples", "sample_from", *OWN_OPTIONS), "scores")
+        others = _options_of_others(self.method)
         if self.method in DECIDE:
-            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from"), "method")
-        found = {"sample_from": "method"}
-        if self.method:
-            found["degree"] = "method"
+            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
+        found = dict.fromkeys(("sample_from", *others), "method")
         if self.scope == "global" and self.order == "sequential":
             found["order"] = "scope"
         return found
@@ -296,3 +332,8 @@ class PruneSettings(Batched):
         if len(read) > 1:
             found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
         return found
+
+
+def _options_of_others(method: str | None) -> list[str]:
+    """The options that mean nothing for a criterion, because they are another's."""
+    return [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]

@@ -80,10 +80,13 @@ def _weightiest(
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """A line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
+    ours = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in RESERVED_VARIABLES]
+    if not ours:  # the options of all verbs need not be read
+        return []
     known = {o.variable for settings in SETTINGS.values() for o in options_of(settings)} | set(RESERVED_VARIABLES)
     found = []
-    for name in sorted(environ):
-        if name.startswith("HYDRACTL_") and name not in known:
+    for name in ours:
+        if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
             found.append(f"the environment variable {name} is not read by hydractl{guess}")

@@ -1,24 +1,40 @@
-"""Which settings belong to which verb."""
+"""The settings class of each verb."""
 
 from __future__ import annotations
 
-from hydractl.settings.common import Common
-from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.settings.measuring import BenchSettings
-from hydractl.settings.members import FuseSettings
-from hydractl.settings.pruning import CircuitSettings, PruneSettings, ScoreSettings
+import importlib
+from collections.abc import Iterator, Mapping
 
-SETTINGS: dict[str, type[Common]] = {
-    one.verb: one
-    for one in (
-        ScoreSettings,
-        CircuitSettings,
-        PruneSettings,
-        FinetuneSettings,
-        FuseSettings,
-        EvalSettings,
-        BenchSettings,
-    )
+from hydractl.settings.common import Common
+
+_CLASSES = {
+    "score": ("hydractl.settings.pruning", "ScoreSettings"),
+    "extract-circuit": ("hydractl.settings.pruning", "CircuitSettings"),
+    "prune": ("hydractl.settings.pruning", "PruneSettings"),
+    "finetune": ("hydractl.settings.finetuning", "FinetuneSettings"),
+    "fuse": ("hydractl.settings.members", "FuseSettings"),
+    "eval": ("hydractl.settings.evaluating", "EvalSettings"),
+    "bench": ("hydractl.settings.measuring", "BenchSettings"),
 }
+
+
+class _Settings(Mapping[str, type[Common]]):
+    """The classes by the names of the verbs, imported when asked for: those of some verbs look for plugins."""
+
+    def __getitem__(self, verb: str) -> type[Common]:
+        module, name = _CLASSES[verb]
+        settings: type[Common] = getattr(importlib.import_module(module), name)
+        return settings
+
+    def __contains__(self, verb: object) -> bool:
+        return verb in _CLASSES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+SETTINGS: Mapping[str, type[Common]] = _Settings()
 """The settings dataclass of each verb, in the order of the help."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydractl._torchvision import declare_operators
 from hydractl.data.base import Dataset
-from hydractl.data.pixels import in_mode
 from hydractl.errors import UsageError
 from hydractl.families.base import ImageFormat, ModelFamily
+from hydractl.families.pixels import in_mode
+from hydractl.families.torchvision_operators import declare_operators
 
 declare_operators()
 
@@ -42,7 +42,7 @@ class Numbered(Dataset):
 
 
 class Augmentation:
-    """What ``--augment`` says, for one model.
+    """Augmentation of the images of one model.
 
     Args:
         items: ``crop[:SMALLEST SHARE]``, ``flip``, ``randaugment[:N:M]``; they act in this order.

@@ -9,8 +9,8 @@ import pytest
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA
 
-from hydractl.analysis.centroids import centroid_distances
-from hydractl.analysis.pca import principal_plane
+from examples.analyses.centroids import centroid_distances
+from examples.analyses.pca import principal_plane
 
 
 def outputs(samples: int, shift: float, seed: int, heads: int = 3, width: int = 4) -> np.ndarray:

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.analysis.removal import removal_curve, removal_order, without_heads
-from hydractl.analysis.samples import UNKNOWN, in_memory
+from examples.analyses.removal import removal_curve, removal_order, without_heads
+from examples.analyses.samples import UNKNOWN, in_memory
 from hydractl.data import open_data
 from hydractl.errors import InputError
-from hydractl.fusion.runtime import HydraModel
-from hydractl.heads import HeadScores, all_heads
+from hydractl.heads.mask import HeadScores, all_heads
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OOD_SCORES
-from hydractl.metrics.summary import id_metrics, ood_metrics
-from tests.pico import images, inputs, logits, source_of, stock, zero_columns
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.rows import id_metrics, ood_metrics
+from hydractl.model.runtime import HydraModel
+from tests.pico import images, inputs, logits, shared_stock, source_of, stock, zero_columns
 
 
 def built(variant: str) -> HydraModel:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     return HydraModel(source.description, source.tensors)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl import machine
+from hydractl.model import machine
 
 
 @pytest.fixture(autouse=True)

@@ -14,17 +14,20 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl import bench, machine
-from hydractl.bench import ROW_KEYS, measuring, run
+from hydractl.bench import measuring
 from hydractl.bench.figures import RESAMPLES, noisy, paired_ratio, timed
-from hydractl.checkpoint import DictTensors, write_tensors
+from hydractl.bench.timing import Contest
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
+from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.log import Log, Progress
-from hydractl.models import ModelOptions, build_model, open_source
-from hydractl.outcome import Outcome
-from hydractl.requirements import lookup
+from hydractl.model import machine
+from hydractl.model.loading import build_model
+from hydractl.model.source import ModelOptions, open_source
 from hydractl.settings import BenchSettings
-from hydractl.timing import Contest
+from hydractl.verbs import bench
+from hydractl.verbs.bench import ROW_KEYS, run
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.requirements import lookup
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
 
@@ -85,7 +88,7 @@ def test_rows_are_documented_and_in_order() -> None:
         assert (row["device"], row["compile"], row["compile_mode"]) == ("cpu", False, None)
         peak = document["machine"]["peak_macs_per_s"][row["dtype"]]
         rate = row["macs"] * row["batch_size"] / (latency["median"] / 1000)
-        assert row["peak_share"] == pytest.approx(rate / peak) and row["macs_formula"] == row["macs"]
+        assert row["peak_share"] == pytest.approx(rate / peak)
         assert (row["kind"], row["noisy"]) == ("model", None)
         assert row["peak_memory_bytes"] is None and row["checkpoint_bytes"] is None
         assert row["ratio_ci"][0] <= row["ratio"] <= row["ratio_ci"][1]
@@ -176,16 +179,6 @@ def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more --rounds (now 3)" in log.warnings[0]
 
 
-def test_a_counter_that_disagrees_with_the_formula_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.cost_formula.macs_formula", lambda *_: 7)
-    document = measure().document
-    counted = [row["macs"] for row in document["results"][:2]]
-    assert document["warnings"] == [
-        f"base: torch counts {counted[0]} mult-adds, the closed formula gives 7",
-        f"deep: torch counts {counted[1]} mult-adds, the closed formula gives 14",
-    ]
-
-
 class Clock:
     """A clock that only models move."""
 
@@ -219,7 +212,7 @@ class Ticking(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("hydractl.timing.time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("hydractl.bench.timing.time.perf_counter", clock.perf_counter)
     return clock
 
 
@@ -349,7 +342,7 @@ def test_a_model_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise RuntimeError('"addmm" not implemented\nand more')
 
-    monkeypatch.setattr("hydractl.fusion.sequential.SequentialEnsemble.forward", fail)
+    monkeypatch.setattr("hydractl.model.sequential.SequentialEnsemble.forward", fail)
     with pytest.raises(
         HydraError, match=r'deep cannot run \(batch 2, float32, cpu\): "addmm" not implemented$'
     ) as caught:
@@ -385,7 +378,7 @@ def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.Mo
 
 
 def test_nothing_heavy_is_imported_with_the_module() -> None:
-    code = "import sys, hydractl.bench, hydractl.requirements, hydractl.cost; print('torch' in sys.modules)"
+    code = "import sys, hydractl.verbs.bench; print('torch' in sys.modules)"
     root = Path(bench.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"

@@ -10,8 +10,8 @@ from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.search import GreedySearch
-from hydractl.fusion.runtime import HydraModel
-from hydractl.processes import Processes
+from hydractl.distributed import Processes
+from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
 from tests.circuit.test_search import HEADS, model_of, samples
 

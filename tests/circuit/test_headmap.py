@@ -12,7 +12,7 @@ import pytest
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap, kept_at_sites
 from hydractl.errors import UsageError
-from hydractl.fusion.runtime import HydraModel
+from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
 from tests.circuit.searching import resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, model_of, names, samples

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hydractl.circuit import journal_files
 from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.errors import HydraError, InputError, OutputError, StorageError
+from hydractl.files import atomic
 from hydractl.log import Log
 
 FINGERPRINT = {"model": "ab" * 32, "batch_size": 16, "dtype": "float32", "objective": ["acc", "ood"]}
@@ -287,14 +287,14 @@ def test_one_process_at_a_time(path: Path) -> None:
 
 
 def test_a_file_that_its_owner_removes_is_not_the_one_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = journal_files._lock
+    lock = atomic.lock
 
     def lock_late(file: Any, path: Path) -> None:
-        monkeypatch.setattr(journal_files, "_lock", lock)
+        monkeypatch.setattr(atomic, "lock", lock)
         path.unlink()
         lock(file, path)
 
-    monkeypatch.setattr(journal_files, "_lock", lock_late)
+    monkeypatch.setattr(atomic, "lock", lock_late)
     written(path, {"a": 1})
     assert path.read_text() == HEADER + '{"a": 1}\n'
 

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydractl._torchvision import declare_operators
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.search import Found, GreedySearch
 from hydractl.cli.app import main
 from hydractl.data import open_data
-from hydractl.models import ModelOptions, build_model, open_source
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.model.loading import build_model
+from hydractl.model.source import ModelOptions, open_source
 from tests.circuit import naive
 
 declare_operators()

@@ -15,7 +15,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.cli.verbs import VERBS
 from hydractl.errors import InputError
-from hydractl.outcome import Outcome
+from hydractl.verbs.outcome import Outcome
 
 
 @dataclass
@@ -81,10 +81,10 @@ def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
             raise InputError(f"{path} is bad")
         return {"file": str(path)}
 
-    module = types.ModuleType("hydractl.report.info")
+    module = types.ModuleType("hydractl.verbs.info")
     module.describe = describe  # type: ignore[attr-defined]
     module.compare = lambda documents: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "hydractl.report.info", module)
+    monkeypatch.setitem(sys.modules, "hydractl.verbs.info", module)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydractl.errors import HydraError, InputError, Interrupted, NonFiniteError, OutputError, StorageError, UsageError
-from hydractl.outcome import Outcome
+from hydractl.verbs.outcome import Outcome
 
 Run = Callable[..., Any]
 PRUNE = ("prune", "vit.st", "--method", "random", "--keep", "8")

@@ -92,3 +92,26 @@ def test_examples_are_valid(
 def test_an_example_can_fail(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         merge(SETTINGS["prune"], {"model": ["vit.st"]}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "completed"),
+    [
+        ("hydractl pr", 1, "prune"),
+        ("hydractl prune --circ", 2, "--circuit"),
+        ("hydractl prune --method ta", 3, "taylor"),
+    ],
+)
+def test_the_shell_completes(
+    words: str, position: int, completed: str, hydractl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_HYDRACTL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(position))
+    result = hydractl()
+    assert (result.code, result.out.split(), result.err) == (0, [completed], "")
+
+
+def test_completion_is_shown(hydractl: Callable[..., Any]) -> None:
+    result = hydractl("--show-completion", "bash")
+    assert result.code == 0 and "_HYDRACTL_COMPLETE=complete_bash" in result.out

@@ -22,14 +22,14 @@ SCRIPT = """
 import sys, types, time, os
 from pathlib import Path
 from hydractl.cli.app import main
-from hydractl.outcome import Outcome
+from hydractl.verbs.outcome import Outcome
 
 def run(settings, log):
 {body}
 
-module = types.ModuleType("hydractl.prune")
+module = types.ModuleType("hydractl.verbs.prune")
 module.run = run
-sys.modules["hydractl.prune"] = module
+sys.modules["hydractl.verbs.prune"] = module
 sys.exit(main(["prune", "a.st", "--method", "random", "--keep", "1", *sys.argv[1:]]))
 """
 
@@ -70,7 +70,7 @@ def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> Non
 
 
 def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
-    assert heavy_after("import hydractl.settings, hydractl.outcome, hydractl.cli.running", tmp_path) == []
+    assert heavy_after("import hydractl.settings, hydractl.verbs.outcome, hydractl.cli.running", tmp_path) == []
 
 
 def test_the_import_test_can_fail(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from hydractl.cli.answer import Answer, plain_lines
 from hydractl.cli.console import clean
-from hydractl.outcome import Outcome
+from hydractl.verbs.outcome import Outcome
 
 Run = Callable[..., Any]
 PRUNE = ("prune", "vit.st", "--method", "random", "--keep", "8")

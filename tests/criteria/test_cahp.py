@@ -15,17 +15,15 @@ import torch
 from sklearn.covariance import LedoitWolf
 from torch.nn import functional as F
 
-from hydractl.checkpoint import read_header
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration, Decider, get_criterion
-from hydractl.criteria.cahp import representatives, sizes_to_try, split_by_class
-from hydractl.criteria.head_outputs import count_correct, head_outputs, part_of
-from hydractl.criteria.knee import find_knee
-from hydractl.criteria.separability import class_pairs, jeffries_matusita, signatures
+from hydractl.criteria.cahp.choosing import count_correct, find_knee, representatives, sizes_to_try, split_by_class
+from hydractl.criteria.cahp.signatures import class_pairs, head_outputs, jeffries_matusita, part_of, signatures
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.fusion.runtime import HydraModel
+from hydractl.files.header import read_header
 from hydractl.log import Log
-from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from hydractl.model.runtime import HydraModel
+from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 from tests.pico_clip import pico_clip, publish_clip
 
 # --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
@@ -306,7 +304,7 @@ def test_what_is_not_finite_is_no_class() -> None:
 
 
 def test_too_few_samples_of_a_class() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
 
     def given(labels: list[int]) -> Calibration:
@@ -424,7 +422,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
 ) -> None:
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "kmedoids" else there(name, *a))
-    monkeypatch.setattr("hydractl.models.build_model", None)
+    monkeypatch.setattr("hydractl.model.loading.build_model", None)
     for verb in (["score"], ["score", "--dry-run"], ["prune"], ["prune", "--dry-run"]):
         run(verb[0], VIT, *CAHP, *verb[1:], code=2)
         assert "pip install kmedoids" in capsys.readouterr().err

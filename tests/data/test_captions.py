@@ -17,7 +17,7 @@ from PIL import Image
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS
 from hydractl.errors import InputError, UsageError
-from hydractl.seen import entry, marked
+from hydractl.files.fingerprints import entry, marked
 
 CAPTIONS = ["a photo of a tin, unpainted", "an oak", "007", "salt é", "an oak"]
 NAMES = ["in/0.png", "in/1.png", "in/2.png", "in/3.png", "in/1.png"]

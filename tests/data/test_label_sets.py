@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydractl._torchvision import declare_operators
 from hydractl.data.label_sets import LABEL_SETS, label_set, place_of_published
 from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.data.names import PROMPT_SETS, read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
+from hydractl.families.torchvision_operators import declare_operators
 from hydractl.settings import EvalSettings, options_of
 
 SIZES = {"imagenet": 1000, "cifar10": 10, "cifar100": 100, "food101": 101, "sun397": 397, "pets": 37, "dtd": 47}

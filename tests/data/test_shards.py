@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from hydractl.data import batches, open_data
-from hydractl.data.shard_names import expand_braces
+from hydractl.data.shards import expand_braces
 from hydractl.errors import InputError, UsageError
 
 

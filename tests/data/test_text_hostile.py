@@ -14,8 +14,8 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
-from hydractl.data.text_cut import report_cut
-from hydractl.families import hf_tokenizer
+from hydractl.data.text import report_cut
+from hydractl.families.hf import tokenizer as hf_tokenizer
 from hydractl.log import Log
 from tests.pico import publish, stock
 

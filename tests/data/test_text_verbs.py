@@ -17,8 +17,9 @@ from hydractl.circuit.search import GreedySearch
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
-from hydractl.models import ModelOptions, build_model, open_source
-from hydractl.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.model.loading import build_model
+from hydractl.model.source import ModelOptions, open_source
 from tests.pico import WORDS, publish, stock
 
 LABELS = ["awful", "bad", "fair", "good", "great"]

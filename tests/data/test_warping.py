@@ -1,66 +1,22 @@
-"""The parts of the corruptions against scipy, or against a few naive lines."""
+"""Motion blur and the plasma fractal of the corruptions against a few naive lines."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy import ndimage
 
-from hydractl.data.warping import blurred, filtered, plasma, shifted_along, smoothed, warped, zoomed
+from hydractl.data.corruptions import plasma, shifted_along, zoomed
 
-RANDOM = np.random.RandomState(0)
-IMAGE = RANDOM.uniform(size=(23, 31, 3))
+IMAGE = np.random.RandomState(0).uniform(size=(23, 31, 3))
 
 
-@pytest.mark.parametrize("sides", [(3, 3), (5, 7), (17, 17), (45, 1)])
-def test_filtered(sides: tuple[int, int]) -> None:
-    kernel = RANDOM.uniform(size=sides)
-    expected = np.stack([ndimage.correlate(IMAGE[..., c], kernel, mode="mirror") for c in range(3)], axis=-1)
-    assert np.allclose(filtered(IMAGE, kernel), expected, rtol=0, atol=1e-12 * kernel.sum())
-
-
-@pytest.mark.parametrize("factor", [1, 1.01, 1.1, 1.25, 2, 4.5])
-def test_zoomed(factor: float) -> None:
-    square = IMAGE[:23, :23]
-    taken = math.ceil(23 / factor)
-    start = (23 - taken) // 2
-    large = ndimage.zoom(square[start : start + taken, start : start + taken], (factor, factor, 1), order=1)
-    trim = (large.shape[0] - 23) // 2
-    assert np.allclose(zoomed(square, factor), large[trim : trim + 23, trim : trim + 23], rtol=0, atol=1e-12)
-    assert zoomed(IMAGE, factor).shape == IMAGE.shape
-
-
-def test_zoomed_by_one_is_the_image() -> None:
-    assert np.array_equal(zoomed(IMAGE, 1.0), IMAGE)
-
-
-@pytest.mark.parametrize(("mode", "scipys"), [("reflect", "mirror"), ("symmetric", "reflect")])
-def test_warped(mode: Any, scipys: str) -> None:
-    rows, columns = RANDOM.uniform(-60, 80, size=(2, 23, 31))
-    expected = np.stack(
-        [ndimage.map_coordinates(IMAGE[..., c], [rows, columns], order=1, mode=scipys) for c in range(3)], axis=-1
-    )
-    assert np.allclose(warped(IMAGE, rows, columns, mode), expected, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 6.4, 40.0])
-def test_blurred(sigma: float) -> None:
-    field = IMAGE[..., 0]
-    expected = ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)
-    assert np.allclose(blurred(field, sigma), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("sigma", [0.05, 0.7, 1.5])
-def test_smoothed(sigma: float) -> None:
-    expected = np.stack([ndimage.gaussian_filter(IMAGE[..., c], sigma, mode="nearest") for c in range(3)], axis=-1)
-    assert np.allclose(smoothed(IMAGE, sigma), expected, rtol=0, atol=1e-12)
-
-
-def test_not_blurred() -> None:
-    assert np.array_equal(blurred(IMAGE[..., 0], 0), IMAGE[..., 0])
+@pytest.mark.parametrize("factor", [1.0, 1.01, 1.25, 2, 4.5])
+def test_an_enlarged_image_keeps_its_shape_and_its_range(factor: float) -> None:
+    large = zoomed(IMAGE, factor)
+    assert large.shape == IMAGE.shape and large.min() >= IMAGE.min() and large.max() <= IMAGE.max()
+    assert factor != 1 or np.array_equal(large, IMAGE)
 
 
 def test_motion_to_the_right_is_a_mean_over_what_comes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hydractl.data import open_data
-from hydractl.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
 
 def write_predictions(path: str, spec: str = "builtin:digits/test", limit: int = 30) -> None:

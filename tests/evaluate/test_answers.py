@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.metrics.summary import CONVENTIONS
+from hydractl.evaluate.answer import sentences
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30"]
 VAL = ["--val", "builtin:digits/val"]
@@ -22,11 +22,11 @@ def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -
     asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout"}
     of_ood = {"auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "roc", "near_avg", "far_avg", "ood_avg"}
     of_several = {"disagreement", "pairs"}
-    assert plain == {*CONVENTIONS, "ood_score"} - asked - of_ood - of_several
+    assert plain == {*sentences(), "ood_score"} - asked - of_ood - of_several
     files = ["base.st", "t0.st+t1.st"]
     chosen = [*VAL, "--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.2", "--bootstrap", "10"]
     full = answer(*files, *TEST, "--ood", "ci:far=builtin:letters", *chosen)["conventions"]
-    assert set(full) == {*CONVENTIONS, "ood_score"} - {"near_avg"}
+    assert set(full) == {*sentences(), "ood_score"} - {"near_avg", "mc_dropout"}
     named = answer("base.st", *TEST, "--ood", "threshold=builtin:letters")["conventions"]
     assert "threshold" not in named and {"auroc", "ood_avg"} <= set(named) and "far_avg" not in named
 
@@ -34,16 +34,16 @@ def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -
 def test_validation_data_are_run_only_for_what_is_chosen_on_them(
     run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydractl.evaluate.contenders import Running
+    from hydractl.evaluate.models import RunningModel
 
     ran: list[str] = []
-    batches = Running.batches
+    batches = RunningModel.batches
 
     def spy(self: Any, one: Any, rows: Any = None) -> Any:
         ran.append(one.name)
         return batches(self, one, rows)
 
-    monkeypatch.setattr(Running, "batches", spy)
+    monkeypatch.setattr(RunningModel, "batches", spy)
     sets = [*TEST, *VAL, "--val-ood", "s=builtin:symbols", "-o", "e.json", "--force"]
 
     def asked(*options: str) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hydractl.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.reading import read_predictions
 
 TEST = ["--data", "builtin:digits/test", "--limit", "40", "--allow-seen"]
 SETS = ["--ood", "letters:far=builtin:letters"]

@@ -115,11 +115,15 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
 
 def test_what_is_finished_is_read_and_not_computed_again(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
-    before = Path("p.st").stat().st_mtime_ns
+    before, answer = Path("p.st").stat().st_mtime_ns, Path("e.json").read_bytes()
     Path("e.json").unlink()
-    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume")
-    assert "p.st is complete" in capsys.readouterr().err
-    assert Path("p.st").stat().st_mtime_ns == before
+    for _ in range(2):  # the second time the answer is there too
+        run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume")
+        assert "p.st is complete" in capsys.readouterr().err
+        assert Path("p.st").stat().st_mtime_ns == before
+        assert Path("e.json").read_bytes() == answer
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json", "--resume", "--bootstrap", "5", code=5)
+    assert "e.json holds another answer" in capsys.readouterr().err and Path("e.json").read_bytes() == answer
     run("eval", "base.st", *TEST, "--batch-size", "9", "--predictions", "p.st", "-o", "f.json", "--resume", code=3)
     assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
 

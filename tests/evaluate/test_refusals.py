@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.reading import read_predictions
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30"]
 
@@ -19,12 +19,12 @@ TEST = ["--data", "builtin:digits/test", "--limit", "30"]
 def nothing_is_computed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases named ``early`` fail when a model is asked for a logit."""
     if "early" in request.node.name:
-        from hydractl.evaluate.contenders import Running
+        from hydractl.evaluate.models import RunningModel
 
         def computes(*_: object) -> None:
             raise AssertionError("this is refused too late")
 
-        monkeypatch.setattr(Running, "batches", computes)
+        monkeypatch.setattr(RunningModel, "batches", computes)
 
 
 def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:

@@ -16,13 +16,14 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl._torchvision import declare_operators
-from hydractl.checkpoint import FileTensors
 from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import FileTensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.models import build_model, open_source
+from hydractl.model.loading import build_model
+from hydractl.model.source import open_source
 from tests.pico import (
     HF,
     PAIRS,
@@ -32,10 +33,12 @@ from tests.pico import (
     mask_of,
     prune_source,
     publish,
+    published,
     stock,
     write_tokenizer,
     zero_columns,
 )
+from tests.spread import spread
 
 declare_operators()
 
@@ -51,11 +54,6 @@ def refusal(folder: Path | str, kind: type[Exception] = InputError) -> Any:
     with pytest.raises(kind) as caught:
         open_source(str(folder))
     return caught.value
-
-
-def published(variant: str, folder: Path) -> Path:
-    publish(stock(variant), variant, folder)
-    return folder
 
 
 def rewrite(folder: Path, changes: Mapping[str, Any], file: str = "config.json") -> Path:
@@ -77,8 +75,7 @@ def reload(variant: str, folder: Path) -> Any:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("variant", HF)
+@pytest.mark.parametrize(("variant", "dtype"), spread(HF, [torch.float32, torch.float16]))
 @torch.no_grad()
 def test_a_saved_folder_gives_the_librarys_logits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     publish(stock(variant).to(dtype), variant, tmp_path)
@@ -191,6 +188,16 @@ def test_other_architectures_are_refused_by_their_attention(name: str, met: tupl
     assert "Bert" in error.hint
 
 
+def test_a_backbone_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration may name another model: the library would fetch it while it builds the first."""
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("this asks the network"))
+    config = {"backbone": "microsoft/resnet-50", "use_pretrained_backbone": True, "backbone_config": None}
+    name = "DPTForSemanticSegmentation"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "dpt", **config}))
+    with pytest.raises(InputError, match=f"transformers' {name} is not supported: its attention is DPT\\w*Attention"):
+        open_source(str(tmp_path))
+
+
 @pytest.mark.parametrize("names", [["NoSuchModel"], [], ["BertModel", "BertModel"], "BertModel", [7], ["AutoModel"]])
 def test_names_of_no_model_are_refused(names: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": names, "model_type": "bert"}))
@@ -253,19 +260,18 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [TEXTS, TWO], ids=["texts", "pairs"])
 @pytest.mark.parametrize("variant", TEXT)
-def test_tokens_are_those_of_the_library(variant: str, samples: list[Any], tmp_path: Path) -> None:
+def test_tokens_are_those_of_the_library(variant: str, tmp_path: Path) -> None:
     collate = build_model(open_source(str(published(variant, tmp_path)))).preprocess
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    columns = [samples] if isinstance(samples[0], str) else [list(column) for column in zip(*samples, strict=True)]
-    expected = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
-    found = collate(samples)
-    assert sorted(found) == sorted(expected) and ("token_type_ids" in found) == (variant in PAIRS)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert found["input_ids"].shape[1] == 16 and bool((found["attention_mask"] == 0).any())
-    if variant in PAIRS and columns[1:]:
-        assert bool(found["token_type_ids"].any())
+    for samples, columns in ((TEXTS, [TEXTS]), (TWO, [list(column) for column in zip(*TWO, strict=True)])):
+        expected = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
+        found = collate(samples)
+        assert sorted(found) == sorted(expected) and ("token_type_ids" in found) == (variant in PAIRS)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        assert found["input_ids"].shape[1] == 16 and bool((found["attention_mask"] == 0).any())
+        if variant in PAIRS and columns[1:]:
+            assert bool(found["token_type_ids"].any())
 
 
 def test_texts_and_pairs_in_one_batch(tmp_path: Path) -> None:

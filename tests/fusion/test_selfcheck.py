@@ -9,27 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from hydractl.checkpoint import DictTensors
 from hydractl.errors import HydraError
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import FusedTensors, plan_fusion
 from hydractl.fusion.selfcheck import BATCH, self_check
 from hydractl.log import Log
-from hydractl.models import Source
-from tests.pico import logits, mask_of, merged_names, prune_source, source_of, stock, zero_columns
+from hydractl.model.source import Source
+from tests.pico import logits, mask_of, merged_names, prune_source, shared_stock, source_of, stock, zero_columns
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
 
 
-class Settings:
-    device = "cpu"
-    seed = 5
+SEED = 5
 
 
 def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
     """Sources, and the stock models with zeroed columns that they are."""
     sources, models = [], []
     for seed, heads in zip(seeds, KEPT, strict=True):
-        source = source_of(stock(variant, seed), variant, name=f"m{len(sources)}")
+        source = source_of(shared_stock(variant, seed), variant, name=f"m{len(sources)}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
         models.append(zero_columns(stock(variant, seed), mask.removed_heads))
@@ -37,7 +35,7 @@ def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
 
 
 def check(sources: list[Source], merge: list[str]) -> Any:
-    return self_check(plan_fusion(sources, merge), sources, Settings, Log())  # type: ignore[arg-type]
+    return self_check(plan_fusion(sources, merge), sources, torch.device("cpu"), SEED, Log())
 
 
 @pytest.mark.parametrize("seeds", [[0, 1, 2], [0, 0, 0], [0, 0, 1]])
@@ -45,7 +43,7 @@ def check(sources: list[Source], merge: list[str]) -> Any:
 def test_the_effect_of_averaging(seeds: list[int]) -> None:
     variant, merge = "class-token", ["mlp", "norm", "embed"]
     sources, models = members(variant, seeds)
-    images = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(Settings.seed))
+    images = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(SEED))
     before = [logits(model, images) for model in models]
     for name in merged_names(variant, models[0], merge):
         mean = torch.stack([m.get_parameter(name) for m in models]).double().mean(0).float()
@@ -79,7 +77,7 @@ def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
     for widened in (False, True):
         sources = []
         for seed, heads in enumerate(KEPT):
-            source = source_of(stock(variant, seed), variant, name=f"m{seed}")
+            source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
             halves = {name: source.tensors.read(name).half() for name in source.tensors.names()}
             halves = {name: tensor.float() if widened else tensor for name, tensor in halves.items()}
             source = replace(source, tensors=DictTensors(halves))

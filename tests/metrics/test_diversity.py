@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.diversity import disagreement, mi, sample_mi
+from tests.metrics.arrays import disagreement, mi, sample_mi
 
 
 def naive_mi(member_logits: np.ndarray) -> np.ndarray:

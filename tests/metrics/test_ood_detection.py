@@ -7,7 +7,8 @@ import pytest
 from sklearn import metrics as sk
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.ood import aupr, aupr_trapezoid, auroc, fpr95, fpr95_nearest, two_u
+from hydractl.metrics.ood import two_u
+from tests.metrics.arrays import aupr, aupr_trapezoid, auroc, fpr95, fpr95_nearest
 
 ALL = [auroc, aupr, aupr_trapezoid, fpr95, fpr95_nearest]
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.ood_scores import CONVENTIONS, OOD_SCORES
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.ood_scores import SCORES
 
 
 def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
@@ -26,7 +27,8 @@ def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_registry_is_complete_and_described() -> None:
-    assert list(OOD_SCORES) == ["msp", "entropy", "energy", "maxlogit", "mi", "variance"] == list(CONVENTIONS)
+    assert list(OOD_SCORES) == ["msp", "entropy", "energy", "maxlogit", "mi", "variance"] == list(SCORES)
+    assert all(score.convention.startswith("OOD score: ") for score in SCORES.values())
 
 
 @pytest.mark.parametrize("name", OOD_SCORES)

@@ -15,10 +15,11 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from hydractl._torchvision import declare_operators
-from hydractl.metrics import calibration, classification, diversity, ood, selective
-from hydractl.metrics.probabilities import pooled_log_probs, pooled_probabilities
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.metrics.probabilities import pooled_probabilities
+from hydractl.metrics.rows import id_metrics
 from hydractl.metrics.samples import Samples, samples_of
+from tests.metrics import arrays as ours_of
 
 KINDS = ("random", "tied", "sure", "equal", "few", "one")
 CLASSES = 6
@@ -100,7 +101,7 @@ def recalls_are_equally_near(outside: np.ndarray) -> bool:
 @CASES
 def test_fpr95_is_the_rule_of_torch_uncertainty_0_13(kind: str, seed: int) -> None:
     one, other = scores(kind, seed)
-    ours = ood.fpr95(one, other)
+    ours = ours_of.fpr95(one, other)
     assert fpr95_torch_uncertainty_0_13_0(*both(one, other)) == pytest.approx(ours, abs=1e-7)
 
 
@@ -109,7 +110,7 @@ def test_fpr95_nearest_is_the_rule_of_torch_uncertainty_0_12(kind: str, seed: in
     one, other = scores(kind, seed)
     if recalls_are_equally_near(other):
         return  # held in test_ood_detection, where our rule for such a tie is written out
-    ours = ood.fpr95_nearest(one, other)
+    ours = ours_of.fpr95_nearest(one, other)
     assert fpr95_torch_uncertainty_0_12_1(*both(one, other)) == pytest.approx(ours, abs=1e-7)
 
 
@@ -120,7 +121,7 @@ def test_most_cases_decide_the_nearest_recall() -> None:
 
 def test_the_two_rules_of_torch_uncertainty_differ() -> None:
     pairs = [scores(kind, seed) for kind in KINDS for seed in range(4)]
-    assert any(ood.fpr95(*pair) != ood.fpr95_nearest(*pair) for pair in pairs)
+    assert any(ours_of.fpr95(*pair) != ours_of.fpr95_nearest(*pair) for pair in pairs)
 
 
 @CASES
@@ -138,9 +139,9 @@ def test_detection_of_torchmetrics(kind: str, seed: int) -> None:
     functional = library("torchmetrics.functional.classification")
     one, other = scores(kind, seed)
     values, positive = both(one, other)
-    assert functional.binary_auroc(values, positive).item() == pytest.approx(ood.auroc(one, other), abs=1e-6)
+    assert functional.binary_auroc(values, positive).item() == pytest.approx(ours_of.auroc(one, other), abs=1e-6)
     precision = functional.binary_average_precision(values, positive).item()
-    assert precision == pytest.approx(ood.aupr(one, other), abs=1e-6)
+    assert precision == pytest.approx(ours_of.aupr(one, other), abs=1e-6)
 
 
 def test_torchmetrics_takes_a_sigmoid_of_scores_outside_0_and_1() -> None:
@@ -149,7 +150,7 @@ def test_torchmetrics_takes_a_sigmoid_of_scores_outside_0_and_1() -> None:
     one, other = np.array([-40.0, -39.0], dtype=np.float32), np.array([-38.0, 200.0], dtype=np.float32)
     values = torch.from_numpy(np.r_[one, other, 199.0]).float()
     positive = torch.tensor([0, 0, 1, 1, 0])
-    assert functional.binary_auroc(values, positive).item() != pytest.approx(ood.auroc(np.r_[one, 199.0], other))
+    assert functional.binary_auroc(values, positive).item() != pytest.approx(ours_of.auroc(np.r_[one, 199.0], other))
 
 
 @CASES
@@ -158,19 +159,19 @@ def test_detection_of_pytorch_ood(kind: str, seed: int) -> None:
     one, other = scores(kind, seed)
     values, positive = both(one, other)
     labels = -positive  # below 0: OOD
-    assert functional.auroc(values, labels).item() == pytest.approx(ood.auroc(one, other), abs=1e-14)
-    assert functional.aupr(values, labels).item() == pytest.approx(ood.aupr_trapezoid(one, other), abs=1e-14)
-    assert functional.fpr_at_tpr(values, labels, 0.95).item() == pytest.approx(ood.fpr95(one, other), abs=1e-15)
+    assert functional.auroc(values, labels).item() == pytest.approx(ours_of.auroc(one, other), abs=1e-14)
+    assert functional.aupr(values, labels).item() == pytest.approx(ours_of.aupr_trapezoid(one, other), abs=1e-14)
+    assert functional.fpr_at_tpr(values, labels, 0.95).item() == pytest.approx(ours_of.fpr95(one, other), abs=1e-15)
 
 
 @CASES
 def test_detection_of_scikit_learn(kind: str, seed: int) -> None:
     one, other = scores(kind, seed)
     values, positive = (tensor.numpy() for tensor in both(one, other))
-    assert sk.roc_auc_score(positive, values) == pytest.approx(ood.auroc(one, other), abs=1e-13)
-    assert sk.average_precision_score(positive, values) == pytest.approx(ood.aupr(one, other), abs=1e-13)
+    assert sk.roc_auc_score(positive, values) == pytest.approx(ours_of.auroc(one, other), abs=1e-13)
+    assert sk.average_precision_score(positive, values) == pytest.approx(ours_of.aupr(one, other), abs=1e-13)
     precision, recall, _ = sk.precision_recall_curve(positive, values)
-    assert sk.auc(recall, precision) == pytest.approx(ood.aupr_trapezoid(one, other), abs=1e-13)
+    assert sk.auc(recall, precision) == pytest.approx(ours_of.aupr_trapezoid(one, other), abs=1e-13)
 
 
 # Calibration and classification
@@ -189,7 +190,7 @@ def ece_torchmetrics_1_9(confidence: np.ndarray, correct: np.ndarray) -> float:
 @CASES
 def test_ece_differs_from_torchmetrics_by_the_bin_of_confidence_one(kind: str, seed: int) -> None:
     one = labelled(kind, seed)
-    ours, theirs = calibration.ece(one.confidence, one.correct), ece_torchmetrics_1_9(one.confidence, one.correct)
+    ours, theirs = ours_of.ece(one.confidence, one.correct), ece_torchmetrics_1_9(one.confidence, one.correct)
     sure = one.confidence == 1
     # Splitting a bin can only raise the sum, by no more than twice what the smaller part holds.
     last = one.confidence >= 14 / 15
@@ -201,7 +202,7 @@ def test_ece_differs_from_torchmetrics_by_the_bin_of_confidence_one(kind: str, s
 
 def test_a_confidence_of_one_in_a_bin_of_its_own() -> None:
     confidence, correct = np.array([1.0, 0.95]), np.array([False, True])
-    assert calibration.ece(confidence, correct) == pytest.approx(0.475, abs=1e-15)
+    assert ours_of.ece(confidence, correct) == pytest.approx(0.475, abs=1e-15)
     assert ece_torchmetrics_1_9(confidence, correct) == pytest.approx(0.525, abs=1e-15)
 
 
@@ -230,15 +231,15 @@ def test_classification_of_torch_uncertainty_0_13_itself(kind: str, seed: int) -
         return float(metric.compute())
 
     brier = value(metrics.BrierScore(num_classes=CLASSES), probs, target)
-    assert brier == pytest.approx(classification.brier(probs.numpy(), labels), abs=1e-6)
+    assert brier == pytest.approx(id_metrics(inside, labels)["brier"], abs=1e-6)
     if len(labels) >= 15 and len(np.unique(one.confidence)) == len(one):  # of ties it takes any order
         adaptive = metrics.AdaptiveCalibrationError(task="multiclass", num_classes=CLASSES, num_bins=15, norm="l1")
-        assert value(adaptive, probs, target) == pytest.approx(calibration.aece(one.confidence, one.correct), abs=1e-6)
+        assert value(adaptive, probs, target) == pytest.approx(ours_of.aece(one.confidence, one.correct), abs=1e-6)
     if kind != "sure":  # it takes the logarithm of p, which underflows
         nll = value(metrics.CategoricalNLL(), probs, target)
-        assert nll == pytest.approx(classification.nll(pooled_log_probs(inside), labels), abs=1e-6)
-    assert value(metrics.MutualInformation(), members) == pytest.approx(diversity.mi(inside), abs=1e-6)
-    assert value(metrics.Disagreement(), members) == pytest.approx(diversity.disagreement(inside), abs=1e-6)
+        assert nll == pytest.approx(id_metrics(inside, labels)["nll"], abs=1e-6)
+    assert value(metrics.MutualInformation(), members) == pytest.approx(ours_of.mi(inside), abs=1e-6)
+    assert value(metrics.Disagreement(), members) == pytest.approx(ours_of.disagreement(inside), abs=1e-6)
     if len(labels) > 1 and kind in ("random", "few"):
         assert value(metrics.AURC(), probs, target) == pytest.approx(
             aurc_torch_uncertainty_0_13_0(one.confidence, one.correct), abs=1e-6
@@ -260,7 +261,7 @@ def test_aurc_differs_from_the_trapezoids_by_its_ends(kind: str, seed: int) -> N
     if n < 2:
         return  # theirs is NaN
     ours, theirs = (
-        selective.aurc(one.confidence, one.correct),
+        ours_of.aurc(one.confidence, one.correct),
         aurc_torch_uncertainty_0_13_0(one.confidence, one.correct),
     )
     assert ours is not None
@@ -277,7 +278,7 @@ def test_the_complement_of_aurc_is_the_aurra_of_pytorch_ood(kind: str, seed: int
     if len(np.unique(one.confidence)) < len(one):
         return  # of ties it takes any order
     theirs = functional.aurra(torch.from_numpy(one.confidence), torch.from_numpy(one.correct))
-    assert 1 - theirs == pytest.approx(selective.aurc(one.confidence, one.correct), abs=1e-12)
+    assert 1 - theirs == pytest.approx(ours_of.aurc(one.confidence, one.correct), abs=1e-12)
 
 
 @CASES
@@ -289,21 +290,21 @@ def test_equal_mass_bins_of_pytorch_ood_where_the_sizes_agree(kind: str, seed: i
     if not n or len(np.unique(conf)) < n:
         return  # too few for 15 bins, or ties, of which it takes any order
     theirs = functional.calibration_error(torch.from_numpy(conf), torch.from_numpy(correct), p="1", beta=n // 15)
-    assert theirs == pytest.approx(calibration.aece(conf, correct), abs=1e-12)
+    assert theirs == pytest.approx(ours_of.aece(conf, correct), abs=1e-12)
 
 
 @CASES
 def test_classification_of_scikit_learn(kind: str, seed: int) -> None:
     inside, labels, _ = case(kind, seed)
     probs = pooled_probabilities(inside)
-    assert sk.accuracy_score(labels, probs.argmax(axis=1)) == classification.accuracy(probs, labels)
+    assert sk.accuracy_score(labels, probs.argmax(axis=1)) == id_metrics(inside, labels)["accuracy"]
     if kind != "sure":  # it clips p
         assert sk.log_loss(labels, probs, labels=range(CLASSES)) == pytest.approx(
-            classification.nll(pooled_log_probs(inside), labels), rel=1e-12
+            id_metrics(inside, labels)["nll"], rel=1e-12
         )
     for k in range(CLASSES):  # the binary score of scikit-learn is half of ours for two classes
         part = sk.brier_score_loss(labels == k, probs[:, k], pos_label=True) if len(set(labels == k)) > 1 else None
         naive = np.mean((probs[:, k] - (labels == k)) ** 2)
         assert part is None or part == pytest.approx(naive, rel=1e-12)
     total = sum(np.mean((probs[:, k] - (labels == k)) ** 2) for k in range(CLASSES))
-    assert classification.brier(probs, labels) == pytest.approx(total, rel=1e-12)
+    assert id_metrics(inside, labels)["brier"] == pytest.approx(total, rel=1e-12)

@@ -7,7 +7,7 @@ import pytest
 
 from hydractl.errors import NonFiniteError
 from hydractl.metrics import probabilities
-from hydractl.metrics.probabilities import check_logits, member_log_probs, pooled_log_probs, pooled_probabilities
+from hydractl.metrics.probabilities import check_logits, pooled_log_probs, pooled_probabilities
 
 
 def naive_probabilities(member_logits: np.ndarray) -> np.ndarray:
@@ -29,7 +29,6 @@ def test_any_float_type_is_computed_in_float64(dtype: type) -> None:
     for got in (pooled_probabilities(logits), np.exp(pooled_log_probs(logits))):
         assert got.dtype == np.float64
         assert got == pytest.approx(expected, rel=1e-13)
-    assert np.exp(member_log_probs(logits)).mean(axis=0) == pytest.approx(expected, rel=1e-13)
 
 
 def test_blocks_and_memory_layout_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,13 +47,13 @@ def test_large_logits_stay_finite_where_probabilities_underflow() -> None:
     # Class 1: the members say -20000 and -10000; class 2 the other way round; half of exp(-10000) is what is left.
     expected = np.array([[0.0, -1e4 - np.log(2), -1e4 - np.log(2)]])
     assert pooled_log_probs(logits) == pytest.approx(expected, abs=1e-9)
-    assert member_log_probs(logits)[0].tolist() == [[0.0, -2e4, -1e4]]
+    assert pooled_log_probs(logits[:1]).tolist() == [[0.0, -2e4, -1e4]]
     assert np.isfinite(pooled_log_probs(np.array([[[1e300, -1e300]]]))).all()
 
 
 def test_equal_members_give_their_own_values_and_never_exceed_one() -> None:
     one = np.random.default_rng(2).normal(size=(1, 200, 5)) * 20
-    assert np.array_equal(pooled_log_probs(np.repeat(one, 3, axis=0)), member_log_probs(one)[0])
+    assert np.array_equal(pooled_log_probs(np.repeat(one, 3, axis=0)), pooled_log_probs(one))
     assert pooled_log_probs(one).max() <= 0.0
     assert pooled_probabilities(np.repeat(one, 7, axis=0)).max() <= 1.0
 
@@ -70,7 +69,7 @@ def test_a_non_finite_logit_is_an_error_that_says_where(bad: float) -> None:
     logits[2, 1, 0] = bad
     logits[1, 4, 3] = bad
     logits[1, 5, 0] = bad
-    for function in (check_logits, member_log_probs, pooled_log_probs, pooled_probabilities):
+    for function in (check_logits, pooled_log_probs, pooled_probabilities):
         with pytest.raises(NonFiniteError, match=r"member 1 are not finite at sample 4 \(3 of 6 samples"):
             function(logits)
 
@@ -83,7 +82,6 @@ def test_a_logit_too_large_for_float64_differences_is_an_error() -> None:
 def test_no_sample_gives_empty_arrays() -> None:
     assert pooled_probabilities(np.zeros((3, 0, 4))).shape == (0, 4)
     assert pooled_log_probs(np.zeros((3, 0, 4))).shape == (0, 4)
-    assert member_log_probs(np.zeros((3, 0, 4))).shape == (3, 0, 4)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (0, 4, 5), (2, 4, 0)])

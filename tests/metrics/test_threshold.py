@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
-from hydractl.metrics.ood import fpr95
 from hydractl.metrics.threshold import Rule, choose, flagged, parse_rule, threshold_block
+from tests.metrics.arrays import fpr95
 
 
 def test_rules_as_written() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 
-from hydractl.atomic import Output
 from hydractl.errors import OutputError, UsageError
+from hydractl.files.atomic import Output
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
-from hydractl.report.eval_files import Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, Reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY, Batched
 from hydractl.settings.measuring import LastBlock
@@ -46,14 +45,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a few bytes, but where they are looked at: drawing takes long."""
+    if request.node.name != "test_everything_is_written_and_listed":
+        monkeypatch.setattr("hydractl.report.eval_files.save_png", lambda picture, handle: handle.write(b"picture"))
+        monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])
+
+
 def names(document: dict[str, Any]) -> list[str]:
     return [row["name"] for row in document["models"]]
 
 
 def made(document: dict[str, Any], **options: Any) -> list[str]:
-    settings = Settings(from_file="eval.json", **options)
-    settings.check()
-    with Reports(settings, names(document)) as reports:
+    with Reports(ReportOptions(**options), names(document)) as reports:
         return [str(path) for path in write_reports(document, reports)]
 
 
@@ -65,7 +70,6 @@ def files(folder: Path) -> set[str]:
 
 
 def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
-    pytest.importorskip("matplotlib")
     written = made(document, report="out.html", plots="pictures", card="README.md")
     assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)
     assert Path("out.html").read_bytes() == render(document)
@@ -92,7 +96,6 @@ def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Pat
 
 
 def test_hostile_names_stay_in_their_folder(here: Path) -> None:
-    pytest.importorskip("matplotlib")
     found = sample(dict.fromkeys(HOSTILE, 1), sets={}, n=40, rounds=0)
     written = made(found, plots="pictures")
     assert set(written) == files(here) and all(path.startswith("pictures/") for path in written)
@@ -105,32 +108,29 @@ def test_hostile_names_stay_in_their_folder(here: Path) -> None:
 def test_whatever_is_there_is_refused_before_anything_is_written(
     document: dict[str, Any], there: str, here: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     Path(there).parent.mkdir(exist_ok=True)
     Path(there).write_text("mine")
-    options = {"report": "out.html", "plots": "pictures", "card": "README.md"}
     with pytest.raises(OutputError, match=f"the output exists: {there}"):
-        made(document, **options)
+        made(document, report="out.html", plots="pictures", card="README.md")
     assert files(here) == {there} and Path(there).read_text() == "mine"
-    assert there in [*made(document, force=True, **options), "pictures/corruptions.png"]
-    kept = there == "pictures/corruptions.png"  # nothing to draw there, so what was there stays
-    assert (Path(there).read_bytes() == b"mine") == kept
 
 
-def test_other_files_in_the_folder_stay(document: dict[str, Any], here: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path) -> None:
+    found = sample({"base": 1}, sets={}, n=40, rounds=0)
     Path("pictures").mkdir()
-    Path("pictures/notes.txt").write_text("mine")
-    made(document, plots="pictures", force=True)
-    assert Path("pictures/notes.txt").read_text() == "mine"
-    made(document, plots=".")  # the folder itself may be the working one
-    assert Path("roc.base.png").exists() and Path("pictures/notes.txt").exists()
+    replaced = {"out.html", "README.md", "pictures/heads.base.png"}
+    kept = {"pictures/notes.txt", "pictures/corruptions.png"}  # there are no corruptions to draw
+    for file in replaced | kept:
+        Path(file).write_text("mine")
+    assert replaced <= set(made(found, report="out.html", plots="pictures", card="README.md", force=True))
+    assert {file for file in replaced | kept if Path(file).read_bytes() == b"mine"} == kept
+    made(found, plots=".")  # the folder itself may be the working one
+    assert Path("heads.base.png").exists() and kept < files(here)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    pytest.importorskip("matplotlib")
-    settings = Settings(from_file="eval.json", report="out.html", plots="pictures", card="README.md")
-    with Reports(settings, names(document)) as reports:
+    options = ReportOptions(report="out.html", plots="pictures", card="README.md")
+    with Reports(options, names(document)) as reports:
         planned = [str(path) for path in reports.planned()]
         assert {"out.html", "README.md", "pictures/scores.hydra.png"} <= set(planned)
         with pytest.raises(OutputError, match="another process is writing"):
@@ -139,11 +139,10 @@ def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: 
 
 
 def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    pytest.importorskip("matplotlib")
-    settings = Settings(from_file="eval.json", report="out.html", plots="pictures")
+    options = ReportOptions(report="out.html", plots="pictures")
     broken = copy.deepcopy(document)
     broken["models"][0]["id"] = 3
-    with pytest.raises(AttributeError), Reports(settings, names(document)) as reports:
+    with pytest.raises(AttributeError), Reports(options, names(document)) as reports:
         write_reports(broken, reports)
     assert list(here.iterdir()) == []
 
@@ -157,22 +156,10 @@ def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Pat
     ],
 )
 def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document: dict[str, Any], here: Path) -> None:
-    pytest.importorskip("matplotlib")
     Path("eval.json").write_text("{}")
     with pytest.raises(OutputError, match=complaint):
         made(document, **options)
     assert files(here) == {"eval.json"}
-
-
-def test_pictures_need_matplotlib_and_say_so(
-    document: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
-    with pytest.raises(UsageError, match="--plots needs matplotlib") as caught:
-        made(document, plots="pictures", report="out.html")
-    assert "hydractl[plot]" in str(caught.value.hint) and list(here.iterdir()) == []
-    assert made(document, report="out.html") == ["out.html"]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

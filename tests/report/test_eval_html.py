@@ -8,15 +8,13 @@ import json
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hydractl.report.eval_html import render
-from tests.report.examples import HOSTILE, SETS, SITES, everything, sample, without_values
+from tests.report.examples import HOSTILE, SETS, everything, sample, without_values
 from tests.report.pages import Node, parse
 
 
@@ -30,20 +28,18 @@ def page(document: dict[str, Any]) -> Node:
     return parse(render(document))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without pictures, where a test is about something else: drawing takes long."""
+    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])
+
+
 def cells(table: Node) -> list[list[str]]:
     return [[cell.text() for cell in row.all("th") + row.all("td")] for row in table.all("tr")]
 
 
 def svgs(node: Node) -> list[Node]:
     return [one for one in node.all("svg") if one.attrs.get("role") == "img"]
-
-
-def paths(node: Node, kind: str) -> list[str]:
-    return [one.attrs["d"] for one in node.all("path", kind)]
-
-
-def points(d: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML]?(-?[\d.]+) (-?[\d.]+)", d)]
 
 
 # --- what is in it ----------------------------------------------------------------------------------------------------
@@ -55,13 +51,14 @@ def test_nothing_is_loaded_and_nothing_runs(page: Node) -> None:
     assert "default-src 'none'" in policy.attrs["content"]
     assert any(meta.attrs.get("name") == "viewport" for meta in page.all("meta"))
     for node in page.walk():
-        assert not any(key.startswith("on") or key in ("src", "srcset", "style") for key in node.attrs), node
+        assert not any(key.startswith("on") or key in ("src", "srcset") for key in node.attrs), node
+        assert not re.search(r"url\((?!#)", " ".join(node.attrs.values()))
         assert node.attrs.get("href", "#").startswith("#")
     style = page.all("style")[0].text()
     assert (
         "url(" not in style and "@import" not in style and "@media print" in style and "prefers-color-scheme" in style
     )
-    assert not re.search(r"https?:", render(everything()).decode())
+    assert not any(re.search("https?:", text) for node in page.walk() for text in (node.text(), *node.attrs.values()))
 
 
 def test_every_section_is_there_and_linked(page: Node) -> None:
@@ -86,51 +83,35 @@ def test_every_section_is_there_and_linked(page: Node) -> None:
 def test_every_picture_is_there(page: Node) -> None:
     models, sets = 3, len(SETS)
     counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
-    assert counts == {"roc": models, "scores": models * sets, "reliability": 2 * models, "risk-coverage": 1, "cost": 2}
+    assert counts == {"roc": models, "scores": models * sets, "reliability": models, "risk-coverage": 1, "cost": 2}
     assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
-    assert len(svgs(page.by_id("training"))) == 2 * 2  # loss and accuracy of the two rows that were trained
+    assert len(svgs(page.by_id("training"))) == 2  # of the two rows that were trained
     assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
 
 
-def test_every_axis_says_what_it_counts_and_of_how_many(page: Node) -> None:
+def test_pictures_are_named_and_their_texts_are_texts(page: Node) -> None:
+    """Those who hear the page are told what each picture is; whoever searches it finds what is written in one."""
     for section in ("roc", "scores", "reliability", "risk-coverage", "cost", "diversity", "corruptions"):
         for picture in svgs(page.by_id(section)):
-            names = " ".join(text.text() for text in picture.all("text", "name"))
-            assert "n = 200" in names or "n in the legend" in names, (section, names)
-            assert len(picture.all("text", "name")) >= 2
-    said = page.by_id("roc").text()
+            said = " ".join(text.text() for text in picture.all("text"))
+            assert "n = 200" in said, (section, said)
+            assert " over " in picture.attrs["aria-label"] or "OOD" in picture.attrs["aria-label"]
+    assert svgs(page.by_id("roc"))[0].attrs["aria-label"] == "base: TPR over FPR of each OOD set"
     for n in (100, 110, 120):
-        assert f"n = {n}" in said
+        assert f"n = {n}" in page.by_id("roc").text()
 
 
-def long_names() -> dict[str, Any]:
-    """Long names everywhere, and many samples."""
-    sets = {f"a-set-of-data-with-a-long-name-{n}": None for n in range(7)}
-    found = sample({f"a-model-with-a-long-name-{n}": 3 for n in range(3)}, sets=sets, rounds=0)
-    for row in found["models"]:
-        row["id"]["n"] = 100_000
-        row["curves"]["reliability"]["n"] = [10_000 * n for n in row["curves"]["reliability"]["n"]]
-        row["heads"] = [{**site, "site": f"visual.transformer.{site['site']}"} for site in row["heads"]]
-        for entry in row["ood"].values():
-            entry["n"] = 50_000
-    return found
-
-
-@pytest.mark.parametrize("make", [everything, long_names])
-def test_texts_stay_inside_their_picture(make: Any) -> None:
-    for picture in svgs(parse(render(make()))):
-        wide, tall = map(float, picture.attrs["viewbox"].split()[2:])
-        for text in picture.all("text"):
-            kinds, letters = text.attrs["class"].split(), 6.2 * len(text.text())
-            if "transform" in text.attrs:
-                x, y = map(float, re.findall(r"translate\(([\d.]+),([\d.]+)\)", text.attrs["transform"])[0])
-                assert 8 <= x <= wide
-                if "name" in kinds:
-                    assert y - letters / 2 >= -2 and y + letters / 2 <= tall + 2, text.text()
-                continue
-            x, y = float(text.attrs["x"]), float(text.attrs["y"])
-            start = x if {"start", "tally"} & set(kinds) else x - letters if "left" in kinds else x - letters / 2
-            assert start >= -2 and start + letters <= wide + 8 and 8 <= y <= tall, (text.text(), start, wide)
+def test_identifiers_are_unique_and_those_used_are_there(page: Node) -> None:
+    """One page has many pictures, whose clip paths and markers must not be taken for each other's."""
+    names = [node.attrs["id"] for node in page.walk() if "id" in node.attrs]
+    assert len(names) == len(set(names))
+    for picture in svgs(page):
+        own = {node.attrs["id"] for node in picture.walk() if "id" in node.attrs}
+        used = {node.attrs["href"].removeprefix("#") for node in picture.all("use")}
+        used |= {
+            re.findall(r"#(\w+)", node.attrs["clip-path"])[0] for node in picture.walk() if "clip-path" in node.attrs
+        }
+        assert used <= own
 
 
 # --- what the numbers are ---------------------------------------------------------------------------------------------
@@ -168,6 +149,7 @@ def test_the_summary_names_what_was_measured_and_who_is_best(page: Node, documen
     assert f"Negative log likelihood (lower is better): {best['name']} with {best['id']['nll']:.4f}" in text
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]) -> None:
     same = copy.deepcopy(document)
     for row in same["models"][:2]:
@@ -176,6 +158,7 @@ def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]
     assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_ties_are_marked_alike(document: dict[str, Any]) -> None:
     same = copy.deepcopy(document)
     for row in same["models"][:2]:
@@ -195,88 +178,6 @@ def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) ->
     assert "near OOD, n = 100" in section.text() and "far OOD, n = 110" in section.text()
 
 
-def test_reliability_is_drawn_from_the_bins(page: Node, document: dict[str, Any]) -> None:
-    upper, lower = svgs(page.by_id("reliability"))[:2]
-    curve = document["models"][0]["curves"]["reliability"]
-    filled = [i for i, n in enumerate(curve["n"]) if n]
-    marks = [points(d)[0] for d in paths(upper, "mark")]
-    assert len(marks) == len(filled)
-    guide = points(paths(upper, "guide")[0])
-    (left, bottom), (right, top) = guide
-    for (x, y), index in zip(marks, filled, strict=True):
-        assert (x - left) / (right - left) == pytest.approx(curve["confidence"][index], abs=0.002)
-        assert (bottom - y) / (bottom - top) == pytest.approx(curve["accuracy"][index], abs=0.002)
-    whiskers = re.findall(r"M([\d.]+) ([\d.]+)V([\d.]+)", paths(upper, "whisker")[0])
-    for (_, low, high), index in zip(whiskers, filled, strict=True):
-        assert (bottom - float(low)) / (bottom - top) == pytest.approx(curve["low"][index], abs=0.002)
-        assert (bottom - float(high)) / (bottom - top) == pytest.approx(curve["high"][index], abs=0.002)
-    assert [text.text() for text in lower.all("text", "count")] == [str(n) for n in curve["n"] if n]
-
-
-def test_curves_are_drawn_from_their_points(page: Node, document: dict[str, Any]) -> None:
-    picture = svgs(page.by_id("roc"))[2]
-    (left, bottom), (right, top) = points(paths(picture, "guide")[0])
-    drawn = [points(d) for d in paths(picture, "line")]
-    assert len(drawn) == len(SETS)
-    for line, curve in zip(drawn, document["models"][2]["curves"]["roc"].values(), strict=True):
-        assert len(line) == len(curve["fpr"])
-        for (x, y), fpr, tpr in zip(line, curve["fpr"], curve["tpr"], strict=True):
-            assert ((x - left) / (right - left), (bottom - y) / (bottom - top)) == pytest.approx((fpr, tpr), abs=0.002)
-        assert all(a[0] <= b[0] for a, b in pairwise(line))
-
-
-def test_training_is_drawn_from_its_epochs(page: Node, document: dict[str, Any]) -> None:
-    several = page.by_id("training").all("figure")[1]
-    loss, accuracy = svgs(several)
-    assert [t.text() for t in loss.all("text", "name")] == [
-        "epoch (n = 80 to 120 steps)",
-        "training loss, nats",
-        "(n = 320)",
-    ]
-    assert [t.text() for t in accuracy.all("text", "name")][1:] == ["validation accuracy", "(n = 50)"]
-    told = document["models"][-1]["training"]
-    legend = [item.text() for item in several.all("li")]
-    assert legend == [f"member {member}: epoch {n} of {n} kept" for member, n in enumerate((2, 2, 3))]
-    for picture, key in ((loss, "loss"), (accuracy, "val_accuracy")):
-        lines = [points(d) for d in paths(picture, "line")]
-        assert [len(line) for line in lines] == [len(one["epochs"]) for one in told] == [2, 2, 3]
-        # Places on the page are a straight line of the numbers, upwards where they are higher.
-        drawn = [place for line in lines for place in line]
-        entries = [entry for one in told for entry in one["epochs"]]
-        assert np.corrcoef([y for _, y in drawn], [entry[key] for entry in entries])[0, 1] < -0.9999
-        assert np.corrcoef([x for x, _ in drawn], [entry["epoch"] for entry in entries])[0, 1] > 0.9999
-    single = page.by_id("training").all("figure")[0]
-    assert "epoch 1 of 1 kept" in single.text() and "epoch (n = 40 steps)" in single.text()
-
-
-def test_heads_are_drawn_one_by_one(page: Node, document: dict[str, Any]) -> None:
-    picture = svgs(page.by_id("heads"))[3]  # member 1 of the last model
-    sites = document["models"][2]["heads"]
-    kept = sum(len(site["kept"][1]) for site in sites)
-    assert paths(picture, "kept")[0].count("z") == kept
-    assert paths(picture, "gone")[0].count("z") == 8 * len(SITES) - kept
-    assert f"member 1: {kept} of 48 heads kept" in picture.text()
-    assert [text.text() for text in picture.all("text", "tally")] == [f"{len(site['kept'][1])}/8" for site in sites]
-
-
-def test_sites_of_two_towers_are_named_apart(document: dict[str, Any]) -> None:
-    found = copy.deepcopy(document)
-    clip = [("visual.transformer.resblocks", "visual"), ("transformer.resblocks", "text")]
-    found["models"][0]["heads"] = [
-        {"site": f"{path}.{n}.attn", "tower": tower, "heads": 4, "kept": [[0, n]]}
-        for path, tower in clip
-        for n in (1, 2)
-    ]
-    picture = svgs(parse(render(found)).by_id("heads"))[0]
-    assert [text.text() for text in picture.all("text", "left")] == ["visual 1", "visual 2", "text 1", "text 2"]
-
-
-def test_series_differ_without_colour(page: Node) -> None:
-    lines = page.by_id("risk-coverage").all("figure")[0].all("path", "line")
-    drawn = [line.attrs.get("stroke-dasharray", "") for line in lines if line.attrs["d"].count("L") > 5]
-    assert len(drawn) == 3 and len(set(drawn)) == 3
-
-
 def test_cost_is_a_ratio_to_the_single_model(page: Node, document: dict[str, Any]) -> None:
     section = page.by_id("cost")
     assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "1.000", "2.000"]
@@ -287,7 +188,8 @@ def test_cost_is_a_ratio_to_the_single_model(page: Node, document: dict[str, Any
     other["models"][0]["cost"] = {"params": 1, "macs": 10**6}
     section = parse(render(other)).by_id("cost")
     assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "2.000", "4.000"]
-    assert [text.text() for text in svgs(section)[0].all("text", "name")][:2] == ["mult-adds, times those of", "base"]
+    said = [text.text() for text in svgs(section)[0].all("text")]
+    assert said[said.index("mult-adds, times those of") + 1] == "base"
 
 
 def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[str, Any]) -> None:
@@ -324,6 +226,7 @@ def test_provenance_is_in_full(page: Node, document: dict[str, Any]) -> None:
 # --- every document ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_one_bare_row(tmp_path: Path) -> None:
     page = parse(render({"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}))
     assert "The model one was measured on 3 samples without labels" in page.by_id("summary").text()
@@ -340,6 +243,7 @@ def test_one_bare_row(tmp_path: Path) -> None:
     assert not bare.all("td", "best") and "auroc" not in bare.by_id("results").text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     page = parse(render(without_values(document)))
     found = cells(page.by_id("results").all("table")[0])
@@ -347,18 +251,11 @@ def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_twenty_models() -> None:
     names = {f"model-{n}": 1 + n % 3 for n in range(20)}
     page = parse(render(sample(names, rounds=0)))
     assert len(cells(page.by_id("results").all("table")[0])) == 21
-    figure = page.by_id("risk-coverage").all("figure")[0]
-    assert [item.text() for item in figure.all("ul", "legend")[0].all("li")] == list(names)
-    looks = set()
-    for line in svgs(figure)[0].all("g"):
-        colour, drawn = line.attrs["class"], line.all("path", "line")[0].attrs.get("stroke-dasharray", "")
-        marks = [re.sub(r"^M\S+ \S+", "", p.attrs["d"]) for p in line.all("path") if "line" not in p.attrs["class"]][:1]
-        looks.add((colour, drawn, *marks))
-    assert len(looks) == 20
 
 
 def test_hostile_names_are_only_texts() -> None:
@@ -376,11 +273,12 @@ def test_hostile_names_are_only_texts() -> None:
     assert names[0] == HOSTILE[0] and names[1] == "a\\u202egnp.exe\\u2066" and len(set(names)) == len(HOSTILE)
     assert max(map(len, names)) <= 100
     assert "x" * 10_000 in page.by_id("provenance").text()  # in full, once
-    assert len(data) < 500_000
+    assert len(data) < 1_500_000
 
 
-def test_same_document_same_bytes(document: dict[str, Any], tmp_path: Path) -> None:
+def test_same_document_same_bytes(tmp_path: Path) -> None:
     """Also in another process with another order of sets."""
+    document = sample({"one": 1, "two": 2}, sets={"letters": "near"}, n=60, rounds=0)
     (tmp_path / "eval.json").write_text(json.dumps(document))
     code = (
         "import json, hashlib, sys; from hydractl.report.eval_html import render; "
@@ -394,8 +292,3 @@ def test_same_document_same_bytes(document: dict[str, Any], tmp_path: Path) -> N
         )  # fmt: skip
         found.add(run.stdout)
     assert found == {hashlib.sha256(render(document)).hexdigest() + "\n"}
-
-
-def test_a_page_needs_no_plotting_library(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert render(document)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from hydractl.report.eval_columns import marks
+from hydractl.report import columns
 from hydractl.report.terminal import render
 from tests.report.examples import HOSTILE, everything, sample, without_values
+from tests.spread import spread
 
 
 def shown(document: dict[str, Any], width: int = 80, terminal: bool = False, **more: Any) -> str:
@@ -60,6 +62,10 @@ def test_best_is_bold_and_second_underlined_on_a_terminal_only() -> None:
         assert "\x1b" not in quiet and "bold" not in quiet
 
 
+def marks(values: Sequence[float | None], direction: str) -> list[str]:
+    return columns.marks(values, columns.Metric("x", "x", "x", direction))
+
+
 def test_marks() -> None:
     assert marks([0.1, 0.3, 0.2], "higher") == ["", "best", "second"]
     assert marks([0.1, 0.3, 0.2], "lower") == ["best", "", "second"]
@@ -93,10 +99,10 @@ def test_where_intervals_do_not_fit_it_says_where_they_are() -> None:
     assert not any("intervals" in line for line in lines(without_values(document), 80))
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-@pytest.mark.parametrize(
-    "names", [["a"], [f"model-{n}" for n in range(20)], HOSTILE, ["m" * 60 + str(n) for n in (1, 2)]]
-)
+NAMES = [["a"], [f"model-{n}" for n in range(20)], HOSTILE, ["m" * 60 + str(n) for n in (1, 2)]]
+
+
+@pytest.mark.parametrize(("names", "width"), spread(NAMES, [80, 120, 160], each=2))
 def test_every_line_fits(names: list[str], width: int) -> None:
     document = sample(dict.fromkeys(names, 2), n=60, rounds=3)
     found = lines(document, width)

@@ -1,1 +1,0 @@
-"""Ensembles that people compare with, one file each."""

@@ -1,0 +1,61 @@
+"""Complementary attention head pruning (CAHP, arXiv 2606.19150), which decides by itself how many heads are kept.
+
+This is our reading, made from the abstract and a review of the paper. Every head has a separability signature, the
+Jeffries-Matusita distance of each pair of classes in its output (:mod:`hydractl.criteria.cahp.signatures`). k-medoids
+over the Euclidean distances between signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804)
+gives k heads that represent all, for every k. The accuracy with only those heads is fitted by a polynomial in k, and
+its knee is the number of heads kept (:mod:`hydractl.criteria.cahp.choosing`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from hydractl.criteria.base import Calibration, CriterionOption, Decider, Decision, ScoredModel
+from hydractl.errors import UsageError
+from hydractl.heads.mask import Site
+
+_PACKAGES = {"sklearn": "scikit-learn", "kmedoids": "kmedoids"}
+
+
+class CAHP(Decider):
+    """The score of a head is the share of the numbers k for which it is one of the k representatives."""
+
+    name = "cahp"
+    needs_data = True
+    options = (
+        CriterionOption(
+            "degree",
+            3,
+            help="Of the polynomial whose knee is the number of heads that --method cahp keeps",
+            at_least=2,
+            at_most=9,
+        ),
+    )
+
+    def check(self, sites: Sequence[Site]) -> None:
+        """Heads must read samples, and two packages are needed.
+
+        Raises:
+            UsageError: for the heads of a tower of texts, or a package that is not installed.
+        """
+        missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+        if missing:
+            install = " ".join(missing)
+            raise UsageError(f"--method cahp needs {install}, not installed here", hint=f"pip install {install}")
+        if any(site.tower == "text" for site in sites):
+            raise UsageError(
+                "--method cahp compares heads by what they make of samples, the text tower reads prompts",
+                hint="add --tower visual",
+            )
+
+    def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
+        """See :func:`hydractl.criteria.cahp.choosing.decide`."""
+        # numpy and torch come with it, which the help texts must not wait for.
+        from hydractl.criteria.cahp.choosing import decide
+
+        return decide(model, calibration, sites)
+
+
+CRITERION = CAHP()

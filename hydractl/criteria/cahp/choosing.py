@@ -1,0 +1,272 @@
+"""How many heads CAHP keeps, and which: representatives by k-medoids, their accuracy, and the knee of that curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hydractl.criteria.base import Calibration, Decision, ScoredModel
+from hydractl.criteria.cahp.signatures import (
+    LEAST_SAMPLES,
+    Batches,
+    Floats,
+    Ints,
+    class_pairs,
+    head_outputs,
+    part_of,
+    signatures,
+)
+from hydractl.errors import InputError, NonFiniteError
+from hydractl.log import Log
+
+DEGREES = (2, 3, 4, 5)
+"""The degrees whose knees are reported beside that of the degree asked for."""
+
+MOST_SIZES = 40
+"""How many numbers of heads are tried at most; a model with no more heads than that has every number tried."""
+
+_SPLIT, _PAIRS, _MEDOIDS = 1, 2, 3  # what is drawn by the seed, each independently of the others
+_PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits
+_POINTS_PER_LINE = 8
+_NOTHING = 1e-9  # a distance from the chord, or a rise of the curve, below this is rounding
+
+Place = tuple[int, int]
+"""(index of the site, position of the head among those present)."""
+
+
+def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
+    """One pass over a part of the sample for the signatures, then one over the rest for each number of heads.
+
+    Raises:
+        InputError: where there are no heads, fewer than two classes, or too few samples of a class.
+        NonFiniteError: where the output of a head or a logit is not finite.
+    """
+    heads = [(i, position) for i in sites for position in range(model.attentions[i].head_counts[0])]
+    if not heads:
+        raise InputError("there are no heads left to choose from")
+    # The sample is read once and stays in memory, because each number of heads runs over it again.
+    batches = list(calibration.batches())
+    labels, classes = _class_numbers(np.concatenate([known.cpu().numpy() for _, known in batches]), model)
+    if len(classes) < (model.classes or 0):
+        calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
+    first = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
+    pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
+    distances = _distances(model, calibration, part_of(batches, first), labels[first], pairs, sorted({*dict(heads)}))
+    rest = part_of(batches, ~first)
+    del batches
+    sizes = sizes_to_try(len(heads))
+    medoids = [representatives(distances, k, calibration.seed) for k in sizes]
+    correct = _curve(model, calibration.log, rest, heads, medoids)
+    total = int((~first).sum())
+    knee, info = _knee(calibration, sizes, correct, total)
+    info = {
+        "degree": calibration.options["degree"],
+        "classes": len(classes),
+        "class_pairs": len(pairs),
+        "samples": {"signatures": len(labels) - total, "accuracy": total},
+        **info,
+    }
+    shares = [sum(number in members for members in medoids) / len(sizes) for number in range(len(heads))]
+    at_knee = medoids[sizes.index(knee)]
+    numbered = {i: [(n, at) for n, (site, at) in enumerate(heads) if site == i] for i in sites}
+    return Decision(
+        scores={i: [shares[n] for n, _ in places] for i, places in numbered.items()},
+        kept={i: [at for n, at in places if n in at_knee] for i, places in numbered.items()},
+        info=info,
+    )
+
+
+# --- the sample -------------------------------------------------------------------------------------------------------
+
+
+def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
+    """Labels as positions among the classes that occur, and those classes.
+
+    Raises:
+        InputError: for fewer than two classes, or too few samples of one.
+    """
+    classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(classes) < 2:
+        raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
+    names = model.labels or [str(c) for c in range(int(classes[-1]) + 1)]
+    few = [f"class {names[c]}: {n}" for c, n in zip(classes, counts, strict=True) if n <= LEAST_SAMPLES]
+    if few:
+        raise InputError(
+            f"--method cahp needs {LEAST_SAMPLES + 1} samples of each class; among the {len(labels)} drawn, "
+            f"{len(few)} of {len(classes)} classes have fewer",
+            hint="draw more with --samples, or give data with more samples of these classes",
+            problems=few,
+        )
+    return numbers.astype(np.int64), classes.tolist()
+
+
+def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Which samples make signatures: a drawn half of each class, at least ``LEAST_SAMPLES``; the rest measures."""
+    first = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        shuffled = random.permutation(np.flatnonzero(labels == label))
+        first[shuffled[: max(LEAST_SAMPLES, (len(shuffled) + 1) // 2)]] = True
+    return first
+
+
+def _distances(
+    model: ScoredModel, calibration: Calibration, batches: Batches, labels: Ints, pairs: Ints, sites: Sequence[int]
+) -> Floats:
+    """The Euclidean distance between the signatures of each two heads."""
+    outputs = head_outputs(model, batches, sites, calibration.log)
+    parts = []
+    with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
+        for i in sites:
+            parts.append(signatures(outputs[i], labels, pairs))
+            progress.advance()
+    together = np.concatenate(parts)
+    return np.stack([np.linalg.norm(together - one, axis=1) for one in together])
+
+
+# --- the curve --------------------------------------------------------------------------------------------------------
+
+
+def sizes_to_try(heads: int) -> list[int]:
+    """1 to ``heads``; of more than ``MOST_SIZES`` numbers, as many spread evenly, the first and the last among them."""
+    return sorted({round(k) for k in np.linspace(1, heads, min(heads, MOST_SIZES)).tolist()})
+
+
+def representatives(distances: Floats, count: int, seed: int) -> set[int]:
+    """The medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``."""
+    from kmedoids import fasterpam
+
+    # Either of two heads can stand for both, a tie that sums of floats would leave to rounding; integers are exact.
+    exact = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
+    # The package takes 32 bits of a seed, and gives other answers on other numbers of threads.
+    state = int(np.random.SeedSequence([seed, _MEDOIDS]).generate_state(1)[0])
+    return set(fasterpam(exact, count, random_state=state, n_cpu=1).medoids.tolist())
+
+
+def _curve(
+    model: ScoredModel, log: Log, batches: Batches, heads: Sequence[Place], medoids: Sequence[set[int]]
+) -> list[int]:
+    """How many samples are classified right with only the medoids, for each number of them."""
+    correct = []
+    with log.progress("cahp: accuracy", len(medoids), "numbers of heads") as progress:
+        for members in medoids:
+            with _only(model, heads, members):
+                correct.append(count_correct(model, batches))
+            progress.advance(note=f"{len(members)} heads")
+    return correct
+
+
+@contextmanager
+def _only(model: ScoredModel, heads: Sequence[Place], members: set[int]) -> Iterator[None]:
+    """Of these heads, gate off all but the members."""
+    before = [attention.head_gate for attention in model.attentions]
+    parameter = next(model.parameters())
+    gates: dict[int, list[float]] = {}
+    for number, (i, _) in enumerate(heads):
+        gates.setdefault(i, []).append(float(number in members))
+    try:
+        for i, gate in gates.items():
+            model.attentions[i].head_gate = torch.tensor([gate], device=parameter.device, dtype=parameter.dtype)
+        yield
+    finally:
+        for attention, gate_before in zip(model.attentions, before, strict=True):
+            attention.head_gate = gate_before
+
+
+@torch.inference_mode()
+def count_correct(model: ScoredModel, batches: Batches) -> int:
+    """How many samples a model of one member classifies right.
+
+    Raises:
+        NonFiniteError: where a logit is not finite.
+    """
+    correct = 0
+    for inputs, labels in batches:
+        logits = model.member_logits(inputs)[0]
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError("a logit is not finite while the model runs with some of its heads")
+        correct += int((logits.argmax(dim=-1) == labels).sum())
+    return correct
+
+
+# --- the knee ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The knee of one fitted curve.
+
+    Attributes:
+        heads: the number of heads there; the largest where the curve has no knee.
+        distance: from the chord, in a square of side 1; None where the curve has no knee.
+        fitted: the fitted accuracy at every number of heads.
+    """
+
+    heads: int
+    distance: float | None
+    fitted: Floats
+
+
+def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
+    """Fit a polynomial by least squares and take the point of it that is furthest above its chord.
+
+    The chord joins the first and the last point of the fitted curve, both axes scaled to 0..1. Only points above it
+    count: below it lie those numbers of heads from which on accuracy begins to rise. Of points as far, that with the
+    fewest heads counts.
+
+    Args:
+        heads: numbers of heads, ascending.
+        accuracy: what was measured with each.
+        degree: of the polynomial; one less than there are points, where it is not smaller.
+    """
+    counts, measured = np.asarray(heads, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
+    if len(counts) < 3:  # no point between the ends of the chord
+        return Knee(int(heads[-1]), None, measured)
+    x = (counts - counts[0]) / (counts[-1] - counts[0])
+    fitted = np.polynomial.Polynomial.fit(x, measured, min(degree, len(x) - 1), domain=[0.0, 1.0])(x)
+    rise = fitted.max() - fitted.min()
+    if rise <= _NOTHING:
+        return Knee(int(heads[-1]), None, fitted)
+    y = (fitted - fitted.min()) / rise
+    slope = y[-1] - y[0]
+    above = (y - y[0] - slope * x) / np.hypot(1.0, slope)
+    best = int(above.argmax())
+    if above[best] <= _NOTHING:
+        return Knee(int(heads[-1]), None, fitted)
+    return Knee(int(heads[best]), float(above[best]), fitted)
+
+
+def _knee(
+    calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
+) -> tuple[int, dict[str, Any]]:
+    """The number of heads at the knee, and as JSON the curve and the knees of all degrees."""
+    degree = calibration.options["degree"]
+    accuracy = [count / total for count in correct]
+    knees = {d: find_knee(sizes, accuracy, d) for d in sorted({*DEGREES, degree})}
+    _report(calibration.log, sizes, accuracy, knees, degree)
+    knee = knees[degree]
+    curve = zip(sizes, correct, accuracy, knee.fitted.tolist(), strict=True)
+    return knee.heads, {
+        "curve": [{"heads": k, "correct": c, "accuracy": a, "fitted": f} for k, c, a, f in curve],
+        "knee": {"heads": knee.heads, "distance": knee.distance},
+        "knees": {str(d): other.heads for d, other in knees.items()},
+    }
+
+
+def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Mapping[int, Knee], degree: int) -> None:
+    """Log the curve, the knee, and the knees of other degrees."""
+    points = [f"{k}: {a:.4f}" for k, a in zip(sizes, accuracy, strict=True)]
+    log.info("cahp: accuracy against the number of heads kept")
+    for start in range(0, len(points), _POINTS_PER_LINE):
+        log.info("  " + "  ".join(points[start : start + _POINTS_PER_LINE]))
+    knee = knees[degree]
+    if knee.distance is None:
+        log.warn(f"cahp: the curve has no knee with degree {degree}, so all {knee.heads} heads are kept")
+    at_knee = accuracy[list(sizes).index(knee.heads)]
+    others = ", ".join(f"{other.heads} with degree {d}" for d, other in knees.items() if d != degree)
+    log.info(f"cahp: {knee.heads} of {sizes[-1]} heads are kept (accuracy {at_knee:.4f}), degree {degree}; {others}")

@@ -1,0 +1,111 @@
+"""Monte Carlo dropout: one model that runs N times with its dropout left on, measured as an ensemble of N.
+
+Source: Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", section 4: p = mean over passes of the softmax.
+
+Dropout acts where ``finetune --dropout P`` trains with it: behind the positions (or embeddings), behind attention and
+in the MLP of each block, and before a classifier whose rate the configuration does not set apart. Attention weights are
+never dropped. A library without dropout layers (open_clip) gets one behind attention and one behind the MLP of each
+block of its image tower. The prompts of a zero-shot model are read once, without dropout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.errors import UsageError
+from hydractl.model.attention import HeadAttention
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source
+from hydractl.training.start import with_dropout
+
+CONVENTIONS = {
+    "mc_dropout": "MC dropout (Gal and Ghahramani 2016): the model runs `samples` times with dropout of rate p, every"
+    " pass counts as a member, and macs are those of all passes. Masks are drawn by seed, data set and batch. `heads`"
+    " are those of one pass; pairs of passes are left out, as each is a draw like any other.",
+}
+
+_MARK = 0.123456789
+"""The rate of the layers that are meant, while they are looked for: one that no configuration has."""
+
+
+def with_layers(source: Source) -> Source:
+    """The model with dropout layers in its configuration, where its library builds them.
+
+    Raises:
+        UsageError: for a model that has none.
+    """
+    if source.family.adds_dropout:
+        return source
+    try:
+        return with_dropout(source, _MARK)
+    except UsageError as error:
+        raise UsageError(error.message.replace("--dropout", "--mc-dropout", 1)) from None
+
+
+class MCDropout:
+    """A model that answers with the passes of MC dropout as its members.
+
+    Its norms and everything else but dropout stay as in evaluation.
+
+    Args:
+        model: built from what :func:`with_layers` gave; several that run one after another are one ensemble.
+        p: rate of dropout, at least 0 and below 1. With 0, each pass is the model's own answer, bit for bit.
+        samples: number of passes N.
+        seed: of the masks.
+    """
+
+    def __init__(self, model: Any, p: float, samples: int, seed: int) -> None:
+        self._model, self._samples, self._seed = model, samples, seed
+        self._device = next(model.parameters()).device
+        for part in [module for module in model.modules() if isinstance(module, HydraModel)]:
+            _turn_on(part, p)
+
+    def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
+        """Logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
+
+        The same arguments give the same masks, whatever ran before; the caller's random numbers go on untouched.
+
+        Args:
+            inputs: of one batch, on the model's device.
+            data: fingerprint of the data set.
+            first: position in it of the batch's first sample.
+        """
+        digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
+        with _drawn_by(int.from_bytes(digest[:7], "big"), self._device):
+            return torch.cat([self._model.member_logits(inputs) for _ in range(self._samples)])
+
+
+def _turn_on(model: HydraModel, p: float) -> None:
+    """Let the dropout layers that are meant act outside training, with the rate ``p``."""
+    if model.family.adds_dropout:
+        model.family.add_dropout(model.networks[0], _MARK)  # the blocks of the first network run for all members
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p == _MARK:
+            module.p = p
+            module.train()
+        elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
+            module.output_dropout, module.drops = p, True
+
+
+@contextmanager
+def _drawn_by(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
+    before = torch.mps.get_rng_state() if device.type == "mps" else None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        elif before is not None:
+            torch.mps.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if before is not None:
+                torch.mps.set_rng_state(before)

@@ -1,0 +1,312 @@
+"""The rows of an evaluation: a model that runs, or the predictions that were kept of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from hydractl.data import batches
+from hydractl.errors import InputError, UsageError
+from hydractl.evaluate.mc_dropout import MCDropout, with_layers
+from hydractl.evaluate.options import FitOptions, RunOptions
+from hydractl.evaluate.predictions.concatenated import Concatenated
+from hydractl.evaluate.predictions.reading import Predictions
+from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
+from hydractl.files.document_check import count, record, text
+from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.training_history import trainings_of
+from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.model.arguments import ModelArgument
+from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.runtime import move
+
+Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
+"""Rows of a data set, and the logits ``[M, rows, C]`` of every member."""
+
+
+_FITTED_ON = record({"spec": text, "n": count, "fingerprint": text}, ("spec", "n", "fingerprint"))
+
+
+@dataclass(frozen=True)
+class StoredFit:
+    """What was fitted for a model before, as its file holds it.
+
+    Attributes:
+        calibration: of the averaged prediction, None for none.
+        threshold: as ``{"score", "value", "rule"}``, None for none.
+        fitted_on: the validation set of the calibration, where the file says it.
+    """
+
+    calibration: Calibration | None = None
+    threshold: Mapping[str, Any] | None = None
+    fitted_on: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
+        """What the description of a file holds.
+
+        Raises:
+            InputError: for what eval does not write.
+        """
+        calibration = document.get("calibration")
+        try:
+            if calibration is None:
+                return cls(threshold=stored_threshold(document.get("threshold")))
+            checked = Calibration.from_json(calibration)
+            where = calibration.get("fitted_on")
+            problems = [] if where is None else list(_FITTED_ON(where, "what its calibration was fitted on"))
+            if problems:
+                raise InputError(problems[0])
+            return cls(checked, stored_threshold(document.get("threshold")), where)
+        except InputError as error:
+            raise InputError(f"{origin}: {error.message}") from None
+
+
+class Model(ABC):
+    """One row.
+
+    Attributes:
+        name: of the row.
+        labels: names of the classes, None where unknown.
+        classes: number of classes.
+        reads: ``image`` or ``text``; None for predictions, which read nothing any more.
+        members: number of members.
+        heads: of every site, the heads there are and those each member keeps.
+        cost: ``params`` and ``macs``, the latter None where it is not known.
+        seen: the samples behind the model.
+        stored: the calibration and the threshold of its file.
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
+        conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
+        mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
+    """
+
+    name: str
+    labels: Sequence[str] | None
+    classes: int
+    reads: str | None
+    members: int
+    heads: list[dict[str, Any]]
+    cost: dict[str, Any]
+    seen: Sequence[Entry]
+    stored: StoredFit
+    conventions: Mapping[str, Any]
+    mc_dropout: Mapping[str, Any] | None
+    training: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    @abstractmethod
+    def sha256(self) -> Any:
+        """SHA-256 of its file, one for each where several run one after another."""
+
+    @abstractmethod
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """The logits of a data set, in an order of the model's own; ``rows`` are some samples in an order."""
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets that a predictions file brings along."""
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
+        """Refuse data sets of which this row can say nothing.
+
+        Raises:
+            InputError: naming them.
+        """
+
+    def release(self) -> None:  # noqa: B027 - predictions take none
+        """Let go of what takes memory."""
+
+
+class RunningModel(Model):
+    """A model, or the members of an ensemble one after another.
+
+    Attributes:
+        argument: the MODEL of the command.
+        options: how it runs.
+    """
+
+    def __init__(self, argument: ModelArgument, options: RunOptions, fit: FitOptions, log: Log) -> None:
+        if options.passes is not None:  # with dropout layers; UsageError for a model that has none
+            argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
+        self.argument, self.options, self._log = argument, options, log
+        self._model: Loaded | None = None
+        descriptions = [source.description for source in argument.sources]
+        first = descriptions[0]
+        self.name = argument.name
+        self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
+        classes = argument.sources[0].classes
+        assert classes is not None  # with_classes() has been here
+        self.classes, self.reads = classes, first.reads
+        masks = [mask for description in descriptions for mask in description.masks]
+        self.mc_dropout = options.passes
+        passes = 1 if self.mc_dropout is None else self.mc_dropout["samples"]
+        self.members = len(masks) * passes
+        same = all(mask.heads == masks[0].heads for mask in masks)
+        towers = {site.path: site.tower for site in argument.sources[0].sites}
+        self.heads = [
+            {"site": p, "tower": towers[p], "heads": n, "kept": [list(mask.kept[p]) for mask in masks]}
+            for p, n in (masks[0].heads.items() if same else ())
+        ]
+        whole = options.whole_last_block
+        work = [macs(source.description, source.tensors, whole_last_block=whole) for source in argument.sources]
+        self.cost = {
+            "params": sum(parameters(source.tensors) for source in argument.sources),
+            "macs": passes * sum(work),
+            "single_macs": dense_macs(first, whole_last_block=whole),
+        }
+        self.training = trainings_of(descriptions)
+        self.seen = merged(*(description.seen for description in descriptions))
+        self.stored = self._stored(fit)
+        self.conventions = {}
+        if first.preprocess.get("max_length") is not None:
+            self.conventions["max_length"] = first.preprocess["max_length"]
+        if first.prompt is not None:
+            self.conventions["prompt"] = list(first.prompt)
+
+    def _stored(self, fit: FitOptions) -> StoredFit:
+        """What the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
+        extras = [source.description.extra for source in self.argument.sources]
+        if len(extras) == 1 and self.mc_dropout is None:
+            return StoredFit.of(extras[0], self.name)
+        why = "of one model alone" if self.mc_dropout is None else "without dropout"
+        warn_of_left_out(self.name, extras, fit, self._log, why)
+        return StoredFit()
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of its files, which are hashed now."""
+        return self.argument.sha256
+
+    def decisive(self) -> dict[str, Any]:
+        """What decides the logits: predictions of other values are of no use."""
+        options = self.options
+        return {
+            "batch_size": options.batch_size,
+            "dtype": options.dtype,
+            "device": self.loaded().device_type,
+            "whole_last_block": options.whole_last_block,
+            **self.conventions,
+            **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
+        }
+
+    def loaded(self) -> Loaded:
+        """The model with its weights read."""
+        if self._model is None:
+            options = self.options
+            model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
+            model.read_prompts(self._log, self.name)
+            self._model = Loaded(model, options)
+        return self._model
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Run the model."""
+        return self.loaded().batches(one, rows)
+
+    def release(self) -> None:
+        """Forget the weights."""
+        self._model = None
+
+
+class Loaded:
+    """A model that is loaded, with the passes of MC dropout where they are asked for."""
+
+    def __init__(self, model: Any, options: RunOptions) -> None:
+        self.model, self._options = model, options
+        self._passes = None if options.passes is None else MCDropout(model, **options.passes)
+        self._parameter = next(model.parameters())
+        self.device_type = self._parameter.device.type
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None) -> Batches:
+        model, options, parameter = self.model, self._options, self._parameter
+        assert one.dataset is not None  # a model that runs needs --data
+        with torch.inference_mode():
+            for batch in batches(
+                one.dataset, model.preprocess, options.batch_size, workers=options.workers, indices=rows
+            ):
+                inputs = move(batch.inputs, parameter.device, parameter.dtype)
+                if self._passes is None:
+                    logits = model.member_logits(inputs)
+                else:
+                    logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
+                wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+                yield batch.indices, logits.to("cpu", wide).numpy()
+
+
+class PredictedModel(Model):
+    """Predictions of a model, read from their file; or of an ensemble, from those of its models."""
+
+    def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
+        model = predictions.model
+        self._predictions = predictions
+        self.name = name or str(model["name"])
+        self.labels = model.get("labels")
+        self.members, _, self.classes = predictions.shape(0)
+        self.reads = None
+        self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
+        self.seen: Sequence[Entry] = []
+        self.stored = StoredFit.of(model, predictions.origin)
+        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+        self.mc_dropout = model.get("mc_dropout")
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of the models that the predictions are of."""
+        return self._predictions.model.get("sha256")
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets of the file."""
+        spec = self._predictions.origin
+        return [
+            EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
+            for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
+            if one.role in (ID, OOD, CORRUPTION)
+        ]
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:
+        """Every set must be in the file, sample for sample."""
+        missing = [one for one in sets if self._index(one) is None]
+        if missing:
+            have = ", ".join(one.name for one in self._predictions.sets)
+            raise InputError(
+                f"{self._predictions.origin} has no predictions of {', '.join(one.name for one in missing)}",
+                hint=f"it has {have}; a set with other samples, labels or order is another set",
+            )
+
+    def already_seen(self, one: EvalSet) -> int:
+        """How many samples of a set the model had seen when it was asked."""
+        index = self._index(one)
+        return 0 if index is None else self._predictions.sets[index].seen
+
+    def _index(self, one: EvalSet) -> int | None:
+        same = [i for i, entry in enumerate(self._predictions.sets) if entry.fingerprint == one.fingerprint]
+        return next((i for i in same if self._predictions.sets[i].name == one.name), same[0] if same else None)
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Read the file."""
+        index = self._index(one)
+        assert index is not None  # check_sets() has been here
+        yield from self._predictions.batches(index)
+
+
+def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, of: str) -> None:
+    """Warn where a stored calibration or threshold would be expected and is not used.
+
+    Args:
+        name: of the row.
+        documents: those of its models that may hold one.
+        fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
+        log: is told.
+        of: of which predictions they were chosen.
+    """
+    unless = {"calibration": fit.temperature, "threshold": fit.threshold or fit.temperature}
+    unused = [key for key, asked in unless.items() if asked is None and any(one.get(key) for one in documents)]
+    if unused:
+        log.warn(f"{name}: the stored {' and '.join(unused)} is left out: it was chosen for the predictions {of}")

@@ -1,0 +1,114 @@
+"""What an evaluation needs to know of its command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydractl.settings import OodSet
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How models run.
+
+    Attributes:
+        batch_size: samples that run together.
+        dtype, device: as ``--dtype`` and ``--device`` name them.
+        workers: processes that read data.
+        whole_last_block: whether the last block runs for tokens that are not read out too.
+        passes: ``p``, ``samples`` and ``seed`` of MC dropout; None without.
+    """
+
+    batch_size: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    workers: int = 0
+    whole_last_block: bool = False
+    passes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The data sets.
+
+    Attributes:
+        data: SPEC of the ID test data; None where predictions bring their own.
+        ood: the OOD test sets.
+        val: SPEC of the ID validation data.
+        val_ood: the OOD validation sets.
+        limit: the first samples of each only.
+        on_bad: what to do with samples that cannot be read.
+        label_map: file of an object from labels of the data to labels of the model.
+        corruptions, severities: of ``data``, measured as well.
+        allow_seen: whether samples may be tested on that something was chosen on.
+    """
+
+    data: str | None
+    ood: Sequence[OodSet] = ()
+    val: str | None = None
+    val_ood: Sequence[OodSet] = ()
+    limit: int | None = None
+    on_bad: str = "stop"
+    label_map: str | None = None
+    corruptions: Sequence[str] = ()
+    severities: Sequence[int] = ()
+    allow_seen: bool = False
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What is fitted on validation data, or taken from the command instead.
+
+    Attributes:
+        temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
+        threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
+        ood_score: name of the score that separates ID from OOD samples.
+        conformal: share of labels that prediction sets may miss; None for no sets.
+        conformal_score: how they rank classes.
+    """
+
+    temperature: str | None = None
+    threshold: str | None = None
+    ood_score: str = "msp"
+    conformal: float | None = None
+    conformal_score: str = "lac"
+
+    @property
+    def fits_calibration(self) -> bool:
+        """Whether a calibration is fitted."""
+        return self.temperature in ("fit", "vector")
+
+    @property
+    def needs_val(self) -> bool:
+        """Whether something is fitted on the ID validation data."""
+        return self.fits_calibration or self.conformal is not None or (self.threshold or "").startswith("id:")
+
+    @property
+    def needs_val_ood(self) -> bool:
+        """Whether something is fitted on the OOD validation data."""
+        return (self.threshold or "").startswith("ood:")
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """One evaluation.
+
+    Attributes:
+        run: how models run.
+        data: the data sets.
+        fit: what is fitted on validation data.
+        bootstrap: resamples for intervals; 0 for none.
+        seed: of the resamples.
+        keep_logits: whether the logits of all data sets are kept in predictions files.
+        resume: whether to go on with unfinished ones.
+    """
+
+    run: RunOptions
+    data: DataOptions
+    fit: FitOptions = field(default_factory=FitOptions)
+    bootstrap: int = 0
+    seed: int = 0
+    keep_logits: bool = False
+    resume: bool = False

@@ -1,0 +1,236 @@
+"""Finished predictions files, read piece by piece; what is damaged is refused before any logit is looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hydractl.errors import InputError
+from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.document_check import anything, count, listing, maybe, number, record, text
+from hydractl.files.header import Header, read_header
+from hydractl.files.training_history import COURSE
+from hydractl.jsonio import shown
+
+
+@dataclass
+class Predictions:
+    """A finished predictions file.
+
+    Attributes:
+        path: where it is.
+        model: what the header says of the model.
+        sets: its data sets, their ids and labels read.
+    """
+
+    path: Path
+    model: Mapping[str, Any]
+    sets: list[SetEntry]
+    _tensors: FileTensors = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+        return self._tensors.scan().sha256
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        """``(members, N, classes)`` of a set."""
+        members, samples, classes = self._tensors.info(tensor_names(index)["logits"]).shape
+        return members, samples, classes
+
+    @property
+    def origin(self) -> str:
+        """What to call it in messages."""
+        return str(self.path)
+
+    def piece(self, index: int, rows: range) -> npt.NDArray[Any]:
+        """The logits ``[members, rows, classes]`` of neighbouring samples of a set, those that are missing too."""
+        members, samples, classes = self.shape(index)
+        name = tensor_names(index)["logits"]
+        ends = [((m * samples + rows.start) * classes, (m * samples + rows.stop) * classes) for m in range(members)]
+        pieces = [self._tensors.read_piece(name, first, last) for first, last in ends]
+        return np.stack([piece.numpy().reshape(len(rows), classes) for piece in pieces])
+
+    def batches(self, index: int) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+        """The logits of a set in pieces: the rows, and ``[members, rows, classes]``.
+
+        Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
+        """
+        return in_pieces(self.shape(index), lambda rows: self.piece(index, rows))
+
+
+def in_pieces(
+    shape: tuple[int, int, int], piece: Callable[[range], npt.NDArray[Any]]
+) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+    """Pieces that memory has room for, without the samples that a member has no logits of.
+
+    Args:
+        shape: ``(members, N, classes)``.
+        piece: the logits of neighbouring samples.
+    """
+    for rows in ranges(shape):
+        logits = piece(rows)
+        there = ~is_empty(logits)
+        if there.all():
+            yield rows, logits
+        elif there.any():
+            yield [row for row, whole in zip(rows, there, strict=True) if whole], logits[:, there]
+
+
+def is_predictions(path: str | Path) -> bool:
+    """Whether a file describes itself as predictions; False for what is no safetensors file."""
+    if not str(path).endswith((".st", ".safetensors")) or not os.path.isfile(path):
+        return False
+    try:
+        return str((read_header(path).description or {}).get("schema")).startswith("hydractl.predictions/")
+    except InputError:
+        return False
+
+
+def read_predictions(path: str | Path) -> Predictions:
+    """Open a predictions file; its logits are read later.
+
+    Raises:
+        InputError: for a file of another kind or version, or one whose parts do not fit each other.
+    """
+    path = Path(path)
+    header = read_header(path)
+    document = header.description or {}
+    if document.get("schema") != SCHEMA:
+        raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {SCHEMA!r}")
+    tensors = FileTensors(path, header)
+    sets, problems = _read_sets(document, header, tensors)
+    if not problems:
+        shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
+        problems += _problems_between_sets([(one.role, one.name) for one in sets], shapes)
+        problems += _model_problems(document.get("model"), shapes[0][2])
+    if problems:
+        raise InputError(f"{path} is broken", hint="write it again with eval --predictions", problems=problems)
+    return Predictions(path, document["model"], sets, tensors)
+
+
+def _read_sets(document: Mapping[str, Any], header: Header, tensors: FileTensors) -> tuple[list[SetEntry], list[str]]:
+    entries = document.get("sets")
+    if not isinstance(entries, list) or not entries:
+        return [], ["it lists no data sets"]
+    sets, problems = [], []
+    for index, entry in enumerate(entries):
+        problem = _set_problem(entry, index, header)
+        if problem is not None:
+            problems.append(f"set {index}: {problem}")
+            continue
+        names = tensor_names(index)
+        ends = tensors.read(names["id_ends"]).numpy()
+        raw = tensors.read(names["ids"]).numpy().tobytes()
+        if (np.diff(ends, prepend=0) < 0).any() or (len(ends) and ends[-1] != len(raw)):
+            problems.append(f"set {index}: its ids are broken")
+            continue
+        starts = [0, *ends[:-1].tolist()]
+        ids = [raw[a:b].decode("utf-8", "surrogateescape") for a, b in zip(starts, ends.tolist(), strict=True)]
+        labels = tensors.read(names["labels"]).numpy() if entry["labelled"] else None
+        classes = header.tensors[names["logits"]].shape[2]
+        if labels is not None and len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+            problems.append(f"set {index}: a label is outside 0..{classes - 1}")
+        own = {key: entry[key] for key in ("name", "role", "group", "fingerprint", "seen")}
+        sets.append(SetEntry(**own, ids=ids, labels=labels))
+    return sets, problems
+
+
+_FORM: dict[str, Any] = {
+    "name": str,
+    "role": str,
+    "group": (str, type(None)),
+    "n": int,
+    "fingerprint": str,
+    "labelled": bool,
+    "seen": int,
+}
+
+
+def _set_problem(entry: Any, index: int, header: Header) -> str | None:
+    """What is wrong with what the header says of a set; None where nothing is."""
+    if not isinstance(entry, dict) or any(not isinstance(entry.get(key, ...), kind) for key, kind in _FORM.items()):
+        return "its entry is malformed"
+    if entry["group"] not in ("near", "far", None):
+        return f"it has the group {shown(entry['group'])}"
+    names, n = tensor_names(index), entry["n"]
+    logits = header.tensors.get(names["logits"])
+    if logits is None or logits.dtype not in KINDS or len(logits.shape) != 3 or logits.shape[1] != n:
+        return f"it has no logits of {n} samples"
+    if min(logits.shape[0], logits.shape[2]) < 1:
+        return "its logits have no member or no class"
+    wanted = {"id_ends": ("I64", (n,)), **({"labels": ("I64", (n,))} if entry["labelled"] else {})}
+    for part, (dtype, shape) in wanted.items():
+        info = header.tensors.get(names[part])
+        if info is None or info.dtype != dtype or info.shape != shape:
+            return f"its {part} are missing or of another shape"
+    ids = header.tensors.get(names["ids"])
+    return None if ids is not None and ids.dtype == "U8" and len(ids.shape) == 1 else "it has no ids"
+
+
+_SITE = record(
+    {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "tower", "heads", "kept")
+)
+_MODEL = record(
+    {
+        "name": text,
+        "sha256": anything,
+        "labels": listing(text, 1),
+        "heads": listing(_SITE),
+        "training": listing(COURSE),
+        "cost": record({"params": maybe(count), "macs": maybe(number), "single_macs": maybe(number)}),
+        "prompt": listing(text),
+        "max_length": count,
+        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
+    },
+    ("name",),
+)
+
+
+def _model_problems(model: Any, classes: int) -> list[str]:
+    """What is wrong with the block ``model`` of a header; its calibration and threshold are read by their own modules.
+
+    Args:
+        model: the block.
+        classes: of the logits.
+    """
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
+        return ["it does not say of what model it is"]
+    problems = list(_MODEL(model, "its model"))
+    labels = model.get("labels")
+    if isinstance(labels, list) and len(labels) != classes:
+        problems.append(f"its model has {len(labels)} labels and {classes} classes")
+    return problems
+
+
+def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
+    """What is wrong with the data sets taken together.
+
+    Args:
+        sets: role and name of each.
+        shapes: ``(members, N, classes)`` of their logits.
+    """
+    problems = []
+    if len(set(sets)) < len(sets) or [role for role, _ in sets].count("id") != 1:
+        problems.append("it has no one ID set, or two sets of one name")
+    for role, name in sets:
+        if role not in ("id", "ood", "val", "val_ood", "corruption"):
+            problems.append(f"a set has the role {shown(role)}")
+        elif (role == "id") != (name == "id") or (role == "ood" and name == "edges"):
+            problems.append(f"the set of the role {role} has the name {shown(name)}")
+    if len({(shape[0], shape[2]) for shape in shapes}) > 1:
+        problems.append("its sets are of different numbers of members or classes")
+    kinds = [name.rpartition("/") for role, name in sets if role == "corruption"]
+    by_kind: dict[str, set[str]] = {}
+    for kind, _, severity in kinds:
+        by_kind.setdefault(kind, set()).add(severity)
+    if any(severities != set().union(*by_kind.values()) for severities in by_kind.values()):
+        problems.append("its corruptions are of different severities")
+    return problems

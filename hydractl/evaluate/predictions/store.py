@@ -1,0 +1,249 @@
+"""The member logits of one model on some data sets, in one safetensors file that is filled batch by batch.
+
+The file has its final size from the beginning, and its logits are not numbers until they are computed. So a run that
+was killed goes on with the rows that are missing, and what it leaves has the bytes of the unbroken run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hydractl.errors import InputError, OutputError
+from hydractl.files.atomic import open_own, storage_error
+from hydractl.files.header import TensorInfo, header_bytes, read_header
+from hydractl.jsonio import shown
+
+SCHEMA = "hydractl.predictions/2"
+BLOCK_BYTES = 1 << 22
+KINDS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+EMPTY = 0xFF
+"""Every byte of a logit that has not been computed: a NaN, which no model may answer."""
+
+
+@dataclass(frozen=True)
+class SetEntry:
+    """One data set of a predictions file.
+
+    Attributes:
+        name: ``id``, ``val``, or the name of an OOD set.
+        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
+        group: ``near``, ``far`` or None.
+        ids: one for each sample.
+        labels: int64 ``[N]``, None where unlabelled.
+        fingerprint: of the data set.
+        seen: how many of its samples the model had seen before.
+    """
+
+    name: str
+    role: str
+    group: str | None
+    ids: Sequence[str]
+    labels: npt.NDArray[np.int64] | None
+    fingerprint: str
+    seen: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What the header says of it."""
+        own = {"name": self.name, "role": self.role, "group": self.group, "n": len(self.ids)}
+        return {**own, "fingerprint": self.fingerprint, "labelled": self.labels is not None, "seen": self.seen}
+
+
+def tensor_names(index: int) -> dict[str, str]:
+    """What the tensors of a set are called in the file."""
+    return {part: f"sets.{index}.{part}" for part in ("logits", "labels", "ids", "id_ends")}
+
+
+def ranges(shape: Sequence[int]) -> list[range]:
+    """Runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
+    members, samples, classes = shape
+    step = max(1, BLOCK_BYTES // (members * classes * 4))
+    return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
+
+
+def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which samples of ``[members, N, classes]`` have a logit that was never written, ``[N]``."""
+    raw = np.ascontiguousarray(logits).view(np.uint8).reshape(*logits.shape, logits.itemsize)
+    return (raw == EMPTY).all(axis=3).any(axis=(0, 2))
+
+
+class PredictionsWriter:
+    """A predictions file in the making.
+
+    Args:
+        path: of the unfinished file.
+        model: what the header says of the model; what decides the logits must be in it.
+        sets: the data sets.
+        members, classes: shape of the logits ``[members, N, classes]``.
+        kind: ``F32`` or ``F64``.
+        resume: go on with a file that is there.
+
+    Attributes:
+        resumed: whether there was one.
+
+    Raises:
+        InputError: with ``resume``, when the file there is of other settings; the differences are listed.
+        OutputError, StorageError: it cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: Mapping[str, Any],
+        sets: Sequence[SetEntry],
+        *,
+        members: int,
+        classes: int,
+        kind: str = "F32",
+        resume: bool = False,
+    ) -> None:
+        self.path, self._sets = path, list(sets)
+        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [one.to_json() for one in sets]}
+        self._infos: dict[str, TensorInfo] = {}
+        self._fixed: dict[str, bytes] = {}
+        for index, one in enumerate(sets):
+            self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, len(one.ids), classes))
+            self._add_fixed(index, one)
+        self._head, order = header_bytes(self._infos, self._description)
+        self._starts: dict[str, int] = {}
+        position = len(self._head)
+        for name in order:
+            self._starts[name] = position
+            position += self._infos[name].nbytes
+        self._kind = KINDS[kind]
+        try:
+            self.resumed = resume and _begun(path)
+            if self.resumed:
+                _check_same(path, self._description)
+            mode = "r+b" if self.resumed else "w+b"
+            self._file = open(path, mode, opener=open_own)  # noqa: SIM115 - closed by close()
+            if not self.resumed:
+                self._fill(order)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
+            if not _begun(path):  # nothing has been computed for it
+                path.unlink(missing_ok=True)
+            raise storage_error(error, path) from error
+
+    def _add_fixed(self, index: int, one: SetEntry) -> None:
+        names = tensor_names(index)
+        encoded = [text.encode("utf-8", "surrogateescape") for text in one.ids]
+        ends = np.cumsum([len(text) for text in encoded], dtype="<i8")
+        values = {"ids": np.frombuffer(b"".join(encoded), dtype=np.uint8), "id_ends": ends}
+        if one.labels is not None:
+            values["labels"] = one.labels.astype("<i8")
+        for part, array in values.items():
+            kind = "U8" if part == "ids" else "I64"
+            self._infos[names[part]] = TensorInfo(kind, array.shape)
+            self._fixed[names[part]] = array.tobytes()
+
+    def _fill(self, order: Sequence[str]) -> None:
+        # The header comes last: a file without one was stopped before it had its size, and is begun anew.
+        self._file.seek(len(self._head))
+        for name in order:
+            if name in self._fixed:
+                self._file.write(self._fixed[name])
+                continue
+            left = self._infos[name].nbytes
+            while left:
+                count = min(left, BLOCK_BYTES)
+                self._file.write(bytes([EMPTY]) * count)
+                left -= count
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.seek(0)
+        self._file.write(self._head)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def missing(self, index: int) -> npt.NDArray[np.bool_]:
+        """Which samples of a set have no logits yet, ``[N]``."""
+        shape = self._infos[tensor_names(index)["logits"]].shape
+        parts = [is_empty(self._piece(index, rows)) for rows in ranges(shape)]
+        return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+
+    def _piece(self, index: int, rows: range) -> npt.NDArray[Any]:
+        """The logits ``[members, rows, classes]`` of neighbouring samples."""
+        name = tensor_names(index)["logits"]
+        members, samples, classes = self._infos[name].shape
+        size = classes * self._kind.itemsize
+        starts = [self._starts[name] + (member * samples + rows.start) * size for member in range(members)]
+        raw = b"".join(os.pread(self._file.fileno(), len(rows) * size, start) for start in starts)
+        return np.frombuffer(raw, self._kind).reshape(members, len(rows), classes)
+
+    def write(self, index: int, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
+        """The logits ``[members, len(rows), classes]`` of some samples of a set."""
+        _, samples, classes = self._infos[tensor_names(index)["logits"]].shape
+        row = classes * self._kind.itemsize
+        start = self._starts[tensor_names(index)["logits"]]
+        order = np.argsort(np.asarray(rows), kind="stable")
+        values = np.ascontiguousarray(logits[:, order], dtype=self._kind)
+        ordered = np.asarray(rows)[order]
+        # Samples that follow each other are written together.
+        breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
+        for run in np.split(np.arange(len(ordered)), breaks):
+            for member in range(len(values)):
+                position = start + (member * samples + int(ordered[run[0]])) * row
+                self._write_at(values[member, run].tobytes(), position)
+
+    def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
+        """What :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
+        return np.concatenate([self._piece(index, range(row, row + 1)) for row in map(int, rows)], axis=1)
+
+    def _write_at(self, block: bytes, position: int) -> None:
+        try:
+            done = 0
+            while done < len(block):
+                done += os.pwrite(self._file.fileno(), block[done:], position + done)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def __enter__(self) -> PredictionsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        self._file.close()
+
+
+def _begun(path: Path) -> bool:
+    """Whether there is an unfinished file that had got its size and its header."""
+    try:
+        with open(path, "rb") as file:
+            return any(file.read(8))
+    except OSError:
+        return False
+
+
+def _check_same(path: Path, description: Mapping[str, Any]) -> None:
+    """Whether an unfinished file is of the same model, data and settings."""
+    there = read_header(path).description or {}
+    if there == description:
+        return
+    problems = []
+    for key in ("model", "sets", "schema"):
+        before, now = there.get(key), description[key]
+        if key == "model" and isinstance(before, dict):
+            problems += [
+                f"{name}: {shown(before.get(name))} in the file, {shown(now.get(name))} now"
+                for name in dict.fromkeys([*now, *before])
+                if before.get(name) != now.get(name)
+            ]
+        elif before != now:
+            problems.append(f"{key}: {shown(before)} in the file, {shown(now)} now")
+    raise InputError(
+        f"{path} holds unfinished predictions of other settings",
+        hint="give the settings it was begun with, or leave --resume out to begin anew",
+        problems=problems,
+    )

@@ -1,0 +1,258 @@
+"""The classifiers of transformers whose heads can be separated: where the heads are, and the readouts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.errors import InputError
+from hydractl.families.base import first_line
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import canonical_json, shown
+
+declare_operators()
+
+import transformers  # noqa: E402
+from transformers.utils import logging as hf_logging  # noqa: E402
+
+# Says how or by whom a file was written, or where the labels are kept by themselves; no part of an architecture.
+_NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "attn_implementation", "id2label", "label2id")
+_MOST_LAYERS, _MOST_POSITIONS, _MOST_LABELS = 1000, 1 << 20, 1 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Module names of one kind of encoder, relative to the base model, the layer or the attention."""
+
+    layers: str
+    q: str
+    k: str
+    v: str
+    o: str
+    # The module that computes attention, within the attention block, and the end of its class's name.
+    core: str
+    core_class: str
+    # The norm of a layer that its attention reads through; none where the norm comes after.
+    norm: str = ""
+
+
+_BERT = Layout("encoder.layer", "self.query", "self.key", "self.value", "output.dense", "self", "SelfAttention")
+_DISTILBERT = Layout("transformer.layer", "q_lin", "k_lin", "v_lin", "out_lin", "", "SelfAttention")
+_VIT = Layout("layers", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "layernorm_before")
+_DINOV2 = Layout("encoder.layer", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "norm1")
+
+# Name of the base model within the classifier, which every site's path starts with -> its layout.
+LAYOUTS = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "electra": _BERT,
+    "distilbert": _DISTILBERT,
+    "vit": _VIT,
+    "deit": _VIT,
+    "dinov2": _DINOV2,
+}
+
+
+def _pooler(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    return model.classifier(model.dropout(base.pooler(hidden)))
+
+
+def _head(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    return model.classifier(hidden)
+
+
+def _pre_classifier(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    return model.classifier(model.dropout(torch.relu(model.pre_classifier(hidden[:, 0]))))
+
+
+def _class_token(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    return model.classifier(base.layernorm(hidden)[:, 0, :])
+
+
+def _two_tokens(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    hidden = base.layernorm(hidden)
+    return (model.cls_classifier(hidden[:, 0, :]) + model.distillation_classifier(hidden[:, 1, :])) / 2
+
+
+def _token_and_mean(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    hidden = base.layernorm(hidden)
+    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1:].mean(dim=1)], dim=1))
+
+
+# Class of the library -> its base model, and what its forward does after the last layer.
+ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
+    "BertForSequenceClassification": ("bert", _pooler),
+    "RobertaForSequenceClassification": ("roberta", _head),
+    "XLMRobertaForSequenceClassification": ("roberta", _head),
+    "CamembertForSequenceClassification": ("roberta", _head),
+    "ElectraForSequenceClassification": ("electra", _head),
+    "DistilBertForSequenceClassification": ("distilbert", _pre_classifier),
+    "ViTForImageClassification": ("vit", _class_token),
+    "DeiTForImageClassification": ("deit", _class_token),
+    "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
+    "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
+}
+READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
+"""Number of first tokens that a readout uses, if it is not one; None: all."""
+NORMS = {"sa_layer_norm", "output_layer_norm", "layernorm_before", "layernorm_after", "norm1", "norm2"}
+
+
+def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what says how it was written, how it is to be computed, or what the labels are."""
+    return {k: v for k, v in config.items() if k not in _NOT_THE_MODEL and not k.startswith("_")}
+
+
+def meta_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
+
+    It is kept and given again, so callers that change it copy it.
+
+    Raises:
+        InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
+    """
+    return _build(canonical_json(config))
+
+
+@lru_cache(maxsize=8)
+def _build(text: str) -> Any:
+    config = json.loads(text)
+    name = class_name(config)
+    settings = without_traces(config)
+    labels = settings.get("num_labels")
+    if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
+        raise InputError(f"{name} has {shown(labels)} labels")
+    cls = getattr(transformers, name)
+    try:
+        with quiet():
+            library_config = cls.config_class.from_dict(settings)
+            _check_config(library_config, name)
+            with torch.device("meta"):
+                model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+            _fill_buffers(model)
+    except InputError:
+        raise
+    except Exception as error:  # whatever strange settings lead to inside the library
+        raise InputError(f"transformers {transformers.__version__} cannot build {name}: {first_line(error)}") from error
+    _check_layers(model)
+    return model.eval()
+
+
+def random_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration with weights as it draws them for training from scratch."""
+    with quiet():
+        library_config = type(meta_model(config)).config_class.from_dict(without_traces(config))
+        return type(meta_model(config))._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def _fill_buffers(model: Any) -> None:
+    """Make the buffers real, with the numbers that the library itself gives them."""
+    for module in model.modules():
+        empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for name in empty:
+            module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
+        if empty:
+            model._init_weights(module)  # the parameters beside them are on the meta device and stay as they are
+
+
+def _check_config(config: Any, name: str) -> None:
+    """Refuse what is not a classifier by softmax over separate heads."""
+    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
+    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
+        raise InputError(f"{name} takes {shown(positions)} tokens")
+    problems = []
+    if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
+        problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        problems.append("it is a decoder")
+    if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
+        problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
+    if problems:
+        raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
+
+
+def _check_layers(model: Any) -> None:
+    """Refuse attention that is not what the layout says, as in another version of the library."""
+    name = type(model).__name__
+    base, layout = base_of(model)
+    try:
+        blocks = [layer.attention for layer in base.get_submodule(layout.layers)]
+        cores = [core_of(block, layout) for block in blocks]
+    except AttributeError as error:
+        raise InputError(
+            f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
+            hint="pip install -U transformers",
+        ) from error
+    expected = name.partition("For")[0] + layout.core_class
+    for block, core in zip(blocks, cores, strict=True):
+        projections = [block.get_submodule(leaf) for leaf in (layout.q, layout.k, layout.v, layout.o)]
+        if type(core).__name__ != expected or any(type(p) is not nn.Linear for p in projections):
+            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected}")
+
+
+def base_of(model: Any) -> tuple[Any, Layout]:
+    """The model without its classifier, and its layout."""
+    prefix, _ = ARCHITECTURES[type(model).__name__]
+    return getattr(model, prefix), LAYOUTS[prefix]
+
+
+def layout_of(path: str) -> Layout:
+    return LAYOUTS[path.partition(".")[0]]
+
+
+def core_of(block: nn.Module, layout: Layout) -> nn.Module:
+    return block.get_submodule(layout.core) if layout.core else block
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The library without progress bars and without warnings of what is checked here."""
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def class_name(config: Mapping[str, Any]) -> str:
+    """The class of the library that a configuration names.
+
+    Raises:
+        InputError: for one whose heads cannot be taken apart, naming its attention.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return name
+    met = _attention_of(name) if isinstance(name, str) else None
+    raise InputError(
+        f"transformers' {shown(names) if name is None else name} is not supported"
+        + (f": its attention is {met}" if met else ""),
+        hint="supported are classifiers: " + ", ".join(dict.fromkeys(n.partition("For")[0] for n in ARCHITECTURES)),
+    )
+
+
+def _attention_of(name: str) -> str | None:
+    """The attention class in the file of some model of the library, or None where there is none.
+
+    The model itself is not built: its configuration may name another one that the library would ask the hub for.
+    """
+    try:
+        module = sys.modules[getattr(transformers, name).__module__]
+    except Exception:  # no model of this version, or one that needs another library
+        return None
+    kinds = [kind for kind, cls in vars(module).items() if kind.endswith("Attention") and isinstance(cls, type)]
+    return min(kinds, key=len, default=None)  # the others are parts or variants of it

@@ -1,0 +1,247 @@
+"""Text for transformers' encoders: the tokenizer as plain data, so that a checkpoint needs no file beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.errors import InputError
+from hydractl.families.base import first_line
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.header import MAX_HEADER_BYTES
+from hydractl.jsonio import canonical_json, shown
+
+declare_operators()
+
+import tokenizers  # noqa: E402
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
+
+LONGEST_DEFAULT = 512
+"""Tokens of a text at most, where the checkpoint itself sets no lower limit."""
+
+MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
+"""Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
+
+_EXAMPLE_TOKENS = 128
+_ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
+_NEEDED = {
+    "json": str,
+    "special_tokens": dict,
+    "padding_side": str,
+    "truncation_side": str,
+    "pad_token_type_id": int,
+    "model_input_names": list,
+    "model_max_length": int,
+    "vocab_size": int,
+}
+
+
+def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: int) -> dict[str, Any]:
+    """The tokenizer of a published folder with its settings.
+
+    Args:
+        folder: holds ``tokenizer.json``, or what the library can make one of.
+        positions: how many tokens the model can take.
+        vocabulary: how many tokens it knows.
+        token_types: how many kinds of segment it tells apart; below 2, the model is given no ``token_type_ids``.
+
+    Raises:
+        InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
+            and for a tokenizer that is too large for the header of a checkpoint.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a folder without one, or with a broken one, leads to inside the library
+        raise InputError(
+            f"{folder} has no tokenizer that transformers can read: {first_line(error)}",
+            hint="tokenizer.json and tokenizer_config.json belong beside config.json",
+        ) from error
+    problems = []
+    files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
+    if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
+        # Without its files the library makes a tokenizer that knows nothing but special tokens.
+        problems.append(f"there is no tokenizer.json, nor {' and '.join(files.values()) or 'another vocabulary'}")
+    if not tokenizer.is_fast:
+        problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
+    if tokenizer.pad_token is None:
+        problems.append("it has no padding token")
+    if len(tokenizer) > vocabulary:
+        problems.append(f"it knows {len(tokenizer)} tokens, the model {vocabulary}")
+    if problems:
+        raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
+    rust = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    # Lengths are settings of a call; a file may still hold those of the last one.
+    rust.no_truncation()
+    rust.no_padding()
+    text = rust.to_str()
+    _check_size(text, folder)
+    wanted = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types > 1 else [])]
+    longest = int(min(tokenizer.model_max_length, positions))
+    return {
+        "kind": "text",
+        "max_length": min(longest, LONGEST_DEFAULT),
+        "tokenizer": {
+            "json": text,
+            "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items() if not isinstance(v, list)},
+            "padding_side": tokenizer.padding_side,
+            "truncation_side": tokenizer.truncation_side,
+            "pad_token_type_id": tokenizer.pad_token_type_id,
+            "model_input_names": [
+                name for name in wanted if name != "token_type_ids" or name in tokenizer.model_input_names
+            ],
+            "model_max_length": longest,
+            "vocab_size": len(tokenizer),
+        },
+    }
+
+
+def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
+    """From a list of ``str`` or ``(str, str)`` to ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
+
+    Raises:
+        InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
+    """
+    tokenizer = _tokenizer(_settings(preprocess))
+    length, longest = preprocess.get("max_length"), tokenizer.model_max_length
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if type(length) is not int or not least <= length <= longest:
+        raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
+    return TextCollate(tokenizer, length)
+
+
+class TextCollate:
+    """The library's tokenizer on a list of texts, or of pairs of texts.
+
+    Attributes:
+        max_length: tokens of a text (or of a pair) at most; longer ones are cut.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self.max_length = max_length
+
+    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
+        """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
+
+        Raises:
+            InputError: for what is no text.
+        """
+        rows = [_row(sample) for sample in samples]
+        options = {"truncation": True, "max_length": self.max_length}
+        if len({len(row) for row in rows}) == 1:
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
+        else:  # texts and pairs in one batch
+            batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
+        return dict(batch)
+
+    def cut(self, samples: Iterable[Any]) -> int:
+        """Number of samples with more than ``max_length`` tokens, which are truncated.
+
+        Raises:
+            InputError: for what is no text.
+        """
+        rust = self._tokenizer.backend_tokenizer
+        # The library sets both anew at every call.
+        rust.no_truncation()
+        rust.no_padding()
+        rows = (_row(sample) for sample in samples)
+        # Plain ASCII has at most a token for each character, and a few that mark its ends: most texts need no look.
+        rows = (row for row in rows if not all(map(str.isascii, row)) or sum(map(len, row)) > self.max_length - _ENDS)
+        return sum(len(rust.encode(*row).ids) > self.max_length for row in rows)
+
+
+def _row(sample: Any) -> tuple[str, ...]:
+    """A sample as one or two texts."""
+    row = (sample,) if isinstance(sample, str) else tuple(sample)
+    if len(row) not in (1, 2) or not all(map(_is_text, row)):
+        raise InputError(f"this is no text that can be tokenized: {shown(row)}")
+    return row
+
+
+def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[str, Tensor]:
+    """Random token ids ``[batch, T]`` without padding, T at most 128."""
+    settings = _settings(preprocess)
+    shape = (batch, min(preprocess["max_length"], _EXAMPLE_TOKENS))
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {
+        "input_ids": torch.randint(settings["vocab_size"], shape, generator=generator),
+        "attention_mask": torch.ones(shape, dtype=torch.int64),
+        "token_type_ids": torch.zeros(shape, dtype=torch.int64),
+    }
+    return {name: inputs[name] for name in settings["model_input_names"]}
+
+
+def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` as the library reads them."""
+    settings = _settings(preprocess)
+    document = {k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")}
+    # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
+    document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
+    (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _check_size(text: str, folder: Path) -> None:
+    """Refuse now what would make a checkpoint that cannot be opened again."""
+    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
+    size = len(canonical_json(canonical_json(text)).encode("utf-8"))
+    if size > MOST_BYTES:
+        raise InputError(
+            f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
+            f"{MOST_BYTES / 2**20:.1f}",
+            hint="remove the words that your texts do not use from the vocabulary, and their rows from the embeddings",
+        )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether this is a string without half characters."""
+    try:
+        return isinstance(value, str) and value.encode("utf-8") is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The checked description of the tokenizer."""
+    settings = preprocess.get("tokenizer")
+    if not isinstance(settings, Mapping):
+        raise InputError("the preprocessing of a text model has no tokenizer")
+    wrong = [key for key, kind in _NEEDED.items() if type(settings.get(key)) is not kind]
+    if not wrong:
+        wrong += [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
+        names = settings["model_input_names"]
+        if names not in (["input_ids", "attention_mask"], ["input_ids", "attention_mask", "token_type_ids"]):
+            wrong.append("model_input_names")
+        if not all(isinstance(token, str) for token in settings["special_tokens"].values()):
+            wrong.append("special_tokens")
+        if settings["vocab_size"] < 1:
+            wrong.append("vocab_size")
+    if wrong:
+        raise InputError("the tokenizer is not described as it must be", problems=[f"{key!r}" for key in wrong])
+    return settings
+
+
+def _tokenizer(settings: Mapping[str, Any]) -> Any:
+    return _from_text(canonical_json({key: settings[key] for key in _NEEDED}))
+
+
+@lru_cache(maxsize=4)
+def _from_text(text: str) -> Any:
+    """One tokenizer per description: reading a large vocabulary takes a second."""
+    settings = json.loads(text)
+    try:
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer.from_str(settings["json"]),
+            **settings["special_tokens"],
+            **{k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")},
+        )
+    except Exception as error:  # the Rust library raises bare Exception
+        raise InputError(f"the stored tokenizer cannot be read: {first_line(error)}") from error

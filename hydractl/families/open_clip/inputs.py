@@ -1,0 +1,177 @@
+"""Inputs of open_clip's models: images by the library's own transform, prompts by its own tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import first_line
+from hydractl.families.pixels import in_mode, is_size
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.jsonio import canonical_json, shown
+
+declare_operators()
+
+import open_clip  # noqa: E402
+from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
+
+_CHOICES = {
+    "mode": ("RGB",),
+    "interpolation": ("bicubic", "bilinear", "random"),
+    "resize_mode": ("shortest", "longest", "squash"),
+}
+_FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
+# The other settings of the tokenizer name a file of this machine, or drop words by chance.
+_PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
+_PLACE = re.compile(r"\{label\}|\{\}")
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def image_preprocess(size: Any, published: Any) -> dict[str, Any]:
+    """open_clip's whole ``PreprocessCfg`` as plain JSON.
+
+    Args:
+        size: of the images that the model takes, a number or height and width.
+        published: what a folder or a tag says of it, a mapping; what it leaves out is the library's default.
+    """
+    if not isinstance(published, Mapping):
+        raise InputError(f"the preprocess_cfg is no object but {shown(published)}")
+    settings = merge_preprocess_dict(PreprocessCfg(), published)
+    settings["size"] = [size, size] if isinstance(size, int) else size
+    for key in ("mean", "std"):
+        if isinstance(settings[key], (int, float)):  # one number for all channels
+            settings[key] = [settings[key]] * 3
+    return {"kind": "image", **json.loads(json.dumps(settings))}
+
+
+def published_preprocess(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of :func:`image_preprocess` that is open_clip's own."""
+    return {key: preprocess[key] for key in _FIELDS}
+
+
+def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+    """From a list of PIL images to pixels ``[B, 3, H, W]``: open_clip's own transform for evaluation.
+
+    As there, an image is resized in its own mode before it becomes RGB. Only 16-bit images are made 8-bit first,
+    because Pillow would clip them.
+
+    Raises:
+        InputError: for settings that the library does not take.
+    """
+    problems = _problems(preprocess)
+    if problems:
+        raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
+    size = preprocess["size"]
+    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in published_preprocess(preprocess).items()}
+    try:
+        transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
+        shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
+    except Exception as error:
+        raise InputError(
+            f"open_clip cannot preprocess images with {shown(fields, 200)}: {first_line(error)}"
+        ) from error
+    if shape != [3, *size]:
+        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {[3, *size]}")
+
+    def eight_bit(image: Image.Image) -> Image.Image:
+        return in_mode(image, "RGB") if image.mode.startswith("I;16") else image
+
+    return lambda samples: torch.stack([transform(eight_bit(image)) for image in samples])
+
+
+def _problems(preprocess: Mapping[str, Any]) -> list[str]:
+    """Problems of the preprocessing that a file describes."""
+    if preprocess.get("kind") != "image":
+        return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
+    missing = [key for key in _FIELDS if key not in preprocess]
+    if missing:
+        return [f"it lacks {', '.join(missing)}"]
+    problems = [
+        f"its {key} is {shown(preprocess[key])}, not one of {', '.join(choices)}"
+        for key, choices in _CHOICES.items()
+        if preprocess[key] not in choices
+    ]
+    size = preprocess["size"]
+    if not isinstance(size, list) or len(size) != 2 or not is_size(size):
+        problems.append(f"its size is {shown(size)}, not [height, width]")
+    for key in ("mean", "std"):
+        values = preprocess[key]
+        if not isinstance(values, list) or len(values) != 3 or not all(_is_number(v) for v in values):
+            problems.append(f"its {key} is {shown(values)}, not three numbers")
+        elif key == "std" and not all(v > 0 for v in values):
+            problems.append(f"its std is {shown(values)}, which cannot be divided by")
+    fill = preprocess["fill_color"]
+    if type(fill) is not int or not 0 <= fill <= 255:
+        problems.append(f"its fill_color is {shown(fill)}, not 0 to 255")
+    return problems
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def tokenizer_of(config: Mapping[str, Any]) -> Any:
+    """open_clip's own tokenizer with the settings of a model.
+
+    Raises:
+        InputError: for settings that are not plain.
+    """
+    text = config["text_cfg"]
+    settings = text.get("tokenizer_kwargs") or {}
+    foreign = sorted(set(settings) - set(_PLAIN_TOKENIZER)) if isinstance(settings, Mapping) else [shown(settings)]
+    if foreign:
+        raise InputError(
+            f"the settings of its SimpleTokenizer are not supported: {', '.join(map(str, foreign))}",
+            hint=f"supported: {', '.join(_PLAIN_TOKENIZER)}",
+        )
+    return _tokenizer(canonical_json({**settings, "context_length": text.get("context_length", 77)}))
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(settings: str) -> Any:
+    try:
+        return open_clip.SimpleTokenizer(**json.loads(settings))
+    except Exception as error:
+        raise InputError(f"open_clip cannot make a SimpleTokenizer of {shown(settings, 200)}") from error
+
+
+def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Every template of the first class, then of the second, and so on.
+
+    Raises:
+        UsageError: for templates without a place for the name, or with braces that mean something else.
+    """
+    problems = []
+    for template in templates:
+        rest, places = _PLACE.subn("", template)
+        if not places:
+            problems.append(f"prompt {template!r} has no place for the class name")
+        elif "{" in rest or "}" in rest:
+            problems.append(f"prompt {template!r} has braces that are no place for the class name")
+    if problems:
+        hint = "write {label} where the name goes: 'A photo of a {label}.'"
+        raise UsageError(problems[0], hint=hint, problems=problems if len(problems) > 1 else ())
+    if not labels or not templates:
+        raise UsageError("prompts need class names and templates")
+    # Between the places, because a name may hold what looks like one.
+    return [label.join(_PLACE.split(template)) for label in labels for template in templates]
+
+
+def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
+    """Token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
+    return (text if pool == "argmax" else torch.eq(text, -1 if eos is None else eos).int()).argmax(dim=-1)

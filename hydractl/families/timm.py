@@ -1,0 +1,455 @@
+"""timm's vision transformers: ViT, DeiT and all others with ``timm.layers.Attention`` in their blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import (
+    ImageFormat,
+    LoadedModel,
+    ModelFamily,
+    Stages,
+    State,
+    download,
+    first_line,
+    first_tokens,
+    read_config,
+    read_packed,
+    write_packed,
+)
+from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.files.checkpoint import DictTensors, FileTensors
+from hydractl.files.header import read_header
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.jsonio import canonical_json, shown
+
+declare_operators()
+
+import timm  # noqa: E402
+import timm.data  # noqa: E402
+from timm.layers import Attention  # noqa: E402
+from timm.models import VisionTransformer  # noqa: E402
+from timm.models._hub import save_config_for_hf  # noqa: E402
+from timm.models.deit import VisionTransformerDistilled  # noqa: E402
+from timm.models.vision_transformer import ResPostBlock  # noqa: E402
+
+_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
+_PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+_WEIGHTS = "model.safetensors"
+# Arguments of timm's factory, not of a model; the first one would unpickle a file.
+_NOT_THE_MODEL = {
+    *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
+    *("cache_dir", "scriptable", "exportable", "no_jit", "features_only", "device", "dtype"),
+}
+
+
+class TimmViT(ModelFamily):
+    """timm ``VisionTransformer`` and its subclasses."""
+
+    name = "timm"
+    builds_by_name = True
+    named_parts = {  # noqa: RUF012 - as the protocol declares it
+        "patch": r"patch_embed\.",
+        "position": r"pos_embed$",
+        "class_token": r"(cls|reg|dist)_token$",
+        "head": r"head(_dist)?\.",
+    }
+
+    @property
+    def version(self) -> str:
+        """The version of timm."""
+        return timm.__version__
+
+    # --- finding a model ----------------------------------------------------------------------------------------------
+
+    def load_folder(self, folder: Path) -> LoadedModel | None:
+        """A folder with timm's ``config.json`` and ``model.safetensors``."""
+        config = read_config(folder / "config.json")
+        if config is None or "architecture" not in config:
+            return None
+        weights = folder / _WEIGHTS
+        if not weights.exists():
+            raise InputError(
+                f"{folder} has no {_WEIGHTS}",
+                hint="hydractl never opens pickles: save the weights with safetensors.torch.save_file",
+            )
+        model = self.build(config)
+        return LoadedModel(
+            arch=_arch(config),
+            config=config,
+            tensors=FileTensors(weights, read_header(weights)),
+            preprocess=_preprocess(model, crop=None),
+            labels=_labels(model, config),
+        )
+
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+        """``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
+        options = dict(options)
+        pretrained = options.pop("pretrained", True)
+        if not timm.is_model(name.split(".")[0]):
+            raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_near(name))
+        if pretrained:
+            if options:
+                raise UsageError(
+                    f"timm:{name} with pretrained weights takes no options ({', '.join(sorted(options))})",
+                    hint="timm would resize or redraw weights without saying so; add pretrained=0 to start from random",
+                )
+            return self._download(name)
+        foreign = sorted(_NOT_THE_MODEL & set(options))
+        if foreign:
+            raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
+        try:
+            # The caller's own random numbers go on as if nothing had been drawn.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = timm.create_model(name, pretrained=False, **options).eval()
+            _check(model)
+            config = _published_config(model)
+        except InputError:
+            raise
+        except Exception as error:  # whatever strange options lead to inside the library
+            raise InputError(f"timm cannot build {name} with {options}: {first_line(error)}") from error
+        return LoadedModel(
+            arch=_arch(config),
+            config=config,
+            tensors=DictTensors(model.state_dict()),
+            preprocess=_preprocess(model, crop=1.0 if "img_size" in options else None),
+            labels=None,
+        )
+
+    def _download(self, name: str) -> LoadedModel:
+        """The published folder of a pretrained model; safetensors only."""
+        try:
+            cfg = timm.get_pretrained_cfg(name)
+        except RuntimeError as error:
+            raise InputError(f"timm {timm.__version__}: {first_line(error)}", hint=_tags(name)) from error
+        if cfg is None or not cfg.hf_hub_id:
+            raise InputError(
+                f"timm:{name} has no published weights on the hub",
+                hint=f"random weights: 'timm:{name}?pretrained=0'",
+            )
+        # timm writes "timm/" for "the repository named like this model".
+        repo = cfg.hf_hub_id
+        repo = f"{repo}{cfg.architecture}.{cfg.tag}" if repo.endswith("/") else repo
+        loaded = self.load_folder(download(repo, ["config.json", _WEIGHTS]))
+        if loaded is None:
+            raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
+        return loaded
+
+    def export_folder(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        preprocess: Mapping[str, Any],
+        labels: Sequence[str] | None,
+    ) -> str:
+        """Write ``config.json``; the weights belong into ``model.safetensors``."""
+        config = dict(config)
+        if labels is not None:
+            config["label_names"] = list(labels)
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        return _WEIGHTS
+
+    # --- structure ----------------------------------------------------------------------------------------------------
+
+    def build(self, config: Mapping[str, Any]) -> nn.Module:
+        """The timm model with its parameters on the meta device."""
+        return copy.deepcopy(_build(canonical_json(config)))
+
+    def sites(self, config: Mapping[str, Any]) -> list[Site]:
+        """``blocks.0.attn`` and so on."""
+        blocks = _build(canonical_json(config)).blocks
+        return [
+            Site(f"blocks.{i}.attn", b.attn.num_heads, b.attn.head_dim, b.attn.proj.out_features)
+            for i, b in enumerate(blocks)
+        ]
+
+    def classes(self, config: Mapping[str, Any]) -> int:
+        """Number of classes of the classifier."""
+        return int(_build(canonical_json(config)).num_classes)
+
+    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
+        """``qkv.weight`` is ``[3 * heads * head_dim, d_model]``, ``proj.weight`` ``[d_model, heads * head_dim]``."""
+
+        def get(name: str) -> Tensor | None:
+            return tensors.get(f"{site.path}.{name}")
+
+        qkv, out = tensors[f"{site.path}.qkv.weight"], tensors[f"{site.path}.proj.weight"]
+        gate, gate_bias = get("gate.weight"), get("gate.bias")
+        names = [f"{side}.{leaf}" for side in ("q_norm", "k_norm") for leaf in ("weight", "bias")]
+        return replace(
+            read_packed(qkv, get("qkv.bias"), out, site.head_dim),
+            o_bias=get("proj.bias"),
+            gate=None if gate is None else gate.reshape(-1, site.head_dim, gate.shape[1]),
+            gate_bias=None if gate_bias is None else gate_bias.reshape(-1, site.head_dim),
+            extra={name: tensor for name in names if (tensor := get(name)) is not None},
+        )
+
+    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
+        """The inverse of :meth:`read`."""
+        qkv, bias, out = write_packed(weights)
+        put: dict[str, Tensor | None] = {
+            "qkv.weight": qkv,
+            "qkv.bias": bias,
+            "proj.weight": out,
+            "proj.bias": weights.o_bias,
+            "gate.weight": None if weights.gate is None else weights.gate.flatten(0, 1),
+            "gate.bias": None if weights.gate_bias is None else weights.gate_bias.flatten(),
+        }
+        for name, tensor in {**put, **weights.extra}.items():
+            if tensor is not None:
+                tensors[f"{site.path}.{name}"] = tensor
+
+    def part(self, name: str, sites: Sequence[Site]) -> str:
+        """By timm's names: ``blocks.N.attn`` | ``.mlp`` | ``.norm1`` ..., ``patch_embed``, ``norm``, ``head``."""
+        if name.startswith("blocks."):
+            module = name.split(".")[2]
+            return {"attn": "attention", "mlp": "mlp", "norm1": "norm", "norm2": "norm"}.get(module, "own")
+        if name.startswith(_EMBED):
+            return "embed"
+        return "norm" if name.startswith(("norm.", "norm_pre.", "fc_norm.")) else "own"
+
+    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
+        """timm's ``q_norm`` and ``k_norm`` act on one head at a time, so they survive slicing."""
+        attention = model.get_submodule(site.path)
+        return attention.q_norm, attention.k_norm  # type: ignore[return-value]
+
+    def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
+        """Rates of ``attn_drop`` and ``proj_drop``."""
+        attention = model.get_submodule(site.path)
+        return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
+
+    def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
+        """Replace ``blocks.N.attn``."""
+        model.get_submodule(site.path.removesuffix(".attn")).attn = attention
+
+    def stages(self, model: Any) -> list[Stages]:
+        """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
+        # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
+        stem_model = copy.copy(model)
+        stem_model._modules = dict(model._modules)
+        stem_model.blocks = nn.Sequential()
+        stem_model.norm = nn.Identity()
+
+        def block(module: nn.Module) -> Callable[[State], State]:
+            return lambda state: State(module(state.hidden), state.context)
+
+        def normed(module: Any) -> Callable[[State], Tensor]:
+            # A block with its norms behind attention and MLP gives attention the stream as it is.
+            return lambda state: state.hidden if isinstance(module, ResPostBlock) else module.norm1(state.hidden)
+
+        tower = Stages(
+            stem=lambda images: State(stem_model.forward_features(images)),
+            blocks=[block(b) for b in model.blocks],
+            block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
+            stem_prefixes=(*_EMBED, "norm_pre."),
+            readout=lambda state: model.forward_head(model.norm(state.hidden)),
+            attention_inputs=[normed(b) for b in model.blocks],
+            reads=_reads(model),
+        )
+        return [tower]
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+        """timm's own evaluation transform on PIL images; returns ``[B, C, H, W]``."""
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in preprocess.items()}
+        channels, height, width = input_size(preprocess)
+        mode = mode_of(channels)
+        try:
+            transform = timm.data.create_transform(**settings, is_training=False)
+            transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
+        except Exception as error:
+            raise InputError(
+                f"timm cannot preprocess images with {shown(settings, 200)}: {first_line(error)}"
+            ) from error
+        return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in samples])
+
+    def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
+        """Standard normal pixels ``[B, C, H, W]``."""
+        return random_pixels(preprocess["input_size"], batch, seed)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
+        """From timm's data configuration; its ``random`` interpolation is bilinear here."""
+        interpolation = preprocess["interpolation"]
+        size = tuple(preprocess["input_size"])
+        return ImageFormat(
+            size,
+            tuple(preprocess["mean"]),
+            tuple(preprocess["std"]),
+            "bilinear" if interpolation == "random" else interpolation,
+        )
+
+    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+        """By timm's own initialisation."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return dict(_create(canonical_json(config)).state_dict())
+
+    def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
+        """``num_classes`` wherever timm looks for it, and no more names of the old ones."""
+        changed = {key: value for key, value in config.items() if key not in ("label_names", "label_descriptions")}
+        changed["num_classes"] = classes
+        for part in ("model_args", "pretrained_cfg"):
+            if isinstance(config.get(part), Mapping) and (part != "model_args" or "num_classes" in config[part]):
+                changed[part] = {k: v for k, v in config[part].items() if not k.startswith("label_")}
+                changed[part]["num_classes"] = classes
+        return changed
+
+    def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
+        arguments = {**(config.get("model_args") or {}), "proj_drop_rate": rate, "pos_drop_rate": rate}
+        return {**config, "model_args": arguments}
+
+
+def _reads(model: Any) -> Callable[[State], Tensor] | None:
+    """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
+    if isinstance(model, VisionTransformerDistilled):
+        return first_tokens(2)
+    return first_tokens(1) if model.attn_pool is None and model.global_pool == "token" else None
+
+
+@lru_cache(maxsize=8)
+def _build(config: str) -> Any:
+    """One meta-device model per configuration; callers copy it."""
+    with torch.device("meta"):
+        model = _create(config)
+    _check(model)
+    return model.eval()
+
+
+def _create(config: str) -> Any:
+    """The model of a configuration, on the default device."""
+    document = json.loads(config)
+    # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
+        try:
+            return timm.create_model(f"local-dir:{folder}", pretrained=False)
+        except Exception as error:
+            raise InputError(
+                f"timm {timm.__version__} cannot build {shown(document.get('architecture'))}: {first_line(error)}"
+            ) from error
+
+
+def _check(model: nn.Module) -> None:
+    """Refuse what cannot be pruned head by head."""
+    kind = type(model).__name__
+    if not isinstance(model, VisionTransformer):
+        modules = [type(m) for name, m in model.named_modules() if name.endswith("attn")]
+        met = next((m for m in modules if m is not nn.Identity), None)
+        attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
+        raise InputError(
+            f"timm's {kind} is not supported: {attention_met}",
+            hint="supported are VisionTransformer models with timm.layers.Attention: vit_*, deit*",
+        )
+    if not len(model.blocks):
+        raise InputError(f"{kind} has no blocks, so it has no attention heads")
+    for index, block in enumerate(model.blocks):
+        attention = getattr(block, "attn", None)
+        if attention is None or type(attention) is not Attention:
+            kind_met = "nothing" if attention is None else type(attention).__name__
+            raise InputError(
+                f"blocks.{index} of {kind} is a {type(block).__name__} with {kind_met} as its attn, "
+                "expected timm.layers.Attention"
+            )
+        if not isinstance(attention.norm, nn.Identity):
+            raise InputError(
+                f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
+                "so its heads cannot be separated"
+            )
+    if getattr(model, "num_classes", 0) < 1:
+        raise InputError(f"{kind} has no classifier (num_classes=0)", hint="choose a checkpoint with a classifier")
+    if not model.global_pool:
+        raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
+    if next(model.buffers(), None) is not None:
+        raise InputError(f"{kind} keeps buffers, which this family does not handle")
+
+
+def _published_config(model: nn.Module) -> dict[str, Any]:
+    """timm's published configuration of a model."""
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        path = Path(folder) / "config.json"
+        save_config_for_hf(model, str(path))
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """timm's log without its warnings, for calls whose warnings say what is handled here."""
+    logger = logging.getLogger("timm")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _arch(config: Mapping[str, Any]) -> str:
+    return str(config["architecture"])
+
+
+def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:
+    """timm's data configuration of a model, with the true input size and as many means as channels."""
+    with _quiet():  # it warns of what is done below: one mean for all channels
+        data_config = timm.data.resolve_model_data_config(model)
+    size = model.patch_embed.img_size or data_config["input_size"][1:]
+    channels = int(model.in_chans)
+    settings = {key: data_config[key] for key in _PREPROCESS}
+    settings["input_size"] = [channels, int(size[0]), int(size[1])]
+    for key in ("mean", "std"):
+        values = list(settings[key])
+        settings[key] = values if len(values) == channels else [round(sum(values) / len(values), 6)] * channels
+    if crop is not None:
+        settings["crop_pct"] = crop
+    return settings
+
+
+def _labels(model: Any, config: Mapping[str, Any]) -> list[str] | None:
+    """Label names of the published configuration, else of the ImageNet subset that timm infers."""
+    published = config.get("pretrained_cfg")
+    names = config.get("label_names") or (published.get("label_names") if isinstance(published, Mapping) else None)
+    if isinstance(names, Mapping):
+        numbered = [names.get(str(i)) for i in range(model.num_classes)]
+        names = None if None in numbered or len(names) != len(numbered) else numbered
+    if isinstance(names, list):
+        return [str(name) for name in names] if len(names) == model.num_classes else None
+    subset = timm.data.infer_imagenet_subset(model)
+    return list(timm.data.ImageNetInfo(subset).label_names()) if subset else None
+
+
+def _tags(name: str) -> str:
+    base = name.split(".")[0]
+    return f"published: {', '.join(timm.list_pretrained(f'{base}.*')[:5])}"
+
+
+def _near(name: str) -> str:
+    base = name.split(".")[0]
+    known = timm.list_models(["vit_*", "deit*"])
+    near = [n for n in known if n.startswith(base)][:3] or difflib.get_close_matches(base, known)
+    if near:
+        return f"near names: {', '.join(near)}"
+    return "list them with: python -c 'import timm; print(timm.list_models())'"
+
+
+FAMILY = TimmViT()

@@ -1,0 +1,64 @@
+"""Workaround for ``import torchvision`` with a build of torch that its compiled library was not made for."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+# What torchvision's library would have declared and torchvision's Python code asks for while it is imported.
+_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+# The declarations last as long as this object: torch takes them back when it is collected.
+_library: torch.library.Library | None = None
+
+
+def declare_operators() -> None:
+    """Declares torchvision's two non-maximum-suppression operators, if its compiled library cannot.
+
+    torchvision's wheel for Linux is linked against torch's CUDA libraries. Beside a CPU build of torch the library does
+    not load, which torchvision accepts; but a moment later it describes the operators ``torchvision::nms`` and
+    ``torchvision::qnms`` to torch, and ``import torchvision`` ends in "operator torchvision::nms does not exist". With
+    it fall timm, open_clip and the image side of transformers, though none of them suppresses a box. A declaration
+    without an implementation is enough for the import; ``torchvision.ops.nms`` itself still says that its compiled
+    operators are missing.
+
+    Call this before the first import of torchvision or of anything that imports it. Where torchvision is absent,
+    imported already, or able to load its library, nothing is declared; further calls do nothing.
+    """
+    global _library
+    if _library is not None or "torchvision" in sys.modules or _loads_its_library():
+        return
+    _library = torch.library.Library("torchvision", "DEF")
+    for schema in _OPERATORS:
+        _library.define(schema)
+
+
+def _loads_its_library() -> bool:
+    """Whether torchvision has its operators, or will have them; True too where no torchvision is installed.
+
+    The compiled library is loaded as torchvision would load it, without importing torchvision: a failed import leaves
+    half of it in ``sys.modules``, whereas a library that the dynamic loader refuses has run no code. When torchvision
+    loads it a second time later, nothing changes.
+    """
+    spec = importlib.util.find_spec("torchvision")  # finds a top-level package without running it
+    if spec is None or spec.origin is None:
+        return True
+    if sys.platform == "win32":
+        return True  # the wheels there are CPU builds, and finding their library needs torchvision's own search path
+    folder = Path(spec.origin).parent
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = folder / f"_C{suffix}"
+        if path.is_file():
+            try:
+                torch.ops.load_library(str(path))
+            except OSError:
+                return False
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""The files hydractl writes and reads: checkpoints, their descriptions, fingerprints; nothing runs here."""

@@ -1,0 +1,256 @@
+"""Writing files so that a failure, a kill or a second process can never leave half a result.
+
+Every artefact is written to a temporary name beside its target, flushed to the disk and renamed. The temporary file
+also carries the lock: whoever holds it owns the output, and the operating system frees the lock of a dead process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import lock_descriptor
+
+from hydractl.errors import HydraError, OutputError, StorageError
+from hydractl.jsonio import json_bytes
+
+_STORAGE_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}
+
+
+def storage_error(error: OSError, path: Path) -> HydraError:
+    """Turn an operating system error while writing ``path`` into the error a person gets."""
+    if error.errno in _STORAGE_ERRNOS:
+        return StorageError(
+            f"cannot write {path}: {error.strerror}", hint="free some space or choose another folder with -o"
+        )
+    return OutputError(f"cannot write {path}: {error.strerror or error}")
+
+
+def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -> None:
+    """Claim outputs and let go of them at once: a dry run meets the errors the real run would meet.
+
+    Raises:
+        OutputError: as :class:`Output` does.
+    """
+    for path in paths:
+        with Output(path, force=force, folder=folder):
+            pass
+
+
+def file_path(text: str) -> Path:
+    """The path of an output that is one file.
+
+    Raises:
+        OutputError: for what can only name a folder, such as ``out/`` or ``.``; a path would forget the slash.
+    """
+    path = Path(text)
+    if text.endswith("/") or not path.name:
+        raise OutputError(f"the output is a file, and {text} names a folder", hint="choose another name with -o")
+    return path
+
+
+def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
+    """One of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
+    suffix = path.suffix if path.suffix[1:].isalpha() and not folder else ""
+    return path.with_name(f"{path.name.removesuffix(suffix)}.{mark}{suffix}")
+
+
+class Output:
+    """One output file (or folder), claimed before any long work starts and replaced in one step at the end.
+
+    Use as a context manager: leaving it without :meth:`commit` removes the temporary file and leaves an old file
+    as it was.
+
+    Raises:
+        OutputError: at construction, when the target exists and ``force`` is not set, is a folder, its folder is
+            missing or read-only, or another process is writing the same output.
+    """
+
+    def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False) -> None:
+        self.path = Path(path)
+        self.is_folder = folder
+        # A symbolic link keeps its place: what it points to is replaced.
+        self.target = Path(os.path.realpath(self.path))
+        self._check(force)
+        self.temporary = self.target.with_name(f".{self.target.name}.hydractl-tmp")
+        self.lock_path = self.target.with_name(f".{self.target.name}.hydractl-lock") if folder else self.temporary
+        self._old = self.target.with_name(f".{self.target.name}.hydractl-old")
+        self._lock = self._acquire()
+        self._committed = False
+        try:
+            if folder:
+                self._prepare_folder()
+            self._check(force)  # again: another process may have finished the same output since
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _check(self, force: bool) -> None:
+        try:
+            self._check_target(force)
+        except OSError as error:  # a name that is too long, a folder that may not be searched
+            raise storage_error(error, self.path) from error
+
+    def _check_target(self, force: bool) -> None:
+        parent, target = self.target.parent, self.target
+        if not parent.is_dir():
+            raise OutputError(f"the folder of the output does not exist: {parent}", hint=f"mkdir -p {parent}")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise OutputError(f"the folder of the output is not writable: {parent}")
+        if target.exists() and not (target.is_dir() if self.is_folder else target.is_file()):
+            kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "no regular file"
+            raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name with -o")
+        if target.exists() and not force:
+            raise OutputError(f"the output exists: {self.path}", hint="add --force to replace it, or choose another -o")
+
+    def _prepare_folder(self) -> None:
+        try:
+            if self._old.exists() and not self.target.exists():
+                os.replace(self._old, self.target)  # a run was killed between the two renames of its commit
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir()
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def _acquire(self) -> IO[bytes]:
+        """Open and lock the temporary file, an empty one."""
+        try:
+            while os.fstat((handle := open_locked(self.lock_path, self.path)).fileno()).st_size:
+                # Left by a killed run: a new file gets the mode that the umask asks for today.
+                self.lock_path.unlink()
+                handle.close()
+            return handle
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._committed:
+            if self.is_folder:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.lock_path.unlink()
+        with contextlib.suppress(OSError):  # after a failed write, closing tries in vain to flush the rest
+            self._lock.close()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """The temporary file, open for writing from its beginning."""
+        try:
+            self._lock.seek(0)
+            self._lock.truncate(0)
+            yield self._lock
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def adopt(self, path: Path) -> None:
+        """Take a finished file of the same folder in the place of the temporary one, for :meth:`commit`."""
+        try:
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(path, self.temporary)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def commit(self) -> Path:
+        """Flush to the disk and rename over the target. Returns the path as the caller named it."""
+        try:
+            if self.is_folder:
+                self._commit_folder()
+            else:
+                self._lock.flush()
+                os.fsync(self._lock.fileno())
+                os.replace(self.temporary, self.target)
+            sync_folder(self.target.parent)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._committed = True
+        return self.path
+
+    def _commit_folder(self) -> None:
+        for file in sorted(self.temporary.rglob("*")):
+            if file.is_file():
+                with open(file, "rb") as handle:
+                    os.fsync(handle.fileno())
+        sync_folder(self.temporary)
+        shutil.rmtree(self._old, ignore_errors=True)
+        if self.target.exists():
+            os.replace(self.target, self._old)
+        try:
+            os.replace(self.temporary, self.target)
+        except OSError:
+            if self._old.exists():
+                os.replace(self._old, self.target)
+            raise
+        shutil.rmtree(self._old, ignore_errors=True)
+        self.lock_path.unlink()
+
+
+def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file for reading and appending, make it where it is not there, and lock it for as long as it is open.
+
+    Raises:
+        OutputError: another process has it; ``named`` is what a person calls it.
+        OSError: it cannot be opened.
+    """
+    while True:
+        file = open(path, "a+b", buffering=buffering, opener=open_own)  # noqa: SIM115 - open as long as it is locked
+        try:
+            lock(file, named)
+            # Between open and lock its owner may have renamed or removed this file: then the lock is on nothing.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def lock(file: IO[bytes], named: Path) -> None:
+    """Lock an open file. The lock of a dead process is free by itself.
+
+    What is written is locked itself, by its descriptor: filelock's locks of paths would leave a file of their own
+    beside every output.
+
+    Raises:
+        OutputError: another process has it.
+    """
+    if not lock_descriptor(file.fileno(), blocking=False):
+        raise OutputError(f"another process is writing {named}", hint="wait for it")
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open, but neither through a symbolic link that somebody put there nor waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the rename itself durable; some file systems do not allow it, and then there is nothing to do."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(output: Output, document: Any) -> Path:
+    """Write one JSON document and commit it."""
+    with output.opened() as handle:
+        handle.write(json_bytes(document))
+    return output.commit()
+
+
+def write_with(output: Output, write: Callable[[IO[bytes]], None]) -> Path:
+    """Let ``write`` fill the temporary file, then commit it."""
+    with output.opened() as handle:
+        write(handle)
+    return output.commit()

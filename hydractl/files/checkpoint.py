@@ -1,0 +1,284 @@
+"""The tensors of checkpoints: read from files one at a time, put together from others, and written as one file.
+
+This module never builds a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from hydractl.errors import InputError
+from hydractl.files.atomic import Output
+from hydractl.files.header import (
+    DTYPES,
+    Header,
+    TensorInfo,
+    header_bytes,
+    meta_tensor,
+    read_header,
+    state_of,
+    tensor_info,
+    torch_dtype,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_OWN_PAGES = 256 * 1024
+SCAN_BYTES = 4 * 1024 * 1024
+"""Bytes looked at in one go; a multiple of every element size."""
+
+
+class TensorSource(Protocol):
+    """Named tensors that can be described without being read."""
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        ...
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU, in its stored dtype."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a whole file found.
+
+    Attributes:
+        sha256: of the file, as hex.
+        not_finite: the tensors that hold NaN or infinity, sorted.
+    """
+
+    sha256: str
+    not_finite: Sequence[str]
+
+
+class FileTensors:
+    """The tensors of one safetensors file, read one at a time.
+
+    The file is read, never mapped: what is read belongs to the caller, nothing stays in memory, and a file that is cut
+    short or written to meanwhile is an error where a mapping would end the process or give other numbers.
+    """
+
+    def __init__(self, path: str | Path, header: Header | None = None) -> None:
+        self.path = Path(path)
+        self.header = header or read_header(path)
+        self._handle: int | None = None
+        self._scan: Scan | None = None
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self.header.tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return self.header.tensors[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU, in its stored dtype.
+
+        Raises:
+            InputError: for a file that cannot be read, or has changed since its header was.
+        """
+        info = self.info(name)
+        return self.read_piece(name, 0, info.numel).reshape(info.shape)
+
+    def read_piece(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """The elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
+
+        Raises:
+            InputError: as :meth:`read` does.
+        """
+
+        info = self.info(name)
+        size = DTYPES[info.dtype][1]
+        raw = page_buffer((stop - start) * size)
+        self._fill(raw.numpy().data, self.header.data_start + info.start + start * size, repr(name))
+        return raw.view(torch_dtype(info))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.header.data_start + max(info.end for info in self.header.tensors.values())
+
+    def sha256(self) -> str:
+        """Of the whole file, as hex."""
+        return self.scan().sha256
+
+    def scan(self) -> Scan:
+        """Hash the whole file and look at every number of it, in one pass; found once and kept.
+
+        Raises:
+            InputError: as :meth:`read` does.
+        """
+        if self._scan is None:
+            self._scan = self._scan_file()
+        return self._scan
+
+    def _scan_file(self) -> Scan:
+        import torch
+
+        head = bytearray(self.header.data_start)
+        self._fill(memoryview(head), 0, "the header")
+        digest, buffer = hashlib.sha256(head), torch.empty(SCAN_BYTES, dtype=torch.uint8)
+        block, not_finite = buffer.numpy().data, []
+        # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
+        for name, info in sorted(self.header.tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+            finite, dtype = True, torch_dtype(info)
+            for position in range(info.start, info.end, SCAN_BYTES):
+                count = min(SCAN_BYTES, info.end - position)
+                self._fill(block[:count], self.header.data_start + position, repr(name))
+                digest.update(block[:count])
+                finite = finite and is_finite(buffer[:count].view(dtype))
+            if not finite:
+                not_finite.append(name)
+        return Scan(digest.hexdigest(), sorted(not_finite))
+
+    def _fill(self, block: memoryview, position: int, what: str) -> None:
+        """Read as many bytes as ``block`` has."""
+        done = 0
+        try:
+            handle = self._opened()
+            while done < len(block):
+                count = os.preadv(handle, [block[done:]], position + done)
+                if count == 0:
+                    raise InputError(f"cannot read {what} from {self.path}: the file has become shorter")
+                done += count
+            changed = bool(self.header.state) and state_of(os.fstat(handle)) != self.header.state
+        except OSError as error:
+            raise InputError(f"cannot read {what} from {self.path}: {error.strerror}") from error
+        if changed:
+            raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
+
+    def _opened(self) -> int:
+        # Kept open, so that a file which is replaced meanwhile (by this very command, with --force) stays what it was.
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._handle)
+        return self._handle
+
+
+class MappedTensors(Mapping[str, "torch.Tensor"]):
+    """Tensors that are described beforehand, and read or made by a function when somebody asks for them."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo], read: Callable[[str], torch.Tensor]) -> None:
+        self._infos, self.read = infos, read
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        return sorted(self._infos)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of one tensor."""
+        return self._infos[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+
+class LentTensors(MappedTensors):
+    """Tensors that a model may use in place, without a copy: its weights must never be changed."""
+
+
+class DictTensors(MappedTensors):
+    """Tensors that are already in memory."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = {name: t.detach().cpu() for name, t in tensors.items()}
+        super().__init__({name: tensor_info(t) for name, t in self.tensors.items()}, self.tensors.__getitem__)
+
+
+def replaced(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
+    """The tensors of a source with some of them replaced."""
+    infos = {name: source.info(name) for name in source.names()} | {n: tensor_info(t) for n, t in tensors.items()}
+    return MappedTensors(infos, lambda name: tensors[name] if name in tensors else source.read(name))
+
+
+def shapes_only(source: TensorSource) -> MappedTensors:
+    """The tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
+    infos = {name: source.info(name) for name in source.names()}
+    return MappedTensors(infos, lambda name: meta_tensor(infos[name]))
+
+
+def page_buffer(count: int) -> torch.Tensor:
+    """Bytes to read into, ``[count]``. Big ones are pages of their own: when they are dropped, they are free at once.
+
+    The allocator would put them between what stays, and keep the holes that they leave.
+    """
+    import torch
+
+    if count < _OWN_PAGES:
+        return torch.empty(count, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+
+
+def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
+    """The elements ``start`` to ``stop`` of one tensor in storage order, without reading the others where it can be."""
+    piece: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
+    return source.read(name).reshape(-1)[start:stop] if piece is None else piece(name, start, stop)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor infinity in a tensor; of any shape, none is finite too."""
+    import torch
+
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    # One pass without a mask of the size of the tensor: NaN and infinity survive in the extremes.
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
+
+
+def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, Any]) -> str:
+    """Stream ``source`` as one canonical safetensors file, one tensor in memory at a time.
+
+    Returns:
+        The SHA-256 of the bytes written.
+    """
+    import torch
+
+    head, order = header_bytes({name: source.info(name) for name in source.names()}, description)
+    digest = hashlib.sha256(head)
+    handle.write(head)
+    for name in order:
+        tensor = source.read(name).contiguous()
+        if tensor.numel() == 0:
+            continue
+        block = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(block)
+        handle.write(block)
+    return digest.hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """SHA-256 of a file, as hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, Any]) -> str:
+    """Write and commit a checkpoint; returns the SHA-256 of the file."""
+    with output.opened() as handle:
+        digest = write_tensors(handle, source, description)
+    output.commit()
+    return digest

@@ -1,0 +1,202 @@
+"""What a checkpoint says of itself: everything needed to rebuild, compare and trace a model, beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydractl.errors import InputError
+from hydractl.files.fingerprints import Entry, checked
+from hydractl.files.header import CHECKPOINT_SCHEMA
+from hydractl.heads.mask import HeadMask
+from hydractl.jsonio import shown
+
+DEFAULT_PROMPT = "A photo of a {label}."
+"""What makes a prompt of a class name where nothing else is said (paper D.3)."""
+
+KINDS = ("dense", "pruned", "fused")
+LAYOUTS = ("sliced", "zeroed")
+
+
+@dataclass(frozen=True)
+class Description:
+    """The self-description of a model file.
+
+    Attributes:
+        kind: ``dense`` (all heads), ``pruned`` or ``fused``.
+        family, family_version: the library and its version.
+        arch, config: the architecture and all that is needed to build it without weights.
+        preprocess: how raw samples become inputs.
+        labels: class names in the order of the classifier, or None when unknown.
+        prompt: of a zero-shot model, the templates that make prompts of ``labels``, where they were given.
+        masks: the kept heads, one mask per member; dense and pruned models have one.
+        layout: ``sliced`` (removed heads are gone) or ``zeroed`` (stock shapes, output columns zero).
+        merge: of a fused model, which parts were averaged.
+        members: of a fused model, one mapping per member (its SHA-256 and provenance).
+        extra: results stored with the model, for example the self-check of fusing.
+        provenance: how the file was made: inputs by SHA-256, settings, versions, seed; no clock, host or path.
+        seen: samples that circuits, trainings and calibrations behind it saw (:mod:`hydractl.files.fingerprints`).
+    """
+
+    kind: str
+    family: str
+    family_version: str
+    arch: str
+    config: Mapping[str, Any]
+    preprocess: Mapping[str, Any]
+    labels: Sequence[str] | None
+    masks: Sequence[HeadMask]
+    layout: str = "sliced"
+    merge: Sequence[str] | None = None
+    members: Sequence[Mapping[str, Any]] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Sequence[str] | None = None
+    seen: Sequence[Entry] = ()
+
+    @property
+    def mask(self) -> HeadMask:
+        """The mask of a model with one member."""
+        return self.masks[0]
+
+    @property
+    def reads(self) -> str:
+        """What the model reads: ``image`` or ``text``."""
+        return "text" if self.preprocess.get("kind") == "text" else "image"
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form ``hydractl.checkpoint/1``."""
+        members = []
+        for index, mask in enumerate(self.masks):
+            entry = dict(self.members[index]) if self.members else {}
+            entry["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
+            members.append(entry)
+        return {
+            "schema": CHECKPOINT_SCHEMA,
+            "kind": self.kind,
+            "family": self.family,
+            "family_version": self.family_version,
+            "arch": self.arch,
+            "config": dict(self.config),
+            "preprocess": dict(self.preprocess),
+            "labels": None if self.labels is None else list(self.labels),
+            **({} if self.prompt is None else {"prompt": list(self.prompt)}),
+            # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
+            "sites": [[path, heads] for path, heads in self.masks[0].heads.items()],
+            "layout": self.layout,
+            "merge": None if self.merge is None else list(self.merge),
+            "members": members,
+            "extra": dict(self.extra),
+            "provenance": dict(self.provenance),
+            **({"seen": [dict(entry) for entry in self.seen]} if self.seen else {}),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:
+        """Read a description.
+
+        Raises:
+            InputError: naming everything that is missing or malformed.
+        """
+        if document.get("schema") != CHECKPOINT_SCHEMA:
+            raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
+        problems = [f"{key!r} is missing" for key in _REQUIRED if key not in document]
+        problems += [
+            f"{key!r} is not of the right type"
+            for key, kind in _REQUIRED.items()
+            if key in document and not isinstance(document[key], kind)
+        ]
+        masks: list[HeadMask] = []
+        if not problems:
+            problems += _contradictions(document)
+            masks = _read_masks(document, problems)
+        if problems:
+            raise InputError(f"{origin} has a broken description", problems=problems)
+        return cls(
+            kind=document["kind"],
+            family=document["family"],
+            family_version=document["family_version"],
+            arch=document["arch"],
+            config=document["config"],
+            preprocess=document["preprocess"],
+            labels=document["labels"],
+            prompt=document.get("prompt"),
+            masks=masks,
+            layout=document["layout"],
+            merge=document["merge"],
+            members=[{k: v for k, v in entry.items() if k != "kept"} for entry in document["members"]],
+            extra=document["extra"],
+            provenance=document["provenance"],
+            seen=tuple(checked(document.get("seen"), origin)),
+        )
+
+
+_REQUIRED: dict[str, Any] = {
+    "kind": str,
+    "family": str,
+    "family_version": str,
+    "arch": str,
+    "config": dict,
+    "preprocess": dict,
+    "labels": (list, type(None)),
+    "sites": list,
+    "layout": str,
+    "merge": (list, type(None)),
+    "members": list,
+    "extra": dict,
+    "provenance": dict,
+}
+
+
+def _contradictions(document: Mapping[str, Any]) -> list[str]:
+    """Values that no description has, in a document whose fields have the right types."""
+    problems = []
+    if document["kind"] not in KINDS:
+        problems.append(f"unknown kind {shown(document['kind'])}")
+    if document["layout"] not in LAYOUTS:
+        problems.append(f"unknown layout {shown(document['layout'])}")
+    for key in ("labels", "merge"):
+        if not all(isinstance(value, str) for value in document[key] or []):
+            problems.append(f"{key!r} holds something that is not a string")
+    prompt = document.get("prompt")
+    if prompt is not None and not (isinstance(prompt, list) and prompt and all(isinstance(t, str) for t in prompt)):
+        problems.append("'prompt' is not a list of templates")
+    if not document["members"]:
+        problems.append("it has no members")
+    if document["kind"] in ("dense", "pruned") and len(document["members"]) > 1:
+        problems.append(f"a {document['kind']} model cannot have {len(document['members'])} members")
+    if document["kind"] == "fused" and document["layout"] != "sliced":
+        problems.append("a fused model is always sliced")
+    return problems
+
+
+def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMask]:
+    heads: dict[str, int] = {}
+    for pair in document["sites"]:
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int):
+            problems.append(f"site {shown(pair)} is not a pair of path and head count")
+            return []
+        if pair[0] in heads or pair[1] < 1:
+            problems.append(f"site {shown(pair)} is listed twice or has no heads")
+        heads[pair[0]] = pair[1]
+    masks = []
+    for index, member in enumerate(document["members"]):
+        kept = member.get("kept") if isinstance(member, dict) else None
+        if not isinstance(kept, dict) or set(kept) != set(heads):
+            problems.append(f"member {index} does not name the kept heads of every site")
+            continue
+        bad = [path for path in heads if not _are_heads(kept[path], heads[path])]
+        problems += [f"member {index} keeps {shown(kept[p])} at {shown(p)}, which has {heads[p]} heads" for p in bad]
+        if not bad:
+            masks.append(HeadMask(heads, {p: tuple(kept[p]) for p in heads}))
+    if document["kind"] == "dense" and not all(mask.is_full for mask in masks):
+        problems.append("a dense model keeps every head, this one does not")
+    return masks
+
+
+def _are_heads(values: Any, heads: int) -> bool:
+    """Whether this is a list of ascending head numbers below ``heads``."""
+    if not isinstance(values, list) or not all(type(h) is int and 0 <= h < heads for h in values):
+        return False
+    return sorted(set(values)) == values

@@ -1,0 +1,266 @@
+"""The header of a safetensors file: what a checkpoint holds, without a byte of its weights.
+
+Read strictly: everything is refused that is not exactly what the format promises. Written canonically: the same tensors
+and the same description give the same bytes, whatever the order they come in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from hydractl.errors import InputError
+from hydractl.jsonio import canonical_json, parse_json, shown
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINT_SCHEMA = "hydractl.checkpoint/1"
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+MAX_TENSORS = 100_000
+_MAX_DIMENSIONS = 64
+_MAX_COUNT = 2**63 - 1
+
+# safetensors name -> (torch name, bytes per element)
+DTYPES: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+_SAFETENSORS_NAME = {torch_name: name for name, (torch_name, _) in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What the header says of one tensor: safetensors dtype, shape, byte range in the data section."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int = 0
+    end: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.numel * DTYPES[self.dtype][1]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file: its tensors by name and its metadata."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    data_start: int
+    state: tuple[int, ...] = field(default=(), compare=False)
+    """The file as it was when the header was read, by :func:`state_of`."""
+
+    @property
+    def description(self) -> dict[str, Any] | None:
+        """The ``hydractl`` description of the file, or None in a file of another tool."""
+        text = self.metadata.get("hydractl")
+        return None if text is None else json.loads(text)  # checked by read_header
+
+
+def read_header(path: str | Path) -> Header:
+    """Read and check the header of a safetensors file without touching its data.
+
+    Raises:
+        InputError: saying what is wrong with the file, with all problems of its entries.
+    """
+    path = Path(path)
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise InputError(f"{path} is a folder, not a checkpoint file")
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path} is no regular file")
+        with open(path, "rb") as handle:
+            status = os.fstat(handle.fileno())
+            text = _read_header_text(handle, status.st_size, path)
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    raw = _parse_header(text, path)
+    metadata = raw.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise InputError(f"{path} has metadata that is not a map of strings")
+    data_start = 8 + len(text)
+    tensors = _check_entries(raw, status.st_size - data_start, path)
+    if "hydractl" in metadata and not isinstance(parse_json(metadata["hydractl"], f"the description in {path}"), dict):
+        raise InputError(f"{path} has a hydractl description that is not a JSON object")
+    return Header(tensors, metadata, data_start, state_of(status))
+
+
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """What tells one state of a file from another: device, inode, size, time of the last change."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
+    start = handle.read(8)
+    if start.startswith(b"version "):
+        raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
+    if size < 8:
+        raise InputError(f"{path} is {'empty' if size == 0 else f'only {size} bytes long'}, not a safetensors file")
+    (length,) = struct.unpack("<Q", start)
+    # Only after the length: that of a header of 640 bytes has the same first bytes as a pickle.
+    if 8 + length > size and start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        raise InputError(
+            f"{path} is a pickle, which hydractl never opens",
+            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+        )
+    if length > MAX_HEADER_BYTES:
+        raise InputError(f"{path} claims a header of {length} bytes (the limit is {MAX_HEADER_BYTES})")
+    if 8 + length > size:
+        raise InputError(f"{path} is truncated: its header of {length} bytes does not fit in {size} bytes")
+    return handle.read(length)
+
+
+def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise InputError(f"{path} has a header with the same key twice")
+        return result
+
+    try:
+        raw = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
+    except UnicodeDecodeError:
+        raise InputError(f"{path} has a header that is not UTF-8, so it is no safetensors file") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} has a header that is not JSON, so it is no safetensors file") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} has a header that is not a JSON object")
+    return raw
+
+
+def _check_entries(raw: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
+    if not raw:
+        raise InputError(f"{path} contains no tensors")
+    if len(raw) > MAX_TENSORS:
+        raise InputError(f"{path} lists {len(raw)} tensors (the limit is {MAX_TENSORS})")
+    problems: list[str] = []
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in raw.items():
+        info = _check_entry(name, entry, problems)
+        if info is not None:
+            tensors[name] = info
+    position = 0
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if not problems and info.start != position:
+            gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
+            problems.append(f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})")
+        position = max(position, info.end)
+    if not problems and position != data_bytes:
+        state = "truncated" if position > data_bytes else "over-long"
+        problems.append(f"the file is {state}: {data_bytes} bytes of data, {position} described")
+    if problems:
+        raise InputError(f"{path} is not a valid safetensors file", problems=problems)
+    return tensors
+
+
+def _check_entry(name: str, entry: Any, problems: list[str]) -> TensorInfo | None:
+    if not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name):
+        problems.append(f"tensor name {shown(name)} holds half a character (an unpaired surrogate)")
+        return None
+    if not name or name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
+        problems.append(f"tensor name {shown(name)} looks like a path")
+        return None
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        problems.append(f"tensor {shown(name)} has a malformed entry")
+        return None
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        problems.append(f"tensor {shown(name)} has the unknown dtype {shown(dtype)}")
+        return None
+    if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
+        problems.append(f"tensor {shown(name)} has the bad shape {shown(shape)}")
+        return None
+    if not _are_counts(offsets) or len(offsets) != 2:
+        problems.append(f"tensor {shown(name)} has bad offsets {shown(offsets)}")
+        return None
+    info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
+    if info.end - info.start != info.nbytes:
+        problems.append(f"tensor {shown(name)} needs {info.nbytes} bytes, its range has {info.end - info.start}")
+        return None
+    return info
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in values)
+
+
+def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]) -> tuple[bytes, list[str]]:
+    """The canonical header of a file and the order of its tensors.
+
+    Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
+    name. The library's own writer orders several metadata keys at random, hence a writer of our own.
+    """
+    order = sorted(infos, key=lambda name: (-DTYPES[infos[name].dtype][1], name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "hydractl": canonical_json(description)}}
+    position = 0
+    for name in order:
+        info = infos[name]
+        entries[name] = {
+            "dtype": info.dtype,
+            "shape": list(info.shape),
+            "data_offsets": [position, position + info.nbytes],
+        }
+        position += info.nbytes
+    text = canonical_json(entries).encode("utf-8")
+    if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
+        raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, order
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Dtype and shape of a tensor in safetensors' terms."""
+    return TensorInfo(_SAFETENSORS_NAME[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+
+
+def torch_dtype(info: TensorInfo) -> torch.dtype:
+    """The torch dtype of a described tensor."""
+    import torch
+
+    return getattr(torch, DTYPES[info.dtype][0])
+
+
+def meta_tensor(info: TensorInfo) -> torch.Tensor:
+    """A tensor of this dtype and shape without numbers."""
+    import torch
+
+    return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
+
+
+def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
+    """Problems of a set of tensor names against the expected one, at most ten of each kind, each on its line."""
+    found_set, expected_set = set(found), set(expected)
+    problems: list[str] = []
+    for kind, names in (("missing", expected_set - found_set), ("unexpected", found_set - expected_set)):
+        ordered = sorted(names)
+        problems.extend(f"{kind} tensor {name!r}" for name in ordered[:10])
+        if len(ordered) > 10:
+            problems.append(f"... and {len(ordered) - 10} more {kind} tensors in {what}")
+    return problems

@@ -1,0 +1,89 @@
+"""Registries: what the modules of a folder declare, each under the name of its file, and what other packages add."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hydractl.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The declarations of a folder of modules. A module is imported when its declaration is first asked for.
+
+    Another package adds one by an entry point: its group is the folder's name, its own name that of the declaration.
+
+    Args:
+        package: the folder as a module, such as ``hydractl.criteria``.
+        path: where it is: its ``__path__``.
+        variable: what every module calls its declaration, an object with a ``name``.
+        helpers: modules of the folder that declare nothing.
+    """
+
+    def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
+        self.package, self.variable = package, variable
+        listed = {module.name for module in pkgutil.iter_modules(path)}
+        self._own = sorted(listed - set(helpers))
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def _foreign(self) -> dict[str, EntryPoint]:
+        # Reading what is installed takes a tenth of a second, which `hydractl --help` can do without.
+        from importlib.metadata import entry_points
+
+        points: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.package):
+            if point.name in self._own or points.setdefault(point.name, point).value != point.value:
+                raise InputError(f"{_origin(point)} offers {point.name!r} in {self.package}, a name that is taken")
+        return dict(sorted(points.items()))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all declarations; nothing is imported for them."""
+        return [*self._own, *self._foreign]
+
+    def get(self, name: str) -> T | None:
+        """The declaration of that name, or None.
+
+        Raises:
+            InputError: for one of another package that cannot be imported, or is declared under another name.
+        """
+        if name not in self._loaded:
+            if name in self._own:
+                declared: Any = getattr(importlib.import_module(f"{self.package}.{name}"), self.variable)
+                origin = f"{self.package}.{name}"
+            elif name in self._foreign:
+                declared, origin = _load(self._foreign[name]), _origin(self._foreign[name])
+            else:
+                return None
+            if getattr(declared, "name", None) != name:
+                raise InputError(f"{origin} declares {name!r} as {getattr(declared, 'name', None)!r} in {self.package}")
+            self._loaded[name] = declared
+        return self._loaded[name]
+
+    def all(self) -> list[T]:
+        """Every declaration, by the order of their names, those of other packages last."""
+        return [declared for name in self.names if (declared := self.get(name)) is not None]
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # whatever another package's code does when it is imported
+        raise InputError(
+            f"{point.name!r} of {_origin(point)} cannot be imported: {type(error).__name__}: {error}",
+            hint="install a version of that package that fits this hydractl, or uninstall it",
+        ) from error
+
+
+def _origin(point: EntryPoint) -> str:
+    """The name of the package that an entry point belongs to."""
+    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -1,0 +1,127 @@
+"""What a checkpoint tells of its training: the course of the loss, and which epoch was kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hydractl.files.description import Description
+from hydractl.files.document_check import count, listing, number, record
+
+_POINTS = 60
+_PARTS = ("progress", "fingerprint", "environment")
+_NUMBERS = ("loss", "val_accuracy", "val_nll")
+COURSE = record(
+    {
+        **dict.fromkeys(("member", "steps", "kept_epoch", "n", "n_val"), count),
+        "epochs": listing(
+            record(
+                {
+                    **dict.fromkeys(("epoch", "steps"), count),
+                    **dict.fromkeys(_NUMBERS, number),
+                }
+            )
+        ),
+    }
+)
+"""The form of an entry of :func:`trainings_of`, where it is read from a file; every number may be missing."""
+
+
+def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
+    """The trainings of the members of one row or file, of those that came straight from one.
+
+    Args:
+        descriptions: of the files, in order.
+
+    Returns:
+        For each: ``member`` (its number), ``steps``, ``kept_epoch``, ``n`` and ``n_val`` (samples, null where they are
+        not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the steps of the
+        epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about 60 epochs.
+    """
+    found = []
+    first = 0
+    for description in descriptions:
+        made: list[Any] = [description.provenance]
+        if description.kind == "fused" and description.provenance.get("verb") != "finetune":
+            made = [member.get("provenance") for member in description.members]
+        for index, provenance in enumerate(made):
+            told = _told(provenance, description.seen)
+            if told is not None:
+                found.append({"member": first + index, **told})
+        first += len(description.masks)
+    return found
+
+
+def training_text(training: Mapping[str, Any]) -> str:
+    """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
+    epochs, kept = training["epochs"], training["kept_epoch"]
+    text = f"epoch {kept} of {epochs[-1]['epoch']} kept, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
+    accuracy = next((e.get("val_accuracy") for e in epochs if e["epoch"] == kept), None)
+    return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"
+
+
+def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What the header of a state file (``hydractl.training/1``) says: how far the run is, and what it was begun with.
+
+    Args:
+        header: perhaps of an untrusted file: what is not as it should be is left out.
+    """
+    progress, begun, on = ({} if not isinstance(header.get(key), Mapping) else header[key] for key in _PARTS)
+    found: dict[str, Any] = {}
+    if type(progress.get("steps")) is int:
+        found = {"step": progress["steps"], "of": progress.get("total")}
+    rates = begun.get("lr")
+    if isinstance(rates, list) and type(progress.get("candidate")) is int:
+        found["learning_rate"] = f"{progress['candidate'] + 1} of {len(rates)}"
+    epochs = progress.get("epochs")
+    if isinstance(epochs, list) and epochs and all(map(_is_epoch, epochs)):
+        found["epochs"] = [_epoch_text(epoch) for epoch in epochs[-5:]]
+    if progress.get("best") is not None:
+        found |= {"best_epoch": progress.get("kept_epoch"), "best_val_accuracy": progress["best"]}
+    return {**found, "source": {**{k: v for k, v in begun.items() if v is not None}, **on}}
+
+
+def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """From the provenance of one file; None where it was not trained, or where it is broken."""
+    if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
+        return None
+    settings = provenance.get("settings")
+    history = settings.get("history") if isinstance(settings, Mapping) else None
+    if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
+        return None
+    assert isinstance(settings, Mapping)  # there is a history in it
+    # Of snapshots none is chosen: the weights are those at the end.
+    kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
+    if type(kept) is not int:
+        return None
+    every = -(-len(history) // _POINTS)
+    last = len(history) - 1
+    chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]
+    keys = ("epoch", "steps", *_NUMBERS)
+    return {
+        "steps": settings.get("cycle_end", history[-1]["steps"]),
+        "kept_epoch": kept,
+        "n": _samples(seen, settings.get("data")),
+        "n_val": _samples(seen, settings.get("val")),
+        "epochs": [{key: epoch[key] for key in keys if key in epoch} for epoch in chosen],
+    }
+
+
+def _is_epoch(entry: Any) -> bool:
+    if not isinstance(entry, Mapping) or any(type(entry.get(key)) is not int for key in ("epoch", "steps")):
+        return False
+    numbers = [entry[key] for key in _NUMBERS if key in entry]
+    return "loss" in entry and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+
+
+def _epoch_text(epoch: Mapping[str, Any]) -> str:
+    said = {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
+    return ", ".join(
+        f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in said.items()
+    )
+
+
+def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:
+    """How many samples a data set had, by its fingerprint."""
+    return next((entry["n"] for entry in seen if entry["data"] == fingerprint), None)

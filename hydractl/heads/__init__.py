@@ -1,0 +1,1 @@
+"""Heads as plain data: masks, scores, weights, selection and overlap."""

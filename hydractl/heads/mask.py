@@ -1,0 +1,321 @@
+"""Sites, head masks, head scores and rankings: the vocabulary of hydractl, in pure Python.
+
+A *site* is one attention block of a model. A *head* is (site path, index in the ORIGINAL numbering): pruning never
+renumbers heads, so masks of one base model can always be compared, combined and applied again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydractl.errors import InputError
+from hydractl.jsonio import shown
+
+MASK_SCHEMA = "hydractl.mask/1"
+SCORES_SCHEMA = "hydractl.scores/1"
+CIRCUIT_SCHEMA = "hydractl.circuit/1"
+
+Head = tuple[str, int]
+"""One head: (site path, index in the original numbering)."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention block.
+
+    Attributes:
+        path: module path in the library's own model, for example ``blocks.0.attn``.
+        heads: number of heads before any pruning.
+        head_dim: width of one head.
+        d_model: width of the residual stream.
+        tower: ``main``, or ``visual`` / ``text`` in a model with two towers.
+    """
+
+    path: str
+    heads: int
+    head_dim: int
+    d_model: int
+    tower: str = "main"
+
+
+def all_heads(sites: Iterable[Site]) -> list[Head]:
+    """Every head of the given sites, in model order: the order of ties everywhere in hydractl."""
+    return [(site.path, head) for site in sites for head in range(site.heads)]
+
+
+@dataclass(frozen=True)
+class HeadMask:
+    """The kept heads of each site.
+
+    Attributes:
+        heads: original number of heads per site, in model order.
+        kept: the kept heads per site, ascending, in the original numbering; a site may keep none.
+    """
+
+    heads: Mapping[str, int]
+    kept: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def full(cls, sites: Iterable[Site]) -> HeadMask:
+        """The mask that keeps every head."""
+        sites = list(sites)
+        return cls({s.path: s.heads for s in sites}, {s.path: tuple(range(s.heads)) for s in sites})
+
+    def without(self, removed: Iterable[Head]) -> HeadMask:
+        """This mask with more heads removed; heads that are already gone stay gone."""
+        gone = set(removed)
+        kept = {p: tuple(h for h in hs if (p, h) not in gone) for p, hs in self.kept.items()}
+        return HeadMask(self.heads, kept)
+
+    def intersect(self, other: HeadMask) -> HeadMask:
+        """The heads kept by both masks. Pruning a pruned model again is this operation."""
+        return HeadMask(self.heads, {p: tuple(h for h in hs if h in other.kept[p]) for p, hs in self.kept.items()})
+
+    def at(self, paths: Iterable[str]) -> HeadMask:
+        """The part of this mask at some sites, in model order."""
+        wanted = set(paths)
+        heads = {p: n for p, n in self.heads.items() if p in wanted}
+        return HeadMask(heads, {p: self.kept[p] for p in heads})
+
+    def updated(self, other: HeadMask) -> HeadMask:
+        """This mask with the sites of ``other`` as they are there."""
+        return HeadMask(self.heads, {p: other.kept.get(p, kept) for p, kept in self.kept.items()})
+
+    @property
+    def kept_heads(self) -> list[Head]:
+        """All kept heads in model order."""
+        return [(p, h) for p, hs in self.kept.items() for h in hs]
+
+    @property
+    def removed_heads(self) -> list[Head]:
+        """All removed heads in model order."""
+        return [(p, h) for p, n in self.heads.items() for h in range(n) if h not in self.kept[p]]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing has been removed."""
+        return all(len(self.kept[p]) == n for p, n in self.heads.items())
+
+    def counts(self) -> list[int]:
+        """Kept heads per site, in model order."""
+        return [len(hs) for hs in self.kept.values()]
+
+    def to_json(
+        self,
+        arch: str | None = None,
+        source: Mapping[str, Any] | None = None,
+        seen: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """The JSON form ``hydractl.mask/1``; ``seen`` is what :mod:`hydractl.files.fingerprints` notes of samples."""
+        document: dict[str, Any] = {"schema": MASK_SCHEMA}
+        if arch is not None:
+            document["arch"] = arch
+        document["sites"] = {p: {"heads": n, "kept": list(self.kept[p])} for p, n in self.heads.items()}
+        if source is not None:
+            document["source"] = dict(source)
+        if seen:
+            document["seen"] = [dict(entry) for entry in seen]
+        return document
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """One importance per head; higher means keep.
+
+    Attributes:
+        scores: per site, in model order, one finite float per head of the original numbering; of a model of two
+            towers perhaps those of one only. A head that was already removed when the scores were made has the score
+            ``-inf`` in memory and ``null`` in JSON.
+    """
+
+    scores: Mapping[str, tuple[float, ...]]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form ``hydractl.scores/1``."""
+        sites = {p: [None if math.isinf(v) else v for v in values] for p, values in self.scores.items()}
+        return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
+
+
+# --- reading the JSON forms -------------------------------------------------------------------------------------------
+
+
+def _check_sites(
+    found: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
+) -> Mapping[str, Any]:
+    """The ``sites`` object of a file if it names exactly the sites of the model; otherwise adds to ``problems``.
+
+    With ``whole_towers``, naming all sites of some towers is enough.
+    """
+    if not isinstance(found, Mapping):
+        problems.append('"sites" is missing or not an object')
+        return {}
+    known = {s.path for s in sites}
+    problems.extend(f"unknown site {shown(p)}" for p in found if p not in known)
+    towers = {s.tower for s in sites if s.path in found} if whole_towers else set()
+    needed = [s.path for s in sites if not towers or s.tower in towers]
+    problems.extend(f"site {path} is missing" for path in needed if path not in found)
+    return found
+
+
+def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InputError(f"{origin} is not a JSON object, so it is no {schema} file")
+    if document.get("schema") != schema:
+        raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {schema!r}")
+    return document
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _shape_of(counts: Sequence[int]) -> str:
+    if counts and all(c == counts[0] for c in counts):
+        return f"{len(counts)} sites x {shown(counts[0])} heads"
+    return f"{len(counts)} sites, heads {shown(list(counts), 100)}"
+
+
+def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str | None = None) -> HeadMask:
+    """Read and check a mask against the sites of a model.
+
+    Raises:
+        InputError: listing every problem: unknown or missing sites, head counts of another model, heads that are
+            negative, out of range, repeated or not integers.
+    """
+    document = _check_schema(document, MASK_SCHEMA, origin)
+    problems: list[str] = []
+    found = _check_sites(document.get("sites"), sites, problems)
+    kept: dict[str, tuple[int, ...]] = {}
+    for site in sites:
+        if site.path not in found:
+            continue
+        entry = found[site.path]
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
+            problems.append(f'site {site.path} needs a list "kept"')
+            continue
+        if "heads" in entry and (not _is_index(entry["heads"]) or entry["heads"] != site.heads):
+            count = shown(entry["heads"])
+            problems.append(f"site {site.path} has {count} heads in the mask, {site.heads} in the model")
+        kept[site.path] = _check_kept(entry["kept"], site, problems)
+    if arch is not None and document.get("arch", arch) != arch:
+        problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
+    if problems:
+        raise InputError(
+            f"mask {origin} does not fit the model ({_shape_of([s.heads for s in sites])}; "
+            f"the mask has {_mask_shape(found)})",
+            hint="make the mask from this model, or check the site names with: hydractl --info MODEL",
+            problems=problems,
+        )
+    return HeadMask({s.path: s.heads for s in sites}, {s.path: kept[s.path] for s in sites})
+
+
+def _mask_shape(found: Mapping[str, Any]) -> str:
+    entries = [e.get("heads") if isinstance(e, Mapping) else None for e in found.values()]
+    counts = [e for e in entries if isinstance(e, int) and not isinstance(e, bool)]
+    return _shape_of(counts) if len(counts) == len(entries) and counts else f"{len(entries)} sites"
+
+
+def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
+    good: list[int] = []
+    for value in values:
+        if not _is_index(value):
+            problems.append(f"site {site.path}: head {shown(value)} is not an integer")
+        elif not 0 <= value < site.heads:
+            problems.append(f"site {site.path}: head {shown(value)} is outside 0..{site.heads - 1}")
+        elif value in good:
+            problems.append(f"site {site.path}: head {value} is listed twice")
+        else:
+            good.append(value)
+    return tuple(sorted(good))
+
+
+def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
+    """Read and check a scores file against the sites of a model. It may leave out whole towers.
+
+    Raises:
+        InputError: listing every problem.
+    """
+    document = _check_schema(document, SCORES_SCHEMA, origin)
+    problems: list[str] = []
+    found = _check_sites(document.get("sites"), sites, problems, whole_towers=True)
+    scores: dict[str, tuple[float, ...]] = {}
+    for site in sites:
+        if site.path not in found:
+            continue
+        values = found[site.path]
+        if not isinstance(values, list) or len(values) != site.heads:
+            count = len(values) if isinstance(values, list) else "no list of"
+            problems.append(f"site {site.path} has {count} scores, the model {site.heads} heads")
+            continue
+        for head, value in enumerate(values):
+            if value is not None and not _is_finite(value):
+                problems.append(f"site {site.path}: score of head {head} is {shown(value)}, not a finite number")
+        scores[site.path] = tuple(-math.inf if v is None else v for v in values)
+    if problems:
+        raise InputError(f"scores {origin} do not fit the model", problems=problems)
+    info = {k: v for k, v in document.items() if k not in ("schema", "sites")}
+    return HeadScores({s.path: tuple(map(float, scores[s.path])) for s in sites if s.path in scores}, info)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A removal order of heads, as a circuit search gives it: nested masks for every budget up to its length.
+
+    Attributes:
+        removed: heads in the order of their removal.
+        start: heads that were already gone before the first step.
+    """
+
+    removed: tuple[Head, ...]
+    start: tuple[Head, ...] = ()
+
+    def first(self, count: int) -> Iterator[Head]:
+        """The first ``count`` heads of the order."""
+        return iter(self.removed[:count])
+
+
+def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Ranking:
+    """Read the removal order of a circuit file and check it against the sites of a model.
+
+    Raises:
+        InputError: listing every problem.
+    """
+    document = _check_schema(document, CIRCUIT_SCHEMA, origin)
+    counts = {s.path: s.heads for s in sites}
+    problems: list[str] = []
+    removed: list[Head] = []
+    steps = document.get("removed")
+    if not isinstance(steps, list):
+        raise InputError(f'circuit {origin} has no list "removed"')
+    for number, step in enumerate(steps, start=1):
+        site, head = (step.get("site"), step.get("head")) if isinstance(step, Mapping) else (None, None)
+        if not isinstance(site, str) or site not in counts:
+            problems.append(f"step {number}: unknown site {shown(site)}")
+        elif not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < counts[site]:
+            problems.append(f"step {number}: head {shown(head)} of {site} is outside 0..{counts[site] - 1}")
+        elif (site, head) in removed:
+            problems.append(f"step {number}: head {head} of {site} is removed twice")
+        else:
+            removed.append((site, head))
+    if problems:
+        raise InputError(f"circuit {origin} does not fit the model", problems=problems)
+    start = document.get("start_mask")
+    gone = mask_from_json(start, sites, f"{origin} (start_mask)").removed_heads if start is not None else []
+    twice = set(gone) & set(removed)
+    if twice:
+        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(twice)]
+        raise InputError(f"circuit {origin} contradicts itself", problems=problems)
+    return Ranking(tuple(removed), tuple(gone))

@@ -1,0 +1,142 @@
+"""Head selection: a mask from scores or a ranking, and a budget. Pure Python; ties go to the lowest site, then head."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from hydractl.errors import InputError, UsageError
+from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
+
+
+def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
+    """Number of heads to remove at each site for a budget per site.
+
+    Raises:
+        UsageError: for a budget outside what the sites have, with the range.
+    """
+    most = max(present.heads.values())
+    if keep is not None:
+        if not 0 <= keep <= most:
+            raise UsageError(f"--keep {keep} is outside 0..{most}, the heads of a site")
+        return {path: max(0, len(kept) - keep) for path, kept in present.kept.items()}
+    fewest = min(len(kept) for kept in present.kept.values())
+    if remove is None or not 0 <= remove <= fewest:
+        raise UsageError(f"--remove {remove} is outside 0..{fewest}, the heads present at the smallest site")
+    return dict.fromkeys(present.kept, remove)
+
+
+def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
+    """Total number of heads to remove, for ``keep`` as the mean kept per site or ``remove`` as a total.
+
+    Args:
+        present: what the model still has.
+        keep: the mean number of heads kept per site, or None.
+        remove: the total, where ``keep`` is None.
+        option: what ``remove`` was given as, for messages.
+
+    Raises:
+        UsageError: for a budget outside what the model has, with the range.
+    """
+    there = len(present.kept_heads)
+    if keep is not None:
+        most = there // len(present.heads)
+        if not 0 <= keep * len(present.heads) <= there:
+            raise UsageError(f"--keep {keep} is outside 0..{most}, the mean number of heads per site")
+        return there - keep * len(present.heads)
+    if remove is None or not 0 <= remove <= there:
+        raise UsageError(f"{option} {remove} is outside 0..{there}, the heads present in the model")
+    return remove
+
+
+def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
+    """Heads from the least to the most important."""
+    order = {head: position for position, head in enumerate(heads)}
+    return sorted(order, key=lambda head: (scores.scores[head[0]][head[1]], order[head]))
+
+
+def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
+    """Remove the least important heads of each site."""
+    removed: list[Head] = []
+    for path, kept in present.kept.items():
+        removed += lowest(scores, [(path, h) for h in kept])[: budget[path]]
+    return present.without(removed)
+
+
+def select_global(
+    order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]
+) -> HeadMask:
+    """Remove ``count`` heads in all: those of the ``fixed`` sites as given, the rest in the order of removal.
+
+    Args:
+        order: heads, first to be removed first.
+        present: what the model still has.
+        count: removals in all, those at fixed sites included.
+        fixed: sites whose kept heads are decided already.
+
+    Raises:
+        InputError: when the order is too short for the budget.
+        UsageError: when the fixed sites alone remove more than the budget.
+    """
+    mask = apply_fixed(present, fixed)
+    rest = count - (len(present.kept_heads) - len(mask.kept_heads))
+    if rest < 0:
+        raise UsageError(
+            f"the shared sites alone remove {count - rest} heads, the budget is {count}",
+            hint="share fewer sites or remove more heads",
+        )
+    free = set(mask.kept_heads)
+    candidates = [head for head in order if head in free and head[0] not in fixed]
+    if len(candidates) < rest:
+        raise InputError(
+            f"the ranking has {len(candidates)} heads that can still be removed, the budget needs {rest}",
+            hint="extract a longer ranking (--budget) or remove fewer heads",
+        )
+    return mask.without(candidates[:rest])
+
+
+def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
+    """``present`` with the heads of the fixed sites taken from ``fixed``; what is gone stays gone."""
+    kept = {p: tuple(h for h in hs if p not in fixed or h in fixed[p]) for p, hs in present.kept.items()}
+    return HeadMask(present.heads, kept)
+
+
+def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
+    """The kept heads of ``mask`` in the first ``count`` sites of each tower.
+
+    Raises:
+        UsageError: when a tower has fewer sites.
+    """
+    towers: dict[str, list[Site]] = {}
+    for site in sites:
+        towers.setdefault(site.tower, []).append(site)
+    fewest = min(len(members) for members in towers.values())
+    if not 0 <= count <= fewest:
+        raise UsageError(f"--share-sites {count} is outside 0..{fewest}, the sites of a tower")
+    return {site.path: mask.kept[site.path] for members in towers.values() for site in members[:count]}
+
+
+def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[Head]:
+    """``count`` heads drawn without replacement from the first ``first`` of a ranking (paper B.5: 48 of 100).
+
+    Raises:
+        UsageError: when there are not that many.
+    """
+    if not 1 <= first <= len(ranking.removed):
+        raise UsageError(f"--sample-from {first} is outside 1..{len(ranking.removed)}, the length of the ranking")
+    if count > first:
+        raise UsageError(f"cannot draw {count} heads from the first {first} of the ranking")
+    drawn = random.Random(seed).sample(range(first), count)
+    return [ranking.removed[i] for i in sorted(drawn)]
+
+
+def check_scored(scores: HeadScores, present: HeadMask) -> None:
+    """Every head that is present must have a score.
+
+    Raises:
+        InputError: listing those without.
+    """
+    missing = [f"{p} head {h}" for p, h in present.kept_heads if math.isinf(scores.scores[p][h])]
+    if missing:
+        raise InputError("the scores lack heads that the model has", problems=missing)

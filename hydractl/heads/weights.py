@@ -1,0 +1,94 @@
+"""The weights of one attention block head by head, the layout that all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The weights of one attention block, head by head: the only layout the rest of hydractl sees.
+
+    Attributes:
+        q, k, v: ``[heads, head_dim, d_model]``.
+        q_bias, k_bias, v_bias: ``[heads, head_dim]`` or None.
+        o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
+        o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
+        gate, gate_bias: like ``q`` and ``q_bias`` where the library gates the attention output, else None.
+        extra: what the block holds beside heads (query and key norms), by name relative to the block.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+    v_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate: Tensor | None = None
+    gate_bias: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads present."""
+        return self.q.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.q.shape[1]
+
+    def select(self, positions: Sequence[int]) -> HeadWeights:
+        """Only the heads at these positions (positions among the heads present, not original numbers)."""
+        index = torch.tensor(list(positions), dtype=torch.long)
+
+        def pick(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.index_select(0, index.to(tensor.device))
+
+        picked = {name: pick(getattr(self, name)) for name in PER_HEAD}
+        return replace(self, **picked)  # type: ignore[arg-type]
+
+    def zeroed(self, positions: Sequence[int]) -> HeadWeights:
+        """The same shapes with the output columns of these heads set to zero: ablation."""
+        o = self.o.clone()
+        o[list(positions)] = 0
+        return replace(self, o=o)
+
+    def expanded(self, positions: Sequence[int], heads: int) -> HeadWeights:
+        """Put the heads present at ``positions`` of ``heads`` heads; all others are zero."""
+        index = torch.tensor(list(positions), dtype=torch.long)
+
+        def scatter(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            full = tensor.new_zeros((heads, *tensor.shape[1:]))
+            full[index] = tensor
+            return full
+
+        spread = {name: scatter(getattr(self, name)) for name in PER_HEAD}
+        return replace(self, **spread)  # type: ignore[arg-type]
+
+    @staticmethod
+    def gathered(heads: Sequence[tuple[HeadWeights, int]]) -> HeadWeights:
+        """Heads of several blocks as those of one; what belongs to no head is that of the first.
+
+        Args:
+            heads: block and position of each head, at least one.
+        """
+        first = heads[0][0]
+
+        def stack(name: str) -> Tensor | None:
+            if getattr(first, name) is None:
+                return None
+            return torch.stack([getattr(weights, name)[position] for weights, position in heads])
+
+        return replace(first, **{name: stack(name) for name in PER_HEAD})  # type: ignore[arg-type]
+
+
+PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "gate", "gate_bias")

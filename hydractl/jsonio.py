@@ -1,0 +1,93 @@
+"""JSON as hydractl reads and writes it: strictly parsed, canonically written, shown without a control character."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import InputError
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a nested {type(value).__name__}"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def parse_json(text: str | bytes, origin: str) -> Any:
+    """Parse JSON strictly: no duplicate keys, no NaN or Infinity, no half characters, no absurd nesting.
+
+    Raises:
+        InputError: naming ``origin`` and the place.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{origin} is not UTF-8 text (byte {error.start})") from None
+    if text.startswith("\ufeff"):
+        raise InputError(f"{origin} starts with a byte order mark", hint="save it as UTF-8 without BOM")
+    if not text.strip():
+        raise InputError(f"{origin} is empty")
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise InputError(f"{origin} has the key {shown(key)} twice in one object")
+            result[key] = value
+        return result
+
+    def no_constant(name: str) -> Any:
+        raise InputError(f"{origin} contains {name}, which is not a number in JSON")
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if math.isinf(value):
+            raise InputError(f"{origin} contains {number[:20]}, which is too large for a number")
+        return value
+
+    try:
+        document = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
+        if "\\u" in text:  # only an escape can stand for half a character, which could never be written again
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
+        return document
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{origin} is not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{origin} is nested too deeply to be a hydractl file") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{origin} contains half a character (an unpaired surrogate)") from None
+    except ValueError as error:  # integers of thousands of digits
+        raise InputError(f"{origin} cannot be read: {error}") from None
+
+
+def read_json_file(path: str | Path) -> Any:
+    """Read and strictly parse a JSON artefact; ``-`` is standard input."""
+    import sys
+
+    if str(path) == "-":
+        return parse_json(sys.stdin.buffer.read(), "standard input")
+    try:
+        return parse_json(Path(path).read_bytes(), str(path))
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def canonical_json(document: Any) -> str:
+    """The one JSON text of a document: sorted keys, no spaces, no NaN."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def json_bytes(document: Any) -> bytes:
+    """A JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN."""
+    return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")

@@ -1,0 +1,108 @@
+"""MODEL arguments of the verbs that take several: found and checked by their headers first, built afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hydractl.errors import UsageError
+from hydractl.model.agreement import check_agreement
+from hydractl.model.loading import build_model
+from hydractl.model.matching import named_by_data
+from hydractl.model.runtime import HydraModel
+from hydractl.model.sequential import SequentialEnsemble
+from hydractl.model.source import ModelOptions, Source, open_sources, split_model, with_labels
+
+Runnable = HydraModel | SequentialEnsemble
+"""What a MODEL argument becomes: both are called alike."""
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """One MODEL argument, found and checked, its weights not yet read.
+
+    Attributes:
+        name: the name given, else that of the file, else those of the members joined by ``+``.
+        sources: one model, or the members of an ensemble that run one after another.
+    """
+
+    name: str
+    sources: Sequence[Source]
+
+    def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
+        """Read the weights and build the module that runs."""
+        models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
+        return models[0] if len(models) == 1 else SequentialEnsemble(models)
+
+    @property
+    def file_bytes(self) -> int | None:
+        """Bytes of all checkpoint files together; None where a model is no file."""
+        sizes = [source.file_bytes for source in self.sources]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def sha256(self) -> str | list[str]:
+        """SHA-256 of the model, or one for each member of an ensemble."""
+        digests = [source.sha256 for source in self.sources]
+        return digests[0] if len(digests) == 1 else digests
+
+
+def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
+    """Find every MODEL and check all that headers can tell.
+
+    Args:
+        texts: ``[NAME=]REF[+REF...]`` each.
+        options: what is said about all of them.
+
+    Raises:
+        UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
+        InputError: listing what is wrong with every reference, and members that cannot be averaged.
+    """
+    split = [split_model(text) for text in texts]
+    wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
+    opened = dict(zip(wanted, open_sources(wanted, options or ModelOptions()), strict=True))
+    found = []
+    for name, refs in split:
+        sources = [opened[ref] for ref in refs]
+        if len(sources) > 1:
+            check_agreement([(source.name, source.description) for source in sources])
+            sources = _named_alike(sources, sources)
+        found.append(ModelArgument(name or "+".join(source.name for source in sources), sources))
+    names = [model.name for model in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return found
+
+
+def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
+    """The arguments with all classes named: rows that are measured on the same labels have the same classes.
+
+    A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
+    the same ensemble before that of another row; where none does, those of the data.
+
+    Args:
+        arguments: one for each row.
+        data: the SPEC of ``--data``.
+        limit: its first samples only.
+
+    Raises:
+        InputError: where the data have no class names either.
+    """
+    every = [source for argument in arguments for source in argument.sources]
+    alike = [replace(argument, sources=_named_alike(argument.sources, every)) for argument in arguments]
+    return [replace(a, sources=[named_by_data(source, data, limit) for source in a.sources]) for a in alike]
+
+
+def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
+    """Sources of which those without named classes take the names, and unless they have their own the prompts, of the
+    first known model with names."""
+    first = next((source.description for source in known if source.description.labels is not None), None)
+    if first is None:
+        return list(sources)
+    return [
+        source
+        if source.classes is not None
+        else with_labels(source, first.labels, source.description.prompt or first.prompt or ())
+        for source in sources
+    ]

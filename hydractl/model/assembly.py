@@ -1,0 +1,178 @@
+"""From the tensors of a file to the modules that run: what members share is read once and runs once where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.errors import InputError
+from hydractl.families.base import ModelFamily, Stages, attention_names
+from hydractl.files.checkpoint import LentTensors, TensorSource
+from hydractl.files.description import Description
+from hydractl.heads.mask import Site
+from hydractl.heads.weights import HeadWeights
+from hydractl.model.attention import HeadAttention
+from hydractl.model.chain import Chain, Start
+from hydractl.model.members import MemberTensors, sites_stored_once, united
+from hydractl.model.projections import HeadBank, MemberProjections, neighbours
+from hydractl.model.stacking import PerMember
+
+
+class Assembly:
+    """The networks of all members, in the making.
+
+    Args:
+        description: of the model.
+        family: of the model.
+        tensors: its weights.
+        device, dtype: where and in what the model computes.
+
+    Attributes:
+        networks: the library's model of each member, with :class:`HeadAttention` in it. Only the blocks of the first
+            run; those of the others are wrapped in them, or shared with them.
+        attentions: one for each site, in model order.
+        chains: one for each tower, in the order of the sites.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        family: ModelFamily,
+        tensors: TensorSource,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        count = len(description.masks)
+        self._family, self._masks = family, description.masks
+        self._sites = family.sites(description.config)
+        self._once = sites_stored_once(tensors, family, self._sites)
+        self._views = [MemberTensors(tensors, m) for m in range(count)]
+        self._own = {name for view in self._views for name, stored in view.stored.items() if name != stored}
+        self._reader = _Reader(tensors, device, dtype)
+        self.networks = [family.build(description.config) for _ in range(count)]
+        for network, view in zip(self.networks, self._views, strict=True):
+            _assign(network, view, self._reader, skip=self._is_attention)
+        self.attentions: list[HeadAttention] = []
+        starts = self._starts()
+        for start in starts:
+            for index in start.sites:
+                self._install(self._sites[index], start, index)
+        self._own_blocks()
+        merged = not any(family.part(name, self._sites) == "mlp" for name in self._own)
+        for network in self.networks[1:]:
+            self._drop_blocks(network)
+        self.chains = [
+            Chain(family, self.networks, tower, self.attentions[start.sites.start : start.sites.stop], start, merged)
+            for tower, start in enumerate(starts)
+        ]
+
+    def _is_attention(self, name: str) -> bool:
+        """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
+        return self._family.part(name, self._sites) == "attention"
+
+    # --- what is the same in all members ------------------------------------------------------------------------------
+
+    def _starts(self) -> list[Start]:
+        """Of each tower, how far its members are the same."""
+        starts, first = [], 0
+        for stages in self._family.stages(self.networks[0]):
+            sites = range(first, first + len(stages.blocks))
+            starts.append(self._start(stages, sites))
+            first = sites.stop
+        return starts
+
+    def _start(self, stages: Stages, sites: range) -> Start:
+        if any(name.startswith(stages.stem_prefixes) for name in self._own):
+            return Start(sites, shared_stem=False, blocks=0, pool=False)
+        for blocks, (index, path) in enumerate(zip(sites, stages.block_paths, strict=True)):
+            site = self._sites[index].path
+            own = [name for name in self._own if name.startswith(f"{path}.")]
+            if own or any(mask.kept[site] != self._masks[0].kept[site] for mask in self._masks):
+                # The input of the attention is still that of all members, if the norm before it is.
+                common = not any(self._family.part(name, self._sites) == "norm" for name in own)
+                return Start(sites, shared_stem=True, blocks=blocks, pool=common and site in self._once)
+        return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
+
+    # --- attention ----------------------------------------------------------------------------------------------------
+
+    def _install(self, site: Site, start: Start, index: int) -> None:
+        """One attention for all members, in the place of the library's."""
+        if site.path in self._once:
+            held = united(self._masks, site.path)
+            kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
+            order = neighbours(kept)
+            bank = self._bank(self._weights(site, 0).select([held.index(head) for head in order]), site, 0)
+            each = {heads: MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept}
+            members = [each[heads] for heads in kept]
+        else:
+            banks = [self._bank(self._weights(site, m), site, m) for m in range(len(self.networks))]
+            members = [MemberProjections(bank) for bank in banks]
+        of_weights, of_output = self._family.dropouts(self.networks[0], site)
+        pooled = start.pooled(index)
+        attention = HeadAttention(members, pooled=pooled, attention_dropout=of_weights, output_dropout=of_output)
+        for network in self.networks:
+            self._family.install(network, site, attention)
+        self.attentions.append(attention)
+
+    def _weights(self, site: Site, member: int) -> HeadWeights:
+        view = self._views[member]
+        names = attention_names(self._family, view, self._sites, site)
+        return self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
+
+    def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
+        q_norm, k_norm = self._family.norms(self.networks[member], site)
+        for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            for leaf, _ in list(norm.named_parameters()):
+                norm.register_parameter(leaf, nn.Parameter(weights.extra[f"{side}.{leaf}"]))
+        return HeadBank(weights, q_norm, k_norm)
+
+    # --- blocks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _block_paths(self) -> list[str]:
+        """The module paths of the blocks of all towers."""
+        return [path for stages in self._family.stages(self.networks[0]) for path in stages.block_paths]
+
+    def _own_blocks(self) -> None:
+        """In the blocks of the first member, wrap each module whose weights every member has for itself."""
+        prefixes = tuple(f"{path}." for path in self._block_paths)
+        own = (name for name in self._own if name.startswith(prefixes) and not self._is_attention(name))
+        for owner in sorted({name.rpartition(".")[0] for name in own}):
+            if f"{owner}." in prefixes:
+                raise InputError(f"weights held by {owner} itself cannot be kept per member")
+            modules = [network.get_submodule(owner) for network in self.networks]
+            parent, _, leaf = owner.rpartition(".")
+            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
+
+    def _drop_blocks(self, network: nn.Module) -> None:
+        """Only the first member's blocks run."""
+        for path in self._block_paths:
+            parent, _, leaf = path.rpartition(".")
+            setattr(network.get_submodule(parent), leaf, nn.Identity())
+
+
+class _Reader:
+    """Stored tensors on the target device and dtype; one parameter object per stored name, so sharing survives."""
+
+    def __init__(self, tensors: TensorSource, device: torch.device, dtype: torch.dtype) -> None:
+        self.tensors, self.device, self.dtype = tensors, device, dtype
+        self._parameters: dict[str, nn.Parameter] = {}
+
+    def tensor(self, stored: str) -> Tensor:
+        tensor, lent = self.tensors.read(stored), isinstance(self.tensors, LentTensors)
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None, copy=not lent)
+
+    def parameter(self, stored: str) -> nn.Parameter:
+        if stored not in self._parameters:
+            self._parameters[stored] = nn.Parameter(self.tensor(stored))
+        return self._parameters[stored]
+
+
+def _assign(network: nn.Module, view: MemberTensors, reader: _Reader, skip: Callable[[str], bool]) -> None:
+    """Put the stored tensors in the place of the meta parameters of a skeleton."""
+    for name, _ in list(network.named_parameters()):
+        if not skip(name):
+            parent, _, leaf = name.rpartition(".")
+            network.get_submodule(parent).register_parameter(leaf, reader.parameter(view.stored[name]))

@@ -1,0 +1,194 @@
+"""The one attention module of hydractl: any number of heads per member, any number of members, side by side.
+
+It names no library. A family reads the weights of its own attention module into
+:class:`hydractl.heads.weights.HeadWeights` and puts a :class:`HeadAttention` in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydractl.model.context import RunContext, apart, context_of_run
+from hydractl.model.projections import MemberProjections
+from hydractl.model.stacking import StackedProjections
+
+
+class HeadAttention(nn.Module):
+    """Self-attention of M members with their own heads, as ONE scaled-dot-product attention (paper section 4.2).
+
+    Activations are member-major: ``[M * B, T, d_model]``, all samples of member 0 first. The heads of all members
+    lie side by side in the head dimension, so masks keep the size of one batch and no member sees another.
+
+    Members with the same heads of the same weights may share one object.
+
+    Attributes:
+        members: the projections of each member.
+        pooled: whether the input is the same for all members and their heads are in one bank: all heads of the bank
+            then attend to it once, and each member projects its own of them.
+        head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same
+            as a zeroed column block of the output projection. Heads are in the order of the runs of each
+            member. Used by the gate criterion.
+        observer: None, or a function that is given the concatenated heads of member 0, ``[B, T, heads * head_dim]``
+            (none where it has no heads), each time they are computed.
+        drops: whether dropout of the output acts outside training too (MC dropout).
+    """
+
+    def __init__(
+        self,
+        members: Sequence[MemberProjections],
+        *,
+        pooled: bool = False,
+        scale: float | None = None,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.pooled = pooled
+        if pooled:
+            self._all_heads = MemberProjections(self.projections[0].bank)
+        self._stacked = StackedProjections(self.projections, pooled=pooled)
+        self.scale = scale
+        self.attention_dropout = attention_dropout
+        self.output_dropout = output_dropout
+        self.head_gate: Tensor | None = None
+        self.observer: Callable[[Tensor], None] | None = None
+        self.drops = False
+
+    @property
+    def projections(self) -> list[MemberProjections]:
+        """The projections of each member."""
+        return list(self.members)  # type: ignore[arg-type]
+
+    @property
+    def only(self) -> MemberProjections:
+        """The projections of a model of one member."""
+        (projections,) = self.members
+        return projections  # type: ignore[return-value]
+
+    @property
+    def head_counts(self) -> list[int]:
+        """Heads of each member."""
+        return [m.heads for m in self.projections]
+
+    def train(self, mode: bool = True) -> HeadAttention:
+        """As torch's. Stacked weights are made anew: the parameters may have changed in ways that cannot be seen."""
+        self._stacked.forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HeadAttention:
+        self._stacked.forget()
+        return super()._apply(fn, recurse)
+
+    def stack(self, context: RunContext) -> None:
+        """Stack the weights of all members now, where batched products are wanted and possible.
+
+        Else the first call without gradients does; a graph that is compiled before that would do so in every call.
+        """
+        if self._stacked.possible and context.batches(self.projections[0].bank.out.device):
+            with torch.no_grad():
+                self._stacked.make(self.pooled)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend, in the context of the run (:class:`hydractl.model.context.RunContext`).
+
+        Args:
+            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of one member alone.
+            attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
+            is_causal: whether a token sees only itself and those before it.
+
+        Returns:
+            As ``x``.
+        """
+        context, memory = context_of_run(), None
+        if context.attended is not None:
+            return context.attended
+        if context.queries is not None:
+            assert not is_causal, "a block that runs for some tokens needs its mask written out"
+            memory, attn_mask = context.queries.memory, context.queries.rows_of(attn_mask)
+        members = self.projections
+        if context.member is not None and len(members) > 1:
+            members = [members[context.member]]
+        elif self._batches(context, x.device):
+            return self._dropped(self._batched(x, memory, attn_mask, is_causal))
+        parts = apart(x, len(members))
+        heads = self._heads(members, parts, memory, attn_mask, is_causal)
+        if self.observer is not None:
+            self.observer(x.new_zeros((*parts[0].shape[:2], 0)) if heads[0] is None else heads[0])
+        each = zip(members, parts, heads, strict=True)
+        outputs = [m.bias_only(part) if own is None else m.output(own) for m, part, own in each]
+        return self._dropped(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+
+    def _dropped(self, output: Tensor) -> Tensor:
+        return F.dropout(output, self.output_dropout, self.training or self.drops)
+
+    def _heads(
+        self,
+        members: Sequence[MemberProjections],
+        parts: Sequence[Tensor],
+        memory: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> list[Tensor | None]:
+        """The heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
+        attended: list[Tensor | None]
+        if self.pooled:
+            (pool,) = self._attend([self._all_heads], parts[:1], [memory], attn_mask, is_causal)
+            attended = [m.take(pool) if m.heads and pool is not None else None for m in members]
+        else:
+            memories = [None] * len(members) if memory is None else apart(memory, len(members))
+            attended = self._attend(members, parts, memories, attn_mask, is_causal)
+        each = zip(members, attended, parts, strict=True)
+        heads = [None if own is None else m.concatenate(own, part) for m, own, part in each]
+        if self.head_gate is None:
+            return heads
+        gates = self.head_gate.repeat_interleave(members[0].head_dim, dim=1)
+        split = gates.split([m.heads * m.head_dim for m in members], dim=1)
+        return [None if own is None else own * gate[:, None] for own, gate in zip(heads, split, strict=True)]
+
+    def _attend(
+        self,
+        members: Sequence[MemberProjections],
+        parts: Sequence[Tensor],
+        memories: Sequence[Tensor | None],
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> list[Tensor | None]:
+        """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
+        each = zip(members, parts, memories, strict=True)
+        projected = [run for member, part, memory in each for run in member.project(part, memory)]
+        if not projected:
+            return [None] * len(members)
+        # M times [B, h, q, head_dim] -> [B, sum of h, q, head_dim]
+        q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
+        attended = self._scaled_dot_products(q, k, v, attn_mask, is_causal)
+        split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
+        return [next(split) if m.heads else None for m in members]
+
+    def _scaled_dot_products(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        dropout = self.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal, scale=self.scale)
+
+    def _batches(self, context: RunContext, device: torch.device) -> bool:
+        """Whether the projections of all members are batched products: never while somebody looks at single heads."""
+        free = self.head_gate is None and self.observer is None
+        return free and self._stacked.possible and context.batches(device)
+
+    def _batched(self, x: Tensor, memory: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """As :meth:`forward`; the samples of all members are those of one batch, which costs one copy of a mask."""
+        members = len(self.members)
+        if self.pooled:
+            (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], attn_mask, is_causal)
+            assert pool is not None, "a pool in which members have heads has heads"
+            return self._stacked.output(self._stacked.take(pool))
+        if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.shape[0] > 1:
+            attn_mask = attn_mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
+        q, k, v = self._stacked.project(x, memory)
+        return self._stacked.output(self._scaled_dot_products(q, k, v, attn_mask, is_causal))

@@ -1,0 +1,221 @@
+"""One tower of all members as a chain of blocks on member-major activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.families.base import ModelFamily, Stages, State
+from hydractl.model.attention import HeadAttention
+from hydractl.model.context import QueryTokens, RunContext, apart
+
+_FEW_ROWS = 512
+"""Tokens of a batch up to which members run side by side on a CPU, half as many where each has weights of its own."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How far the members of one tower are the same, so that one run of it serves all of them.
+
+    Attributes:
+        sites: the indices of the tower's sites among those of the model.
+        shared_stem: whether everything before the first block is the same.
+        blocks: how many leading blocks are the same, in weights and in heads.
+        pool: whether members have equal weights, if not the same heads, in the attention of the block behind these,
+            whose input is the same for all of them.
+    """
+
+    sites: range
+    shared_stem: bool
+    blocks: int
+    pool: bool
+
+    def once(self, site: int) -> bool:
+        """Whether the block of a site runs once for all members."""
+        return site - self.sites.start < self.blocks
+
+    def pooled(self, site: int) -> bool:
+        """Whether the attention of a site runs once for all members, and each takes its heads from it."""
+        return self.pool and site - self.sites.start == self.blocks
+
+
+class Chain:
+    """The blocks of one tower, run for all members at once.
+
+    A state is common to all members up to the block in which they part, and member-major behind it. A copy, or what a
+    pickle gives back, is one of the copied networks.
+
+    Args:
+        family: of the model.
+        networks: of each member. The blocks of the first one run; stems and readouts are each their own.
+        tower: the place of the tower in :meth:`ModelFamily.stages`.
+        attentions: those of its blocks.
+        start: how far the members are the same.
+        merged: whether members have one MLP in each block.
+
+    Attributes:
+        tower: as in :class:`hydractl.heads.mask.Site`.
+        of_labels: whether its inputs are the prompts of the classes instead of samples.
+        attentions, start: as given.
+        sites: the indices of its sites among those of the model.
+        whole_last_block, side_by_side, batched: as of :class:`hydractl.model.runtime.HydraModel`. In training the last
+            block always runs whole, as the library's own.
+    """
+
+    def __init__(
+        self,
+        family: ModelFamily,
+        networks: Sequence[nn.Module],
+        tower: int,
+        attentions: Sequence[HeadAttention],
+        start: Start,
+        merged: bool,
+    ) -> None:
+        self.start, self.sites = start, start.sites
+        self.attentions = list(attentions)
+        self.whole_last_block = False
+        self.side_by_side: bool | None = None
+        self.batched: bool | None = None
+        self._family, self._networks, self._place, self._merged = family, list(networks), tower, merged
+        self._stages = self._cut()
+        self.tower, self.of_labels = self._stages[0].tower, self._stages[0].of_labels
+
+    def _cut(self) -> list[Stages]:
+        return [self._family.stages(network)[self._place] for network in self._networks]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_stages"}  # functions of the networks
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._stages = self._cut()
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return len(self._stages)
+
+    @property
+    def block_paths(self) -> list[str]:
+        """The module path of each block."""
+        return list(self._stages[0].block_paths)
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """What the tower reads out for every member: ``[M, B, ...]``."""
+        return self.rest(self.sites.start, self.stem(inputs))
+
+    def stem(self, inputs: Any) -> State:
+        """Inputs to the state before the first block: one for all members where their stems are the same."""
+        if self.start.shared_stem:
+            return self._stages[0].stem(inputs)
+        states = [stages.stem(inputs) for stages in self._stages]
+        return State(torch.cat([s.hidden for s in states]), states[0].context)  # M times [B, T, d] -> [M * B, T, d]
+
+    def block(
+        self,
+        site: int,
+        state: State,
+        *,
+        member: int | None = None,
+        queries: QueryTokens | None = None,
+        attended: Tensor | None = None,
+    ) -> State:
+        """Run the block of one site (its index among those of the model).
+
+        Args:
+            site: its index.
+            state: before it.
+            member, queries, attended: as of :class:`hydractl.model.context.RunContext`.
+        """
+        context = RunContext(member, self.batched, queries, attended)
+        return context.run(self._stages[0].blocks[site - self.sites.start], self._for_members(site, state, member))
+
+    def _for_members(self, site: int, state: State, member: int | None) -> State:
+        """The state before a block, repeated for every member where they part."""
+        if self.members > 1 and self._parts_at(site) and member is None:
+            return State(state.hidden.repeat(self.members, 1, 1), state.context)  # [B, T, d] -> [M * B, T, d]
+        return state
+
+    def _parts_at(self, site: int) -> bool:
+        """Whether the state before the block of a site is common to all members, and behind it no longer."""
+        return self.start.shared_stem and site - self.sites.start == self.start.blocks
+
+    def rest(self, site: int, state: State) -> Tensor:
+        """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
+        while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
+            state, site = self._block_for_rest(site, state), site + 1
+        common = self._parts_at(site)
+        rows = state.hidden.shape[0] * state.hidden.shape[1] // (1 if common else self.members)
+        if self.members == 1 or site == self.sites.stop or self._side_by_side(state.hidden.device, rows):
+            for index in range(site, self.sites.stop):
+                state = self._block_for_rest(index, state)
+            return self.readout(state)
+        parts = [state.hidden] * self.members if common else apart(state.hidden, self.members)
+        outputs = []
+        for member, part in enumerate(parts):
+            own = State(part, state.context)
+            for index in range(site, self.sites.stop):
+                own = self._block_for_rest(index, own, member)
+            outputs.append(self._stages[member].readout(own))
+        return torch.stack(outputs)
+
+    def _side_by_side(self, device: torch.device, rows: int) -> bool:
+        """Whether members run in the same operations, with so many tokens of each."""
+        if any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions):
+            return True  # both are about all members at once
+        if self.side_by_side is not None:
+            return self.side_by_side
+        # With few rows a matrix product waits for its weights, which all members then use together; with many, for
+        # activations, of which one member's fit into a processor's caches better than those of all.
+        few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
+        return device.type != "cpu" or torch.compiler.is_compiling() or rows <= few
+
+    def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
+        """As :meth:`block`, the last one for the tokens that are read out."""
+        if site < self.sites.stop - 1 or self.whole_last_block or self.attentions[-1].training:
+            return self.block(site, state, member=member)
+        return self.last_block(state, member)
+
+    def last_block(self, state: State, member: int | None = None) -> State:
+        """Run the last block for those tokens only that are read out; all tokens where all are."""
+        last, short = self.sites.stop - 1, self.query_tokens(state, member)
+        if short is state:
+            return self.block(last, state, member=member)
+        # A pool attends to the state that is common to all members, everyone else to the state of each.
+        source = state if self.start.pooled(last) else self._for_members(last, state, member)
+        memory = RunContext(member, self.batched).run(self._stages[0].attention_inputs[-1], source)
+        return self.block(last, short, member=member, queries=QueryTokens(short.context["read"], memory))
+
+    def query_tokens(self, state: State, member: int | None = None) -> State:
+        """Of the state before the last block, the tokens that are read out; the state itself where all are."""
+        reads = self._stages[0].reads
+        if reads is None:
+            return state
+        common = self.start.shared_stem and self.start.blocks >= len(self.sites) - 1
+        copies = 1 if common or member is not None else self.members
+        positions = reads(State(state.hidden[: state.hidden.shape[0] // copies], state.context))
+        index = positions.repeat(copies, 1)[:, :, None].expand(-1, -1, state.hidden.shape[2])  # -> [M * B, q, d]
+        return State(state.hidden.gather(1, index), {**state.context, "read": positions})
+
+    def repeated(self, state: State, times: int) -> State:
+        """The same samples ``times`` over, one copy behind the other, in a chain of one member."""
+        if times == 1:
+            return state
+        context = dict(state.context)
+        for name in (*self._stages[0].per_sample, "read"):
+            value = context.get(name)
+            if value is not None:
+                context[name] = value.repeat(times, *[1] * (value.dim() - 1))
+        return State(state.hidden.repeat(times, 1, 1), context)
+
+    def readout(self, state: State) -> Tensor:
+        """The state after the last block to the output of every member, ``[M, B, ...]``."""
+        once = self.start.blocks == len(self.sites)
+        parts = [state.hidden] * self.members if once else apart(state.hidden, self.members)
+        return torch.stack(
+            [stages.readout(State(p, state.context)) for stages, p in zip(self._stages, parts, strict=True)]
+        )

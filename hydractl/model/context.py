@@ -1,0 +1,93 @@
+"""What the modules of a block are told beside their inputs: whose activations come, of which tokens.
+
+Blocks are the library's own and hand nothing on, so the context stands beside them, for each thread its own and only
+while a block runs. No module holds anything of a call: calls of one model from several threads never meet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hydractl.families.base import State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class QueryTokens:
+    """The tokens that a block runs for, where it does not run for all: only they ask, all tokens can be attended to.
+
+    Attributes:
+        positions: which tokens they are, ``[B, q]``.
+        memory: what keys and values are made of, the input of the attention for all tokens: ``[M * B, T, d_model]``;
+            ``[B, T, d_model]`` for a pool and for one member alone.
+    """
+
+    positions: Tensor
+    memory: Tensor
+
+    def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
+        """The rows of a mask that belong to the query tokens."""
+        if attn_mask is None or attn_mask.shape[-2] == 1:
+            return attn_mask
+        if attn_mask.dim() == 2:  # the same for every sample
+            return attn_mask[self.positions][:, None]  # [T, T] -> [B, 1, q, T]
+        rows = self.positions[:, None, :, None].expand(-1, attn_mask.shape[1], -1, attn_mask.shape[-1])
+        return attn_mask.expand(self.positions.shape[0], -1, -1, -1).gather(2, rows)  # [B, h, T, T] -> [B, h, q, T]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run of one block.
+
+    Attributes:
+        member: the activations are those of this member, ``[B, T, d_model]``; None: of all, ``[M * B, T, d_model]``.
+        batched: whether what every member has for itself runs as one batched product where that is possible, or else
+            as one product after another. None: as is faster, which on a CPU is one after another.
+        queries: None, or that the inputs are those of some tokens only.
+        attended: None, or what the attention gives in the place of attending, ``[M * B, T, d_model]``.
+    """
+
+    member: int | None = None
+    batched: bool | None = None
+    queries: QueryTokens | None = None
+    attended: Tensor | None = None
+
+    def batches(self, device: torch.device) -> bool:
+        """Whether batched products are wanted there. The meta device counts work, of which padding is none."""
+        return device.type not in ("cpu", "meta") if self.batched is None else self.batched
+
+    def run(self, function: Callable[[State], T], state: State) -> T:
+        """Call a function of a state; the modules that it calls find this context."""
+        before, _thread.context = _thread.context, self
+        try:
+            return function(state)
+        finally:
+            _thread.context = before
+
+
+class _Thread(threading.local):
+    # No ContextVar: torch.compile cannot trace one that is set.
+    context = RunContext()
+
+
+_thread = _Thread()
+
+
+def context_of_run() -> RunContext:
+    """The context of the block that runs in this thread; outside of any, that all members are meant."""
+    return _thread.context
+
+
+def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
+    """Member-major activations ``[M * B, ...]`` cut into those of each member."""
+    if members == 1:
+        return (x,)
+    # Not chunk: of a batch that is only a name while a graph is exported, it cannot know how many pieces it makes.
+    return x.unflatten(0, (members, -1)).unbind(0)

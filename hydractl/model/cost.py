@@ -1,0 +1,86 @@
+"""What a model costs, exactly and without its weights: stored parameters, bytes, and multiply-adds of one sample.
+
+Multiply-adds are counted, not estimated: the model that would run is built on torch's meta device, which has shapes
+and no numbers, and torch's own counter adds up its matrix products. Counted are linear layers, convolutions and the
+two products of attention; not counted are norms, activations, softmax, additions and biases. Paper Appendix B.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydractl.families import get_family
+from hydractl.files.checkpoint import MappedTensors, TensorSource, shapes_only
+from hydractl.files.description import Description
+from hydractl.files.header import tensor_info
+from hydractl.heads.mask import HeadMask
+from hydractl.model.runtime import HydraModel
+
+COUNTED = (
+    "matrix products of one sample: linear layers, convolutions, and both products of attention; "
+    "not the prompts of a zero-shot model, which are read once"
+)
+
+
+def parameters(tensors: TensorSource) -> int:
+    """Elements of all stored tensors, position embedding and class token included."""
+    return sum(tensors.info(name).numel for name in tensors.names())
+
+
+def weight_bytes(tensors: TensorSource) -> int:
+    """Bytes of all stored tensors in their stored dtypes, without the header of a file."""
+    return sum(tensors.info(name).nbytes for name in tensors.names())
+
+
+def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
+    """Multiply-adds of one call on ``batch`` samples.
+
+    Args:
+        description: of the model; a fused model counts all its members.
+        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
+        batch: samples of the call.
+        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
+    """
+    # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
+    # device attention is taken apart into its two matrix products.
+    model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
+    model.whole_last_block = whole_last_block
+    # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
+    # attention) has none here and would end in an error.
+    model.requires_grad_(False)
+    with torch.no_grad():
+        if model.prompted is not None:
+            model.label_features()  # once for all samples, so no part of the cost of one
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(model.example_inputs(batch))
+    return int(counter.get_total_flops()) // 2
+
+
+def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
+    """Multiply-adds of one sample through the model with all its heads: what ratios of a fused model refer to."""
+    family = get_family(description.family)
+    whole = [HeadMask.full(family.sites(description.config))]
+    dense = replace(description, kind="dense", masks=whole, merge=None, members=(), extra={})
+    stock = family.build(description.config).state_dict()
+    tensors = MappedTensors({name: tensor_info(t) for name, t in stock.items()}, stock.__getitem__)
+    return macs(dense, tensors, whole_last_block=whole_last_block)
+
+
+def cost_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> dict[str, int]:
+    """The cost of one model.
+
+    Returns:
+        ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights.
+    """
+    multiplied = macs(description, tensors, whole_last_block=whole_last_block)
+    return {"params": parameters(tensors), "macs": multiplied, "bytes": weight_bytes(tensors)}
+
+
+def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The cost of models that run one after another: the sums."""
+    found = list(costs)
+    return {key: sum(cost[key] for cost in found) for key in ("params", "macs", "bytes")}

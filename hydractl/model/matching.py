@@ -1,0 +1,91 @@
+"""A model and what a command gives it: the one model of a verb, the heads that are meant, labels that fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hydractl.data import open_data
+from hydractl.errors import InputError, UsageError
+from hydractl.heads.mask import Site
+from hydractl.model.source import Source, with_labels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def only_one(sources: list[Source], verb: str) -> Source:
+    """The one dense or pruned model of a verb that takes no ensemble."""
+    if len(sources) != 1:
+        raise UsageError(f"{verb} takes one model, got {len(sources)}")
+    if sources[0].description.kind == "fused":
+        raise InputError(f"{sources[0].name} is a fused model", hint=f"{verb} its members before fusing them")
+    return sources[0]
+
+
+def named_by_data(source: Source, spec: str, limit: int | None, option: str = "--data") -> Source:
+    """The source; a zero-shot model whose classes have not been named takes the names of a data set.
+
+    Raises:
+        InputError: where the data have no class names either.
+    """
+    if source.classes is not None:
+        return source
+    reads = {source.name: source.description.reads}
+    names = open_data(spec, option=option, limit=limit, reads=reads).label_names
+    if names is None:
+        raise InputError(
+            f"{source.name} has no classes of its own, and {option} {spec} has no class names",
+            hint="name the classes with --labels FILE",
+        )
+    return with_labels(source, names)
+
+
+def sites_of(source: Source, tower: str | None) -> list[Site]:
+    """The sites whose heads are meant.
+
+    Args:
+        source: the model.
+        tower: ``visual``, ``text``, or None or ``both`` for all.
+
+    Raises:
+        UsageError: for a tower of a model that has only one.
+    """
+    sites = source.sites
+    there = list(dict.fromkeys(site.tower for site in sites))
+    if tower is None or (tower == "both" and len(there) > 1):
+        return sites
+    if tower not in there:
+        raise UsageError(f"--tower {tower}: {source.name} has one tower" if len(there) == 1 else f"no tower {tower!r}")
+    return [site for site in sites if site.tower == tower]
+
+
+def check_labels(dataset: Any, source: Source) -> None:
+    """Labels must be classes of the model, also where neither side has names.
+
+    Raises:
+        InputError: naming the first sample that is outside.
+    """
+    classes = source.classes
+    assert classes is not None  # named_by_data() has been here
+    if dataset.labels is None or int(dataset.labels.max()) < classes:
+        return
+    first = int((dataset.labels >= classes).argmax())
+    raise InputError(
+        f"label {int(dataset.labels[first])} of sample {dataset.ids[first]} is outside 0..{classes - 1}, "
+        f"the classes of {source.name}"
+    )
+
+
+def known(labels: Tensor | None) -> Tensor:
+    """The labels of a batch of a set that was opened with ``need_labels``."""
+    assert labels is not None
+    return labels
+
+
+def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
+    """What the provenance of a result says beside the settings of every model: prompts, their labels and the tower."""
+    description = source.description
+    found: dict[str, Any] = {}
+    if source.family.classes(description.config) is None:
+        found = {"labels": list(description.labels or ()) or None, "prompt": list(description.prompt or ()) or None}
+    return found if tower is None else {**found, "tower": tower}

@@ -1,0 +1,215 @@
+"""The heads of one site: their weights head by head, the bank that holds them, and the heads of one member in it.
+
+It names no library. A family reads the weights of its own attention module into :class:`HeadWeights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydractl.heads.weights import HeadWeights
+
+
+class HeadBank(nn.Module):
+    """The weights of some heads of one site, for one member or for several that have them in common.
+
+    Attributes:
+        heads, head_dim: how many heads, which may be none, and their width.
+        qkv: ``[heads * 3 * head_dim, d_model]``: of each head its queries, keys and values, so that neighbouring heads
+            are one matrix; bias alike or None.
+        out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
+        gate: ``[heads * head_dim, d_model]`` or None; bias alike.
+        q_norm, k_norm: act on one head at a time.
+    """
+
+    def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.heads, self.head_dim = weights.heads, weights.head_dim
+        # 3 times [h, dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
+        self.qkv = nn.Parameter(torch.stack([weights.q, weights.k, weights.v], dim=1).flatten(0, 2))
+        self.qkv_bias: nn.Parameter | None = None
+        biases = (weights.q_bias, weights.k_bias, weights.v_bias)
+        like = next((b for b in biases if b is not None), None)
+        if like is not None:
+            self.qkv_bias = nn.Parameter(torch.stack([_or_zeros(b, like) for b in biases], dim=1).flatten())
+        # [h, d, dk] -> [d, h * dk]
+        self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
+        self.out_bias = _parameter(weights.o_bias)
+        self.gate = _parameter(None if weights.gate is None else weights.gate.flatten(0, 1))
+        self.gate_bias = _parameter(None if weights.gate_bias is None else weights.gate_bias.flatten())
+        self.q_norm = nn.Identity() if q_norm is None else q_norm
+        self.k_norm = nn.Identity() if k_norm is None else k_norm
+
+    def weights(self) -> HeadWeights:
+        """The current weights, head by head; the inverse of the constructor."""
+        h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
+        q, k, v = self.qkv.detach().reshape(h, 3, dk, d).unbind(1)
+        biases = (None,) * 3 if self.qkv_bias is None else self.qkv_bias.detach().reshape(h, 3, dk).unbind(1)
+        return HeadWeights(
+            q=q,
+            k=k,
+            v=v,
+            o=self.out.detach().reshape(self.out.shape[0], h, dk).permute(1, 0, 2),
+            q_bias=biases[0],
+            k_bias=biases[1],
+            v_bias=biases[2],
+            o_bias=None if self.out_bias is None else self.out_bias.detach(),
+            gate=None if self.gate is None else self.gate.detach().reshape(h, dk, d),
+            gate_bias=None if self.gate_bias is None else self.gate_bias.detach().reshape(h, dk),
+            extra={
+                f"{side}.{name}": tensor.detach()
+                for side in ("q_norm", "k_norm")
+                for name, tensor in getattr(self, side).named_parameters()
+            },
+        )
+
+    def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of ``x [B, q, d_model]``, keys and values of ``memory [B, T, d_model]`` (None: of x as well).
+
+        Args:
+            run: which heads; n of them.
+            x: the query tokens.
+            memory: the key and value tokens.
+
+        Returns:
+            ``[B, n, q, head_dim]`` and twice ``[B, n, T, head_dim]``.
+        """
+        if memory is None:
+            q, k, v = self._linear(run, x, slice(0, 3))
+        else:
+            (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
+        return self.q_norm(q), self.k_norm(k), v
+
+    def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
+        """Some of the three projections of some heads, in one product."""
+        kinds, rows = of.stop - of.start, slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
+        weight = self.qkv[rows]
+        bias = None if self.qkv_bias is None else self.qkv_bias[rows]
+        if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
+            weight = weight.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten(0, 2)
+            bias = None if bias is None else bias.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten()
+        packed = F.linear(x, weight, bias).unflatten(-1, (run.stop - run.start, kinds, self.head_dim))
+        return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
+
+
+class MemberProjections(nn.Module):
+    """The heads of one member at one site: some of those in a bank.
+
+    Args:
+        bank: holds them.
+        positions: where they are in it, in the order of the member; None: all of them.
+
+    Attributes:
+        bank: as given.
+        heads, head_dim: how many, which may be none, and their width.
+        runs: neighbouring heads of the bank that the member has, each run one matrix product. Activations hold the
+            heads in this order.
+    """
+
+    def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.bank = bank
+        self._positions = list(range(bank.heads) if positions is None else positions)
+        self.heads, self.head_dim = len(self._positions), bank.head_dim
+        self.runs = runs_of(self._positions)
+
+    def weights(self) -> HeadWeights:
+        """The current weights of its heads, in the order of the member."""
+        return self.bank.weights().select(self._positions)
+
+    def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys and values of every run, as of :meth:`HeadBank.project`."""
+        return [self.bank.project(run, x, memory) for run in self.runs]
+
+    def take(self, attended: Tensor) -> Tensor:
+        """Of all heads of the bank, attended ``[B, heads of the bank, q, head_dim]``, those of the member."""
+        taken = [attended[:, run] for run in self.runs]
+        return taken[0] if len(taken) == 1 else torch.cat(taken, dim=1)
+
+    def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
+        """The heads ``[B, h, q, head_dim]`` side by side, gated where there is a gate: ``[B, q, h * head_dim]``."""
+        heads, gate, bias = attended.transpose(1, 2).flatten(2), self.bank.gate, self.bank.gate_bias
+        if gate is None:
+            return heads
+        columns = map(self._columns, self.runs)
+        gates = [F.linear(x, gate[at], None if bias is None else bias[at]) for at in columns]
+        return heads * (gates[0] if len(gates) == 1 else torch.cat(gates, dim=-1)).sigmoid()
+
+    def output(self, heads: Tensor) -> Tensor:
+        """Concatenated heads to the residual stream, ``[B, q, d_model]``."""
+        bank, start, total = self.bank, 0, None
+        for run in self.runs:
+            stop = start + (run.stop - run.start) * self.head_dim
+            own = heads if len(self.runs) == 1 else heads[..., start:stop]
+            part = F.linear(own, bank.out[:, self._columns(run)], bank.out_bias if total is None else None)
+            total, start = part if total is None else total + part, stop
+        assert total is not None, "a member without heads has nothing to project"
+        return total
+
+    def _columns(self, run: slice) -> slice:
+        return slice(run.start * self.head_dim, run.stop * self.head_dim)
+
+    def share(self, heads: Tensor, position: int) -> Tensor:
+        """What one head of a member with a bank of its own adds to the residual stream, ``[B, q, d_model]``."""
+        columns = self._columns(slice(position, position + 1))
+        return F.linear(heads[..., columns], self.bank.out[:, columns])
+
+    def bias_only(self, x: Tensor) -> Tensor:
+        """What a site without heads adds to the residual stream: the bias of its output projection."""
+        zeros = x.new_zeros((x.shape[0], x.shape[1], self.bank.out.shape[0]))
+        return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
+
+
+def runs_of(positions: Sequence[int]) -> list[slice]:
+    """Positions as ascending runs of neighbours."""
+    runs: list[slice] = []
+    for position in sorted(positions):
+        if runs and runs[-1].stop == position:
+            runs[-1] = slice(runs[-1].start, position + 1)
+        else:
+            runs.append(slice(position, position + 1))
+    return runs
+
+
+def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
+    """An order of all heads in which those of each member lie in few runs.
+
+    Heads that the same members have stay together, and each group is followed by the one most like it.
+
+    Args:
+        members: the heads of each.
+    """
+    owners: dict[frozenset[int], list[int]] = {}
+    for head in sorted({head for heads in members for head in heads}):
+        owners.setdefault(frozenset(m for m, heads in enumerate(members) if head in heads), []).append(head)
+    groups = sorted(owners, key=lambda group: (len(group), sorted(group)))
+    best: list[frozenset[int]] = []
+    for first in groups[:_TRIED]:  # each in turn at one end
+        order, left = [first], [g for g in groups if g != first]
+        while left:
+            order.append(min(left, key=lambda g: len(g ^ order[-1])))
+            left.remove(order[-1])
+        if not best or _breaks(order) < _breaks(best):
+            best = order
+    return [head for group in best for head in owners[group]]
+
+
+_TRIED = 32
+"""Enough for every group of five members."""
+
+
+def _breaks(order: Sequence[frozenset[int]]) -> int:
+    """How many runs the members have together."""
+    return len(order[0]) + sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
+
+
+def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if tensor is None else tensor
+
+
+def _parameter(tensor: Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.contiguous())

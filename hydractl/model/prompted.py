@@ -1,0 +1,123 @@
+"""The classes of a zero-shot classifier: prompts of their names, and what the tower of the labels makes of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.log import Log
+from hydractl.model.chain import Chain
+from hydractl.model.stacking import times_written
+
+STAND_INS = tuple(f"class {number}" for number in range(10))
+"""Class names for measuring a model that has none: they decide nothing but shapes."""
+
+PROMPTS_AT_ONCE = 256
+"""How many prompts run together while no gradient is wanted."""
+
+
+class PromptedClasses:
+    """Class names given to a model that compares samples with texts.
+
+    The features of the prompts are computed once and kept while nothing can change them: anew after ``train()``,
+    ``eval()`` and ``to()`` and when a weight was written to, and each time while heads of their tower are gated or its
+    gradients are wanted.
+
+    Args:
+        labels: class names.
+        templates: each makes one prompt of a name; the features of several are averaged.
+        prompts: inputs of the tower of the labels, all templates of one class after another.
+        chain: the tower of the labels.
+        networks: of all members, of which the chain runs a part.
+        elsewhere: the attention of the other tower.
+
+    Raises:
+        UsageError: for no labels or no template.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        templates: Sequence[str],
+        prompts: Mapping[str, Tensor],
+        chain: Chain,
+        networks: nn.ModuleList,
+        elsewhere: Sequence[nn.Module],
+    ) -> None:
+        self.labels, self.templates = list(labels), list(templates)
+        self._prompts, self._chain, self._networks = prompts, chain, networks
+        self._elsewhere = list(elsewhere)
+        self._features: Tensor | None = None
+        # The parameters they were computed from, and how often each had been written to.
+        self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
+
+    def inputs(self, at_once: int | None = None) -> list[Any]:
+        """The prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
+        parameter = next(self._networks.parameters())
+        inputs = {name: tensor.to(parameter.device) for name, tensor in self._prompts.items()}
+        if at_once is None:
+            return [inputs]
+        step = max(1, at_once // len(self.templates))
+        starts = range(0, len(self.labels), step)
+        return [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in starts]
+
+    def features(self) -> Tensor:
+        """What the tower of the labels reads out for every member: ``[M, classes, D]``."""
+        if self._in_motion():
+            return self._chain(self.inputs()[0])
+        features = self._features
+        if features is None or self._weights_written():
+            self._features = features = self._read(Log(), "")
+        return features
+
+    def read(self, log: Log, title: str) -> None:
+        """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time.
+
+        Args:
+            log: where progress is shown.
+            title: of the task.
+        """
+        with torch.no_grad():
+            if not self._in_motion() and (self._features is None or self._weights_written()):
+                self._features = self._read(log, title)
+
+    def _read(self, log: Log, title: str) -> Tensor:
+        """The features ``[M, classes, D]``, of ``PROMPTS_AT_ONCE`` prompts at a time."""
+        features = []
+        self._read_from = [(weakref.ref(p), times_written(p)) for p in self._weights()]
+        # Outside inference mode, because what it gives could not be part of a graph of gradients later.
+        with torch.inference_mode(False), torch.no_grad(), log.progress(title, len(self.labels), "classes") as progress:
+            for part in self.inputs(PROMPTS_AT_ONCE):
+                features.append(self._chain(part))
+                progress.advance(features[-1].shape[1])
+            return torch.cat(features, dim=1)
+
+    def forget(self) -> None:
+        """The weights may have changed."""
+        self._features = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_features": None, "_read_from": []}  # a copy has other weights
+
+    def _weights_written(self) -> bool:
+        """Whether a weight was written to in place since it was read: by an optimizer, say, or ``load_state_dict``."""
+        if torch.compiler.is_compiling():  # versions are none of a graph
+            return False
+        return any((p := ref()) is not None and times_written(p) != count for ref, count in self._read_from)
+
+    def _weights(self) -> list[nn.Parameter]:
+        """All but the heads of the other tower, which have no part in this one."""
+        elsewhere = {id(p) for attention in self._elsewhere for p in attention.parameters()}
+        return [p for p in self._networks.parameters() if id(p) not in elsewhere]
+
+    def _in_motion(self) -> bool:
+        """Whether training, gates or gradients make the features those of this call only."""
+        gated = any(attention.head_gate is not None for attention in self._chain.attentions)
+        # Of what the views of a model share: the model itself may be another view of them.
+        if gated or self._networks.training:
+            return True
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())

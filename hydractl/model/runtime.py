@@ -1,0 +1,344 @@
+"""The model that runs: one to many members on member-major activations, made of the library's own modules.
+
+Only attention is replaced (:class:`HeadAttention`). A single model is the case of one member, so a
+ratio of a fused to a single model compares the same code. Paper section 4.2 and equation 6.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.data.names import read_labels, read_prompts
+from hydractl.errors import InputError, UsageError
+from hydractl.families import get_family
+from hydractl.files.checkpoint import TensorSource
+from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.heads.weights import HeadWeights
+from hydractl.log import Log
+from hydractl.model.assembly import Assembly
+from hydractl.model.attention import HeadAttention
+from hydractl.model.chain import Chain
+from hydractl.model.context import RunContext
+from hydractl.model.prompted import STAND_INS, PromptedClasses
+from hydractl.model.stacking import PerMember
+
+
+class HydraModel(nn.Module):
+    """A dense, pruned or fused classifier.
+
+    Calling it gives log p ``[B, classes]``, the logarithm of the mean over members of their softmax, so softmax and
+    argmax work as on any classifier. Several threads may call it at once: nothing of a call is kept in a module.
+
+    ``copy.deepcopy``, ``pickle`` and ``torch.save`` (to be loaded with ``weights_only=False``) give a model that shares
+    nothing with this one. It is not compiled, where this one is: call :meth:`compile` again.
+
+    Attributes:
+        description: what the checkpoint said of itself.
+        labels: class names, or None.
+        prompted: of a zero-shot classifier, its classes; else None.
+        preprocess: a function from a list of raw samples to inputs.
+        networks: the library's model of each member; see :class:`hydractl.model.assembly.Assembly`.
+        attentions: one :class:`HeadAttention` per site, in model order.
+        chains: one :class:`Chain` per tower, in the order of the sites.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        tensors: TensorSource,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.description = description
+        self.family = get_family(description.family)
+        self.sites = self.family.sites(description.config)
+        self.labels = None if description.labels is None else list(description.labels)
+        self.preprocess = self.family.collate(description.preprocess)
+        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
+        self.networks = nn.ModuleList(assembly.networks)
+        self.attentions, self.chains = assembly.attentions, assembly.chains
+        self.prompted: PromptedClasses | None = None
+        self.calibration = _calibration(description)
+        # Of this model and of every zero-shot view of it: they share weights.
+        self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
+        if description.labels and self.classes is None:
+            self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
+        self.to(device)  # what the library built beside parameters: buffers
+        self.eval()
+
+    # --- classes by name ----------------------------------------------------------------------------------------------
+
+    def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
+        """A classifier into classes given by name, for a model that compares images with texts.
+
+        It shares the weights of this model, not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
+
+        Args:
+            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
+            prompt: one template or several, whose features are averaged; ``{label}`` stands for the name. Or what
+                ``--prompt`` takes beside. None: what the checkpoint says, else the paper's, ``A photo of a {label}.``
+
+        Raises:
+            InputError: for a file without names or templates.
+            UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
+        """
+        labels = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        templates = read_prompts([prompt] if isinstance(prompt, str) else prompt or [], "prompt")
+        view = object.__new__(HydraModel)
+        vars(view).update(vars(self))
+        view.chains = [copy.copy(chain) for chain in self.chains]  # whose settings are those of the view
+        if vars(view).pop("member_logits", None) is not None:
+            args, options = self._compiled
+            view.compile(*args, **options)
+        known = self.prompted.templates if self.prompted else self.description.prompt
+        view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
+        view.calibration = None  # it was fitted for the classes of the checkpoint
+        return view
+
+    def with_classes(self) -> HydraModel:
+        """This model, or where it has no classes yet a classifier of ten stand-ins: for measuring and checking it."""
+        return self if self.classes is not None else self.zero_shot(STAND_INS)
+
+    def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
+        if not labels or not templates:
+            raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
+        prompts = self.family.prompts(self.description.config, labels, templates)
+        elsewhere = self.chain_of_samples.attentions
+        self.prompted = PromptedClasses(labels, templates, prompts, self.chain_of_labels, self.networks, elsewhere)
+        self._all_prompted.add(self.prompted)
+        self.labels = list(labels)
+
+    @property
+    def block_paths(self) -> list[str]:
+        """The module path of each block of each tower, within the first network."""
+        return [path for chain in self.chains for path in chain.block_paths]
+
+    @property
+    def chain_of_labels(self) -> Chain:
+        """The tower that reads the prompts of the classes."""
+        return next(chain for chain in self.chains if chain.of_labels)
+
+    @property
+    def chain_of_samples(self) -> Chain:
+        """The tower that reads samples."""
+        return next(chain for chain in self.chains if not chain.of_labels)
+
+    def label_features(self) -> Tensor:
+        """What the tower of the labels reads out for every member: ``[M, classes, D]``.
+
+        Raises:
+            UsageError: where the model has no classes yet.
+        """
+        if self.prompted is None:
+            raise UsageError(
+                f"{self.description.arch} has no classes of its own",
+                hint="name them: --labels FILE, or in Python model.zero_shot(labels)",
+            )
+        return self.prompted.features()
+
+    def read_prompts(self, log: Log, name: str) -> None:
+        """Of a zero-shot classifier, compute the features of its classes now, with progress; else nothing."""
+        if self.prompted is not None:
+            self.prompted.read(log, f"{name}: prompts")
+
+    def train(self, mode: bool = True) -> HydraModel:
+        """As torch's."""
+        self._weights_change()
+        super().train(mode)
+        self._stack_weights()
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HydraModel:
+        self._weights_change()
+        super()._apply(fn, recurse)
+        self._stack_weights()
+        return self
+
+    def _weights_change(self) -> None:
+        """Forget what was computed from weights that may change in ways that cannot be seen."""
+        for prompted in list(self._all_prompted):
+            prompted.forget()
+
+    def _stack_weights(self) -> None:
+        """A compiled model is given its weights stacked: a graph would else do it in every call."""
+        for module in self.modules() if "member_logits" in vars(self) else ():
+            if isinstance(module, HeadAttention | PerMember):
+                module.stack(RunContext(batched=self.batched))
+
+    @property
+    def whole_last_block(self) -> bool:
+        """Whether the last block of each tower runs for all tokens, also for those that nothing is read from.
+
+        Off, as it is at first, it runs for the tokens that are read only (the class token of most models): the same
+        output but for rounding, with less work. A model whose readout looks at all tokens is not concerned.
+        """
+        return all(chain.whole_last_block for chain in self.chains)
+
+    @whole_last_block.setter
+    def whole_last_block(self, whole: bool) -> None:
+        for chain in self.chains:
+            chain.whole_last_block = whole
+        self._weights_change()  # what was kept was computed the other way
+
+    @property
+    def side_by_side(self) -> bool | None:
+        """Whether members run in the same operations, or one after another behind the blocks they have in common.
+
+        The results are the same. None: as is faster.
+        """
+        return self.chains[0].side_by_side
+
+    @side_by_side.setter
+    def side_by_side(self, together: bool | None) -> None:
+        for chain in self.chains:
+            chain.side_by_side = together
+
+    @property
+    def batched(self) -> bool | None:
+        """Whether what each member has for itself runs as one batched product of all members, side by side.
+
+        So it does for attention where members have equal numbers of heads (or nearly: then padded with zeros), and for
+        linear layers and layer norms that are not merged. The results are the same but for rounding. None: as is
+        faster, which on a CPU is a product for each member, elsewhere one for all.
+
+        Weights that each member has for itself are then parts of one tensor in memory. Heads that members have in
+        common, behind the blocks that run once, are kept once more for each member.
+        """
+        return self.chains[0].batched
+
+    @batched.setter
+    def batched(self, together: bool | None) -> None:
+        for chain in self.chains:
+            chain.batched = together
+        self._stack_weights()
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return len(self.networks)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for a model whose classes are given by name, before they are."""
+        return len(self.prompted.labels) if self.prompted else self.family.classes(self.description.config)
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
+        if len(outputs) == 1:
+            return outputs[0]
+        members = [[output[m] for output in outputs] for m in range(self.members)]
+        return torch.stack([self.family.logits(n, own) for n, own in zip(self.networks, members, strict=True)])
+
+    def member_logits(self, inputs: Any) -> Tensor:
+        """Logits of every member, ``[M, B, classes]``."""
+        return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("preprocess", "member_logits", "_compiled", "_all_prompted")  # functions, and what other models share
+        # The family comes first: what is unpickled imports it before its library, which it prepares.
+        return {"family": self.family} | {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.preprocess = self.family.collate(self.description.preprocess)
+        self._all_prompted = weakref.WeakSet([self.prompted] if self.prompted else [])
+
+    def forward(self, inputs: Any) -> Tensor:
+        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
+
+        Calibrated, where the checkpoint holds a calibration.
+        """
+        pooled = pooled_log_probs(self.member_logits(inputs))
+        return pooled if self.calibration is None else calibrated(pooled, self.calibration)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
+
+        Args:
+            args, options: those of :func:`torch.compile`.
+        """
+        vars(self).pop("member_logits", None)
+        self._compiled = (args, options)
+        self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
+        self._stack_weights()
+
+    def example_inputs(self, batch: int, seed: int = 0) -> Any:
+        """Random inputs of the right shape on the model's device and dtype."""
+        parameter = next(self.parameters())
+        inputs = self.family.example_inputs(self.description.preprocess, batch, seed)
+        return move(inputs, parameter.device, parameter.dtype)
+
+    def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
+        """The current attention weights of one member at one site."""
+        projections = self.attentions[site_index].projections
+        return projections[member if len(projections) > 1 else 0].weights()  # one for all where all are the same
+
+    def stock_tensors(self) -> dict[str, Tensor]:
+        """The weights of a model with one member under their stock names, removed heads sliced away."""
+        if self.members != 1:
+            raise InputError("a fused model has no single set of stock tensors")
+        state, sites = plain_state(self.networks[0]), self.sites
+        tensors = {name: t for name, t in state.items() if self.family.part(name, sites) != "attention"}
+        for index, site in enumerate(sites):
+            self.family.write(tensors, site, self.head_weights(index))
+        return tensors
+
+
+def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
+    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them.
+
+    Raises:
+        InputError: for what no version of hydractl writes.
+    """
+    stored = description.extra.get("calibration")
+    if stored is None:
+        return None
+    try:
+        if stored["kind"] == "temperature":
+            scale, bias = [1.0 / float(stored["temperature"])], [0.0]
+        else:
+            scale, bias = [float(value) for value in stored["scale"]], [float(value) for value in stored["bias"]]
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        raise InputError("the checkpoint holds a broken calibration") from None
+    if not all(map(math.isfinite, [*scale, *bias])):
+        raise InputError("the checkpoint holds a calibration that is not finite")
+    return scale, bias
+
+
+def pooled_log_probs(member_logits: Tensor) -> Tensor:
+    """log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
+    logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
+    return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(member_logits.shape[0])
+
+
+def calibrated(log_probs: Tensor, calibration: tuple[Sequence[float], Sequence[float]]) -> Tensor:
+    """log p ``[B, C]`` of a pooled prediction with scales and biases: ``log_softmax(log p * scale + bias)``."""
+    scale, bias = (torch.tensor(list(v), dtype=log_probs.dtype, device=log_probs.device) for v in calibration)
+    return (log_probs * scale + bias).log_softmax(-1)
+
+
+def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Inputs on the device of a model; floating point inputs also in its dtype."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, dtype if inputs.is_floating_point() else None, non_blocking=True)
+    return {key: move(value, device, dtype) for key, value in inputs.items()}
+
+
+def plain_state(network: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network by their stock names; of what torch has parametrised, the value."""
+    state = {n: t.detach() for n, t in network.state_dict().items() if ".parametrizations." not in n}
+    for path, module in network.named_modules():
+        if parametrize.is_parametrized(module):
+            state |= {f"{path}.{name}": getattr(module, name).detach() for name in module.parametrizations}
+    return state

@@ -1,0 +1,382 @@
+"""From what a person writes as MODEL to a model that runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydractl.errors import InputError, UsageError
+from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
+from hydractl.families.base import LoadedModel, ModelFamily
+from hydractl.files.checkpoint import FileTensors, TensorSource
+from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.heads.mask import HeadMask, Site
+from hydractl.jsonio import canonical_json
+from hydractl.model.checks import check_tensors
+from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
+from hydractl.model.slicing import sliced, zeroed
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a command says about the models it opens.
+
+    Attributes:
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of a model that has none (``pretrained=0``).
+        max_length: tokens of a text at most; None: what the checkpoint says.
+        labels: class names; None: those of the checkpoint.
+        prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
+            the paper's.
+    """
+
+    arch: str | None = None
+    seed: int = 0
+    max_length: int | None = None
+    labels: Sequence[str] | None = None
+    prompt: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found and checked by its header, its weights not yet read.
+
+    Attributes:
+        name: what to call it in tables and file names.
+        digest: of the file, or of the description and weights of a model that is no single file; or what computes it.
+        description: what the model says of itself.
+        tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
+        file_bytes: size of the checkpoint file, or None.
+    """
+
+    name: str
+    digest: str | Callable[[], str]
+    description: Description
+    tensors: TensorSource
+    file_bytes: int | None = None
+
+    @property
+    def sha256(self) -> str:
+        """The digest; all weights are read for it, once."""
+        return self.digest if isinstance(self.digest, str) else self.digest()
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family of the model."""
+        return get_family(self.description.family)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention blocks of the model."""
+        return self.family.sites(self.description.config)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for a zero-shot model whose classes have not been named."""
+        return classes_of(self.description)
+
+
+_PLAIN = ModelOptions()
+
+
+def split_model(text: str) -> tuple[str | None, list[str]]:
+    """Split ``[NAME=]REF[+REF...]`` into its name and its references.
+
+    What exists as a file is that file, so names with ``=`` or ``+`` in them work.
+
+    Raises:
+        UsageError: for a member without a name.
+    """
+    name: str | None = None
+    refs = _references(text)
+    head, equals, rest = text.partition("=")
+    if equals and head and not os.path.exists(refs[0]) and not any(c in head for c in "/:?"):
+        name, refs = head, _references(rest)
+    if not all(refs):
+        raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
+    return name, refs
+
+
+def _references(text: str) -> list[str]:
+    """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
+    pieces, refs = text.split("+"), []
+    while pieces:
+        # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
+        count = next((n for n in range(len(pieces), 1, -1) if os.path.exists("+".join(pieces[:n]))), 1)
+        refs.append("+".join(pieces[:count]))
+        pieces = pieces[count:]
+    return refs
+
+
+def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
+    """Find one model by its reference and check everything that its header can tell.
+
+    Args:
+        ref: a file, a folder or a name.
+        options: what is said about it beside that.
+        name: what to call it; None: after the reference.
+
+    Raises:
+        InputError: for a file, folder or name that is no model of a supported family.
+        UsageError: for a reference that cannot be understood, or an option that the model does not take.
+    """
+    source = _find(ref, options.arch, options.seed, name)
+    if options.max_length is not None:
+        source = _with_max_length(source, options.max_length)
+    if options.labels is not None or options.prompt:
+        source = with_labels(source, options.labels, options.prompt)
+    return source
+
+
+def _with_max_length(source: Source, tokens: int) -> Source:
+    """The source whose texts are cut at another length. What is made of it keeps that length."""
+    description = source.description
+    if description.reads != "text":
+        raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")
+    preprocess = {**description.preprocess, "max_length": tokens}
+    try:
+        source.family.collate(preprocess)  # knows what the model takes
+    except InputError as error:
+        raise UsageError(f"--max-length {tokens}: {source.name}: {error.message}") from error
+    return replace(source, description=replace(description, preprocess=preprocess))
+
+
+def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[str] = ()) -> Source:
+    """The source with other class names, or other prompts of them. What is made of it keeps them.
+
+    Args:
+        source: a classifier, or a zero-shot model.
+        labels: class names; None: those it has.
+        prompt: templates, for a zero-shot model only; empty: those it has, or the paper's.
+
+    Raises:
+        UsageError: for another number of names than the classifier has classes, a prompt where there is a classifier,
+            and templates without a place for the name.
+    """
+    description, family = source.description, source.family
+    names = description.labels if labels is None else list(labels)
+    own = family.classes(description.config)
+    if own is not None:
+        if prompt:
+            raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
+        if names is not None and len(names) != own:
+            raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
+        return replace(source, description=replace(description, labels=names))
+    templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
+    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    return replace(source, description=replace(description, labels=names, prompt=templates))
+
+
+def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
+    kind, _, rest = ref.partition(":")
+    if rest and kind in FAMILIES.names:
+        return _open_name(kind, rest, seed, name)
+    path = Path(ref)
+    if os.path.isdir(path):
+        return _open_folder(path, name)
+    if path.suffix.lower() in _PICKLES:
+        raise InputError(
+            f"{path} may hold a pickle, which hydractl never opens",
+            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+        )
+    if not os.path.exists(path):
+        raise InputError(f"no such model: {ref}", hint=_model_hint(path))
+    file = FileTensors(path)
+    document = file.header.description
+    if document is None:
+        return _open_bare(file, arch, seed, name)
+    return _open_file(file, Description.from_json(document, str(path)), name or path.stem)
+
+
+def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
+    """Open several references, reporting the problems of all of them at once.
+
+    Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
+    which is not begun while a file is missing or broken.
+    """
+    sources: dict[int, Source] = {}
+    failures: list[InputError] = []
+    for files in (True, False):
+        for index, ref in enumerate(refs):
+            if _is_file(ref) is files and not (failures and not files):
+                try:
+                    sources[index] = open_source(ref, options)
+                except InputError as error:
+                    failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        problems = [p for f in failures for p in (f.message, *f.problems)]
+        raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
+    return [sources[index] for index in range(len(refs))]
+
+
+def _is_file(ref: str) -> bool:
+    """Whether a reference can only be a file, be it there or not."""
+    kind, _, rest = ref.partition(":")
+    return not (FAMILIES.get(kind) is not None and rest) and not os.path.isdir(ref)
+
+
+def _model_hint(path: Path) -> str:
+    near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
+    return (
+        f"checkpoints there: {', '.join(near)}"
+        if near
+        else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
+    )
+
+
+def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
+    bare, _, query = rest.partition("?")
+    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
+    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+
+
+def _parse_query(query: str) -> dict[str, Any]:
+    """``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
+    import yaml
+
+    options: dict[str, Any] = {}
+    for part in query.split("&") if query else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            hint = "write timm:NAME?key=value&key=value"
+            raise UsageError(f"cannot read {part!r} in the options of a model", hint=hint)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"cannot read the value of {part!r} in the options of a model") from None
+    if "pretrained" in options:
+        options["pretrained"] = bool(options["pretrained"])
+    return options
+
+
+def _open_folder(path: Path, name: str | None) -> Source:
+    for family in families_for_folders():
+        loaded = family.load_folder(path)
+        if loaded is None:
+            continue
+        name = name or path.resolve().name
+        document = loaded.tensors.header.description if isinstance(loaded.tensors, FileTensors) else None
+        if isinstance(loaded.tensors, FileTensors) and document is not None:
+            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+            return _open_file(loaded.tensors, Description.from_json(document, str(path)), name)
+        return _from_loaded(family.name, loaded, name)
+    raise InputError(
+        f"{path} is not a published model folder of a supported family",
+        hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
+        "open_clip holds open_clip_config.json and open_clip_model.safetensors",
+    )
+
+
+def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None) -> Source:
+    """A safetensors file that does not describe itself, with ``--arch`` to say what it is."""
+    if arch is None:
+        raise InputError(
+            f"{file.path} does not describe itself",
+            hint="say what it is, for example: --arch timm:vit_base_patch16_224",
+        )
+    kind, _, rest = arch.partition(":")
+    family = FAMILIES.get(kind)
+    if family is None or not family.builds_by_name or not rest:
+        raise UsageError(
+            f"cannot read --arch {arch!r}",
+            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
+        )
+    bare, _, query = rest.partition("?")
+    options = {**_parse_query(query), "pretrained": False}
+    loaded = family.load_name(bare, options, seed)
+    return _from_loaded(kind, replace(loaded, tensors=file), name or file.path.stem)
+
+
+def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
+    family = get_family(family_name)
+    description = Description(
+        kind="dense",
+        family=family_name,
+        family_version=family.version,
+        arch=loaded.arch,
+        config=loaded.config,
+        preprocess=loaded.preprocess,
+        labels=loaded.labels,
+        masks=[HeadMask.full(family.sites(loaded.config))],
+    )
+    check_tensors(name, loaded.tensors, family, description)
+    if isinstance(loaded.tensors, FileTensors):
+        return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
+    return Source(name, functools.cache(lambda: _digest(description, loaded.tensors)), description, loaded.tensors)
+
+
+def _digest(description: Description, tensors: TensorSource) -> str:
+    digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
+    for tensor_name in tensors.names():
+        digest.update(tensor_name.encode())
+        digest.update(tensors.read(tensor_name).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _open_file(file: FileTensors, description: Description, name: str) -> Source:
+    family = get_family(description.family)
+    sites = family.sites(description.config)
+    tensors: TensorSource = file
+    if description.layout == "zeroed":
+        check_tensors(str(file.path), tensors, family, replace(description, masks=[HeadMask.full(sites)]))
+        tensors = sliced(tensors, family, sites, HeadMask.full(sites), description.mask)
+    else:
+        check_tensors(str(file.path), tensors, family, description)
+    return Source(name, file.sha256, description, tensors, file.size)
+
+
+def member_source(source: Source, member: int) -> Source:
+    """One member of a fused checkpoint as a model of its own.
+
+    Args:
+        source: of a fused model.
+        member: its number, from 0.
+
+    Returns:
+        A pruned model that holds what the fused model holds for this member, averaged weights included.
+    """
+    description, family, sites = source.description, source.family, source.sites
+    held = held_mask(description.masks, member, sites_stored_once(source.tensors, family, sites))
+    mask = description.masks[member]
+    return replace(
+        source,
+        name=f"{source.name}.member{member}",
+        description=replace(
+            description,
+            kind="dense" if mask.is_full else "pruned",
+            masks=[mask],
+            merge=None,
+            members=(),
+            extra={},
+        ),
+        tensors=sliced(MemberTensors(source.tensors, member), family, sites, held, mask),
+        file_bytes=None,
+    )
+
+
+def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:
+    """Description and tensors of the source with only the heads of ``mask``, before anything is written."""
+    present = source.description.mask
+    if any(not set(mask.kept[p]) <= set(present.kept[p]) for p in present.kept):
+        raise InputError("the mask keeps heads that the model no longer has")
+    cut = sliced if layout == "sliced" else zeroed
+    description = replace(
+        source.description,
+        kind="dense" if mask.is_full else "pruned",
+        family_version=source.family.version,
+        masks=[mask],
+        layout=layout,
+        extra={},
+    )
+    return description, cut(source.tensors, source.family, source.sites, present, mask)

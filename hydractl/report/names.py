@@ -1,0 +1,83 @@
+"""Names from documents, made safe to show: nothing hidden in them, no file outside of its folder, no line too long."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Sequence
+
+# Marks that reorder the text around them, and line ends that are none to most programs.
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
+_UNSAFE = re.compile(r"[^\w.+-]+")
+_LONGEST_FILE_PART = 80  # in bytes: file systems take 255 for a whole name
+_LONGEST_SHOWN = 80
+
+
+def visible(text: object) -> str:
+    """The text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
+    return "".join(_code(c) if c in _REORDERING or _is_control(c) else c for c in str(text))
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")
+
+
+def _code(character: str) -> str:
+    return f"\\u{ord(character):04x}"
+
+
+def shown_name(name: str) -> str:
+    """A name for a table: visible; a very long one cut in its middle, with a mark of its own to tell it from others."""
+    text = visible(name)
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    half = _LONGEST_SHOWN // 2 - 5
+    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{text[:half]}…{text[-half:]} #{mark}"
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most ``width`` characters that still differ from each other.
+
+    First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
+    where that makes two names one, all are numbered.
+    """
+    parts = [name.split(".") for name in names]
+    for side in (-1, 0):
+        while max(map(len, names), default=0) > width:
+            if any(len(p) < 2 for p in parts) or len({p[side] for p in parts}) > 1:
+                break
+            parts = [p[:-1] if side else p[1:] for p in parts]
+            names = [".".join(p) for p in parts]
+    if len(set(cut := [_cut(name, width) for name in names])) == len(set(names)):
+        return cut
+    return [f"{index} {_cut(name, width - len(str(index)) - 1)}" for index, name in enumerate(names)]
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
+
+
+def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
+    """Names for a picture: visible, at most ``width`` characters, and different from each other."""
+    return short_names([visible(name) for name in names], width)
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """A part of a file name for each name: letters, digits and ``.+-_`` only, and different from each other.
+
+    Two that differ in capitals only are told apart too, because some file systems do not.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        base = _UNSAFE.sub("-", plain).strip(".-")[:_LONGEST_FILE_PART] or "model"
+        part, count = base, 1
+        while part.lower() in taken:
+            count += 1
+            part = f"{base}-{count}"
+        taken.add(part.lower())
+        found.append(part)
+    return found

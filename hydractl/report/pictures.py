@@ -1,0 +1,210 @@
+"""What all pictures share: their looks, their layout, and how they become PNG, SVG, or SVG inside a page.
+
+The same document gives the same bytes, with the same version of matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from hydractl.report.names import drawn_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; yellow for last, because it is faint
+# on white, and black left for what is drawn on bars. Every series differs by its marker and its dashes too, so a
+# picture can be read without any colour.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.3, 1.3)), (0, (5.3, 2, 1.3, 2)))
+SOFT = "#59636e"
+GUIDE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 0.9}
+"""The looks of a thin line that is no measurement."""
+
+UNCLIPPED: dict[str, Any] = {"clip_on": False, "in_layout": False}
+"""For markers on the edge of the axes, which are drawn whole."""
+
+WIDTH = 4.4  # inches of a panel
+_ACROSS = 3  # panels side by side
+INCHES_A_LETTER = 0.075
+_STYLE = Path(__file__).with_name("hydractl.mplstyle")
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        draw: draws everything on them.
+        words: what they show, for those who hear a page.
+        width, height: in inches, with everything around them but the legend.
+    """
+
+    draw: Callable[[Axes], None]
+    words: str
+    width: float = WIDTH
+    height: float = 3.3
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture.
+
+    Attributes:
+        kind: what it shows, as in the names of files: ``roc``, ``heads``, ...
+        title: its heading.
+        panels: side by side where there is room.
+        stacked: whether panels stand one above the other, because they share their x axis.
+    """
+
+    kind: str
+    title: str
+    panels: tuple[Panel, ...]
+    stacked: bool = False
+
+
+def colour(index: int) -> str:
+    """The colour of the series of this number."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def line_look(index: int, count: int) -> dict[str, Any]:
+    """Colour, dashes and markers of a line of ``count`` points: a marker at each of a few, else at five of them."""
+    first = (index * 7 % 18) / 100 + 0.02  # apart from other lines' ones
+    every = range(count) if count <= 12 else [round((first + 0.2 * step) * (count - 1)) for step in range(5)]
+    dashes = _DASHES[index % len(_DASHES)]
+    return {**point_look(index), "linestyle": dashes, "markevery": list(every), **UNCLIPPED}
+
+
+def point_look(index: int) -> dict[str, Any]:
+    """Colour and marker of points."""
+    return {"color": colour(index), "marker": _MARKERS[index % len(_MARKERS)], "linestyle": "", "zorder": 3}
+
+
+def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
+    """Intervals at some places; none where there is no interval."""
+    known = [(place, *pair) for place, pair in zip(x, ends, strict=True) if pair is not None]
+    if known:
+        places, lows, highs = zip(*known, strict=True)
+        caps: dict[str, Any] = {"color": colour(index), "markeredgecolor": colour(index), "linestyle": ""}
+        axes.vlines(places, lows, highs, color=colour(index), linewidth=1.1)
+        axes.plot([*places, *places], [*lows, *highs], marker="_", markersize=6, **caps)
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def styled(salt: str = "hydractl") -> Iterator[None]:
+    """Draw and save in the one style; the identifiers inside an SVG are made of the salt and of what they name."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": salt}, fname=_STYLE), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes, and absurd numbers leave no room: nothing to mend.
+        warnings.simplefilter("ignore")
+        yield
+
+
+def add_legend(figure: Figure, wide: float) -> None:
+    """One entry for each label of all axes, below them, in as many columns as fit and as evenly filled as they can.
+
+    Args:
+        wide: inches.
+    """
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        most = max(1, int(wide / INCHES_A_LETTER / (max(map(len, entries)) + 7)))
+        columns = -(-len(entries) // -(-len(entries) // most))
+        figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.19 * -(-len(entries) // columns) + 0.1)
+
+
+def lay_out(figure: Figure) -> None:
+    """Find every place once, and not again with every drawing."""
+    engine = figure.get_layout_engine()
+    assert engine is not None  # constrained
+    engine.execute(figure)
+    figure.set_layout_engine(None)
+
+
+def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
+    """A figure with these panels, row by row."""
+    from matplotlib.figure import Figure
+
+    down = -(-len(panels) // across)
+    heights = [max(panel.height for panel in panels[row * across : (row + 1) * across]) for row in range(down)]
+    wide = across * max(panel.width for panel in panels)
+    figure = Figure(figsize=(wide, sum(heights) + (0.3 if title else 0)), layout="constrained")
+    places = list(figure.subplots(down, across, squeeze=False, gridspec_kw={"height_ratios": heights}).flat)
+    for axes, panel in zip(places, panels, strict=False):
+        panel.draw(axes)
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(drawn_names([title], 70)[0])
+    add_legend(figure, wide)
+    lay_out(figure)
+    return figure
+
+
+def save_png(picture: Picture, handle: IO[bytes]) -> None:
+    """A picture with all its panels as a PNG file."""
+    across = 1 if picture.stacked else min(len(picture.panels), _ACROSS)
+    with styled():
+        compose(picture.panels, across, picture.title).savefig(handle, format="png", metadata={"Software": None})
+
+
+def inline_svgs(picture: Picture, salt: str) -> list[str]:
+    """The panels of a picture as SVG elements for a page, one each; those that are stacked are one together.
+
+    Args:
+        salt: different for each picture of a page.
+    """
+    groups = [picture.panels] if picture.stacked else [(panel,) for panel in picture.panels]
+    found = []
+    for index, panels in enumerate(groups):
+        handle = io.BytesIO()
+        with styled(f"{salt}.{index}"):
+            compose(panels, 1).savefig(handle, format="svg", metadata=_NO_METADATA)
+        label = "; ".join(f"{picture.title}: {panel.words}" for panel in panels).replace("\n", " ")
+        found.append(_inline(handle.getvalue(), label))
+    return found
+
+
+def _inline(drawn: bytes, label: str) -> str:
+    """An SVG file as an element of a page: without what belongs to a file, names of groups, and needless digits."""
+    root = ElementTree.fromstring(drawn)
+    for element in root.iter():
+        for child in [child for child in element if child.tag.endswith("}style")]:
+            element.remove(child)  # it would hold for the whole page, whose own style sheet says the same
+        element.tag = element.tag.partition("}")[2]
+        found = {name.rpartition("}")[2]: _short(value) for name, value in element.attrib.items()}
+        if element.tag == "g":
+            found.pop("id", None)
+        element.attrib.clear()
+        element.attrib.update(found)
+        element.text = (element.text or "").strip() or None
+        element.tail = None
+    root.attrib.update({"role": "img", "aria-label": label})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _short(value: str) -> str:
+    """An attribute with coordinates to a hundredth, on one line, and in the page's font."""
+    value = re.sub(r"font-family: [^;]*;? ?", "", " ".join(value.split()))
+    return re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)

@@ -1,0 +1,115 @@
+"""BatchEnsemble on pretrained weights: a member is y = ((x o r) W^T) o s + b, where only r, s and b are its own.
+
+Every linear layer of the blocks has a pair of factors: queries, keys, values, gate and output of the heads, and the
+layers of the MLP. They are drawn around 1. Whoever asks for a weight gets W o (s r^T), so what is written is an
+ordinary checkpoint. Unlike in the paper, W is not trained along with the members: it stays as it was pretrained.
+
+Wen, Tran, Ba, BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelong Learning (ICLR 2020),
+equations 1 and 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.model.runtime import HydraModel
+from hydractl.training.adapters.base import added_names
+
+
+class RankOne(nn.Module):
+    """Multiplies a matrix by ``s r^T``, element by element.
+
+    Attributes:
+        r: what scales the inputs of each of the matrices that lie side by side, one after another ``[n * columns]``.
+        s: what scales their outputs, ``[n * rows]``. Vectors, so that no weight decay pulls them to zero.
+    """
+
+    def __init__(self, weight: Tensor, count: int = 1) -> None:
+        super().__init__()
+        self.r = nn.Parameter(weight.new_ones(count * weight.shape[1]))
+        self.s = nn.Parameter(weight.new_ones(weight.shape[0]))
+
+    def draw(self, std: float, generator: torch.Generator) -> None:
+        """Normal around 1."""
+        with torch.no_grad():
+            for factor in (self.r, self.s):
+                factor.copy_(1 + std * torch.randn(factor.shape, generator=generator))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * torch.outer(self.s, self.r)
+
+
+class OnProjections(RankOne):
+    """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``, a pair of factors each."""
+
+    def __init__(self, weight: Tensor, heads: int) -> None:
+        super().__init__(weight, 3)
+        self.heads = heads
+
+    def forward(self, weight: Tensor) -> Tensor:
+        s = self.s.view(3, self.heads, -1, 1).transpose(0, 1)  # [h, 3, dk, 1]
+        r = self.r.view(3, 1, -1)  # [3, 1, d]
+        return weight * (s * r).flatten(0, 2)
+
+
+class BatchEnsemble:
+    """Puts factors on all linear layers of the blocks.
+
+    Args:
+        std: how far from 1 they are drawn.
+    """
+
+    def __init__(self, std: float) -> None:
+        self.std = std
+
+    def add(self, model: HydraModel, seed: int) -> None:
+        """As of :class:`hydractl.training.adapters.base.Adapter`."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def put(module: nn.Module, name: str, factors: RankOne) -> None:
+            factors.draw(self.std, generator)
+            parametrize.register_parametrization(module, name, factors)
+
+        for attention in model.attentions:
+            bank = attention.only.bank
+            if not bank.heads:
+                continue
+            put(bank, "qkv", OnProjections(bank.qkv.detach(), bank.heads))
+            put(bank, "out", RankOne(bank.out.detach()))
+            if bank.gate is not None:
+                put(bank, "gate", RankOne(bank.gate.detach()))
+        for layer in _mlp_layers(model):
+            put(layer, "weight", RankOne(layer.weight.detach()))
+
+    def trains(self, model: HydraModel) -> set[str]:
+        """The factors, and the biases of their layers."""
+        return added_names(model) | _biases(model)
+
+
+def _mlp_layers(model: HydraModel) -> list[nn.Linear]:
+    blocks = tuple(f"{path}." for path in model.block_paths)
+    return [
+        module
+        for path, module in model.networks[0].named_modules()
+        if path.startswith(blocks)
+        and isinstance(module, nn.Linear)
+        and model.family.part(f"{path}.weight", model.sites) == "mlp"
+    ]
+
+
+def _biases(model: HydraModel) -> set[str]:
+    names = set()
+    for path, module in model.networks[0].named_modules():
+        if parametrize.is_parametrized(module):
+            for name in module.parametrizations:
+                bias = "bias" if name == "weight" else f"{name}_bias"  # a bank has several
+                if getattr(module, bias, None) is not None:
+                    names.add(f"{path}.{bias}")
+    return names
+
+
+def adapter(value: float) -> BatchEnsemble:
+    """As ``--batch-ensemble`` says: a standard deviation."""
+    return BatchEnsemble(value)

@@ -1,0 +1,104 @@
+"""Low-rank adaptation of the heads: W + (alpha / r) B A instead of W, where only A and B are trained.
+
+Each of queries, keys, values and the output projection of a site has an A and a B of its own, over the heads that the
+model has. B starts at zero, so the model starts as it was, and A as in the authors' code. Whoever asks for the weights
+gets the sum, so what is written is an ordinary checkpoint.
+
+Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.model.runtime import HydraModel
+from hydractl.training.adapters.base import added_names
+
+
+class LowRank(nn.Module):
+    """Adds ``scale * B A`` to matrices that lie side by side.
+
+    Attributes:
+        a: ``[n, r, columns]``.
+        b: ``[n, rows, r]``, of zeros at first.
+    """
+
+    def __init__(self, count: int, rows: int, columns: int, rank: int, alpha: float, like: Tensor) -> None:
+        super().__init__()
+        self.scale = alpha / rank
+        self.a = nn.Parameter(like.new_empty((count, rank, columns)))
+        self.b = nn.Parameter(like.new_zeros((count, rows, rank)))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
+        bound = 1 / math.sqrt(self.a.shape[-1])
+        drawn = torch.empty(self.a.shape).uniform_(-bound, bound, generator=generator)
+        with torch.no_grad():
+            self.a.copy_(drawn)
+
+    def delta(self) -> Tensor:
+        """``[n, rows, columns]``."""
+        return self.scale * (self.b @ self.a)
+
+
+class OnProjections(LowRank):
+    """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``."""
+
+    def __init__(self, heads: int, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__(3, weight.shape[0] // 3, weight.shape[1], rank, alpha, weight)
+        self.heads = heads
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # [3, h * dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
+        delta = self.delta().unflatten(1, (self.heads, -1)).transpose(0, 1)
+        return weight + delta.flatten(0, 2)
+
+
+class OnOutput(LowRank):
+    """For a bank's output projection, ``[d_model, heads * head_dim]``."""
+
+    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__(1, weight.shape[0], weight.shape[1], rank, alpha, weight)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta()[0]
+
+
+class LoRA:
+    """Puts low-rank matrices on the heads of every site.
+
+    Args:
+        rank: of the matrices.
+        alpha: their product is scaled by alpha / rank.
+    """
+
+    def __init__(self, rank: int, alpha: float) -> None:
+        self.rank, self.alpha = rank, alpha
+
+    def add(self, model: HydraModel, seed: int) -> None:
+        """As of :class:`hydractl.training.adapters.base.Adapter`; the seed draws A."""
+        generator = torch.Generator().manual_seed(seed)
+        for attention in model.attentions:
+            bank = attention.only.bank
+            if not bank.heads:
+                continue
+            for name, added in (
+                ("qkv", OnProjections(bank.heads, bank.qkv.detach(), self.rank, self.alpha)),
+                ("out", OnOutput(bank.out.detach(), self.rank, self.alpha)),
+            ):
+                added.draw(generator)
+                parametrize.register_parametrization(bank, name, added)
+
+    def trains(self, model: HydraModel) -> set[str]:
+        """A and B."""
+        return added_names(model)
+
+
+def adapter(value: str) -> LoRA:
+    """As ``--lora`` says: ``R,ALPHA``."""
+    rank, alpha = value.split(",")
+    return LoRA(int(rank), float(alpha))

@@ -1,0 +1,192 @@
+"""Losses: the cross-entropy of the classes, and the contrastive losses of CLIP (softmax) and SigLIP (sigmoid).
+
+The contrastive losses are those of open_clip on pairs of images and captions: Radford et al. 2021 (arXiv 2103.00020,
+figure 3) and Zhai et al. 2023 (arXiv 2303.15343, algorithm 1). Every pair of a step is compared with every other one,
+of all its batches and of all processes, so batches that are accumulated are not added up: their features come first,
+without what gradients need, then one loss of all of them, then each batch is computed again for its gradients, as in
+GradCache (Gao et al. 2021, arXiv 2101.06983).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hydractl.distributed import Processes
+from hydractl.model.runtime import HydraModel
+from hydractl.training.options import LossOptions
+
+ROWS = 4096
+"""Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each
+computed again for its gradients: all similarities of 96,000 pairs would take 37 GB."""
+
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""Features of images ``[I, D]`` and of texts ``[T, D]`` to logits ``[I, T]``."""
+
+
+class Loss(ABC):
+    """A loss of one model.
+
+    Args:
+        model: with one member, its trained parameters marked.
+        options: of the loss.
+        team: the processes among which each batch is divided.
+    """
+
+    def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+        self.model, self.options, self.team = model, options, team
+        self.device = next(model.parameters()).device
+
+    @abstractmethod
+    def backward(self, batches: Sequence[tuple[Any, Any]], count: int) -> float:
+        """Add the gradients of one step to those of the parameters.
+
+        Args:
+            batches: what this process has of the batches of the step.
+            count: the samples of the step, those of all processes together.
+
+        Returns:
+            The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
+            The same holds for the gradients.
+        """
+
+    def after_step(self) -> None:  # noqa: B027 - most losses have nothing to do
+        """Called when the parameters have changed."""
+
+    def autocast(self) -> Any:
+        """The context that activations are computed in."""
+        if self.options.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.options.autocast))
+
+
+def make_loss(model: HydraModel, options: LossOptions, team: Processes) -> Loss:
+    """The loss of this name."""
+    return (Contrastive if options.name == "contrastive" else CrossEntropy)(model, options, team)
+
+
+class CrossEntropy(Loss):
+    """Batches are inputs and labels ``[B]``. Several batches count as one, each sample with the same weight."""
+
+    def backward(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
+        value = 0.0
+        for inputs, labels in batches:
+            with self.autocast():
+                logits = self.model.member_logits(inputs)[0]
+            loss = F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
+            if len(labels) < count:
+                loss = loss * (len(labels) / count)
+            value += float(loss.detach())
+            loss.backward()
+        return value
+
+
+class Contrastive(Loss):
+    """Batches are images and their captions. A model with a logit bias is trained by the sigmoid, else by the softmax.
+
+    The factor of the similarities is trained as all else and kept between 1 and 100, as in open_clip.
+    """
+
+    def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+        super().__init__(model, options, team)
+        self._loss = sigmoid_loss if model.family.judges_each_pair(model.networks[0]) else softmax_loss
+        prefixes = tuple(p for stages in model.family.stages(model.networks[0]) for p in stages.prefixes)
+        # Of no tower: factor and bias of the similarities.
+        self._of_all = [p for name, p in model.networks[0].named_parameters() if not name.startswith(prefixes)]
+
+    def backward(self, batches: Sequence[tuple[Any, Any]], count: int) -> float:
+        twice = len(batches) > 1
+        images, texts = self.model.chain_of_samples, self.model.chain_of_labels
+        of_images = torch.cat([self._features(images, pixels, twice) for pixels, _ in batches])
+        of_texts = torch.cat([self._features(texts, captions, twice) for _, captions in batches])
+        loss = self._loss(self._compare, self._gathered(of_images), self._gathered(of_texts))
+        loss.backward()
+        if self.team.size > 1:
+            # Every process has all similarities, but only its own features; what belongs to neither would count for
+            # each of them when gradients are added up.
+            for parameter in self._of_all:
+                if parameter.grad is not None:
+                    parameter.grad /= self.team.size
+        return 0.0 if self.team.rank else float(loss.detach())
+
+    def after_step(self) -> None:
+        self.model.family.bound_scale(self.model.networks[0])
+
+    def _compare(self, images: Tensor, texts: Tensor) -> Tensor:
+        return self.model.logits([images[None], texts[None]])[0]
+
+    def _features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
+        """``[B, D]``; with ``twice`` nothing is kept for the gradients, which compute it again with the same draws."""
+
+        def compute() -> Tensor:
+            with self.autocast():
+                return chain(inputs)[0]
+
+        features: Tensor = checkpoint(compute, use_reentrant=False) if twice else compute()
+        return _at_least_float32(features)
+
+    def _gathered(self, features: Tensor) -> Tensor:
+        """The features of all processes, of which this process's own have gradients."""
+        team = self.team
+        if team.size == 1:
+            return features
+        counts = team.gather(len(features))
+        before, behind = sum(counts[: team.rank]), sum(counts[: team.rank + 1])
+        everyone = features.new_zeros((sum(counts), features.shape[1]))
+        everyone[before:behind] = features.detach()
+        team.add(everyone)
+        return torch.cat([everyone[:before], features, everyone[behind:]])
+
+
+def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
+    """CLIP's: the mean of the cross-entropies of the right text for each image and of the right image for each text.
+
+    Args:
+        compare: features to logits.
+        images, texts: features ``[B, D]``; those of one row belong together.
+        rows: images or texts that are compared with all others at once.
+    """
+
+    def part(start: int) -> Tensor:
+        mine = slice(start, min(start + rows, len(images)))
+        right = torch.arange(mine.start, mine.stop, device=images.device)
+        by_image = F.cross_entropy(compare(images[mine], texts), right, reduction="sum")
+        return by_image + F.cross_entropy(compare(images, texts[mine]).T, right, reduction="sum")
+
+    return _in_parts(part, len(images), rows) / (2 * len(images))
+
+
+def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS) -> Tensor:
+    """SigLIP's: every image with every text is a yes or a no of its own; the sum, divided by the number of pairs.
+
+    Args:
+        compare, images, texts, rows: as of :func:`softmax_loss`.
+    """
+
+    def part(start: int) -> Tensor:
+        logits = compare(images[start : start + rows], texts)
+        # -1 everywhere but for the pairs themselves.
+        right = torch.full_like(logits, -1.0)
+        right.diagonal(start).fill_(1.0)
+        return -F.logsigmoid(right * logits).sum()
+
+    return _in_parts(part, len(images), rows) / len(images)
+
+
+def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
+    """The sum of ``part(0)``, ``part(rows)``, ...; several keep nothing for their gradients and compute it again."""
+    if count <= rows:
+        return part(0)
+    parts = [checkpoint(part, start, use_reentrant=False) for start in range(0, count, rows)]
+    return torch.stack(parts).sum()
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()

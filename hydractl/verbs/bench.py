@@ -1,0 +1,178 @@
+"""``hydractl bench``: what models cost in time and memory, measured side by side.
+
+Every round runs every model once on the same inputs, in an order drawn anew, so that a drift of the machine meets all
+models alike; ratios are taken within a round (paired) before their median.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.bench.documents import read_bench
+from hydractl.bench.figures import NOISY, RESAMPLES
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
+from hydractl.log import Log
+from hydractl.report.bench_picture import draw
+from hydractl.settings import BenchSettings
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.requirements import check, check_known
+
+if TYPE_CHECKING:
+    from hydractl.bench.rows import Row
+
+SCHEMA = "hydractl.bench/1"
+
+CONVENTIONS = {
+    "latency_ms": "wall time of one call on one batch, with the device idle before and after; std with n - 1",
+    "call": "the averaged prediction: log of the mean over members of their softmax; inputs are already on the device",
+    "rounds": "each round runs every model once, in an order drawn anew; all models are loaded together",
+    "last block": "runs for the tokens that are read out only, but for stock (or all, with --whole-last-block)",
+    "inputs": "random, the same for all models of one input shape",
+    "throughput_per_s": "batch size over median latency",
+    "ratio": "median over rounds of this model's time over the first model's in the same round",
+    "ratio_ci": f"95 % percentile interval of that median, {RESAMPLES} bootstrap resamples of the rounds",
+    "noisy": f"the middle half of the runs is wider than {NOISY:.0%} of their median, or ratio_ci wider than "
+    f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
+    "mac_ratio": "macs over the first model's",
+    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
+    "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
+    "before and half after the models ran, by as many threads",
+    "kind": "model: a MODEL as given; stock: the library's own model and attention on the first MODEL's weights; "
+    "members: the members of a fused MODEL one after another; member: its first member; deep: copies of the first "
+    "MODEL one after another, as many as the largest fused MODEL has members",
+    "params": "stored elements, all members",
+    "bytes": "stored weights, without the headers of files",
+    "peak_memory_bytes": "weights and inputs of this model, and the most one call adds to them; null where not counted",
+}
+
+# The dotted keys of the numbers in a row, for --require; known before anything is measured.
+_LATENCY_KEYS = ("median", "mean", "std", "min", "max", "q25", "q75")
+ROW_KEYS = (
+    "ratio",
+    "mac_ratio",
+    *(f"latency_ms.{key}" for key in _LATENCY_KEYS),
+    "throughput_per_s",
+    "peak_share",
+    "peak_memory_bytes",
+    "params",
+    "macs",
+    "bytes",
+    "checkpoint_bytes",
+    "members",
+    "batch_size",
+)
+
+
+def run(settings: BenchSettings, log: Log) -> Outcome:
+    """Measure every MODEL at every batch size and dtype, or show again what was measured (``--from``)."""
+    plot = None if settings.plot is None else file_path(settings.plot)
+    if settings.from_file is not None:
+        return _again(settings, plot)
+    return _measure(settings, plot, log)
+
+
+def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
+    """The document of an earlier bench: its table, its plot, and what is required of it."""
+    assert settings.from_file is not None
+    document = read_bench(settings.from_file)
+    names = list(dict.fromkeys(row["model"] for row in document["results"]))
+    compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
+    unmet = _unmet(settings, names, compared, document["results"])
+    if settings.dry_run:
+        check_outputs([plot] if plot else [], force=settings.force)
+        return Outcome(document, unmet=unmet)
+    files = []
+    if plot is not None:
+        with Output(plot, force=settings.force) as output:
+            files.append(_draw(document, output))
+    return Outcome(document, files=files, unmet=unmet)
+
+
+def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
+    from hydractl.bench.measuring import BenchOptions, measure
+    from hydractl.bench.rows import rows_of
+    from hydractl.model.arguments import find_models
+    from hydractl.model.loading import resolve_device
+    from hydractl.verbs.opening import announce_reading, model_options
+
+    device = resolve_device(settings.device)
+    settings.check_device(device.type)
+    models = find_models(settings.model, model_options(settings))
+    rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
+    names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
+    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
+    path = None if to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
+    costs = _costs(rows)
+    planned = [file for file in (path, plot) if file is not None]
+    if settings.dry_run:
+        check_outputs(planned, force=settings.force)
+        return Outcome(_plan(settings, rows, costs, planned))
+    with contextlib.ExitStack() as claimed:
+        outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
+        options = BenchOptions(
+            batch_sizes=settings.batch_size,
+            dtypes=settings.dtype,
+            rounds=settings.rounds,
+            warmup=settings.warmup,
+            threads=settings.threads,
+            compile_mode=(settings.compile_mode or "default") if settings.compile else None,
+            seed=settings.seed,
+        )
+        announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
+        measured = measure(options, rows, costs, device, log)
+        document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
+        files = [] if path is None else [write_json(outputs[path], document)]
+        if plot is not None:
+            files.append(_draw(document, outputs[plot]))
+    unmet = _unmet(settings, names, compared, document["results"])
+    return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
+
+
+def _draw(document: dict[str, Any], output: Any) -> Path:
+    written: Path = write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
+    return written
+
+
+def _unmet(settings: BenchSettings, names: Sequence[str], compared: set[str], results: Sequence[Any]) -> list[str]:
+    """One line for each ``--require`` that does not hold in a row."""
+    requirements = settings.requirements()
+    check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
+    rows = [(row["model"], row) for row in results]
+    found = [check(one, rows, skip_first=True, label=_label, named_only=compared) for one in requirements]
+    return [line for lines in found for line in lines]
+
+
+def _label(name: str, row: Any) -> str:
+    return f"{name} (batch {row['batch_size']}, {row['dtype']})"
+
+
+def _conventions(settings: BenchSettings) -> dict[str, Any]:
+    from hydractl.model.cost import COUNTED
+
+    drawn = {"rounds_measured": settings.rounds, "rounds_warmup": settings.warmup, "seed": settings.seed}
+    return {**CONVENTIONS, "macs": COUNTED, **drawn}
+
+
+def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is known of each row without measuring."""
+    costs = [row.cost() for row in rows]
+    return [{**cost, "mac_ratio": cost["macs"] / costs[0]["macs"]} for cost in costs]
+
+
+def _plan(
+    settings: BenchSettings, rows: Sequence[Row], costs: Sequence[dict[str, Any]], files: Sequence[Path]
+) -> dict[str, Any]:
+    calls = len(rows) * len(settings.batch_size) * len(settings.dtype) * (settings.rounds + settings.warmup + 1)
+    return {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "results": [{"model": row.name, **cost} for row, cost in zip(rows, costs, strict=True)],
+        "batch_sizes": list(settings.batch_size),
+        "dtypes": list(settings.dtype),
+        "calls": calls,
+        "files": [str(file) for file in files],
+    }

@@ -1,0 +1,288 @@
+"""``hydractl eval``: accuracy, calibration, OOD detection and diversity of one or more models, one row each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.data.skipping import report_skipped
+from hydractl.data.suites import FoundSuite, find_suite
+from hydractl.data.text import report_cut
+from hydractl.errors import Interrupted, OutputError, UsageError
+from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions
+from hydractl.evaluate.predictions.reading import is_predictions
+from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.jsonio import read_json_file
+from hydractl.log import Log
+from hydractl.model.machine import slow_format
+from hydractl.report.eval_document import read_eval
+from hydractl.report.eval_files import ReportOptions, Reports, write_reports
+from hydractl.settings import EvalSettings
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.requirements import check, check_known
+
+if TYPE_CHECKING:
+    from hydractl.evaluate.leaks import Seen
+    from hydractl.evaluate.models import Model
+    from hydractl.evaluate.sets import EvalSet
+
+SCHEMA = "hydractl.eval/1"
+
+
+def run(settings: EvalSettings, log: Log) -> Outcome:
+    """Evaluate every MODEL on the same data, or show again what was measured (``--from``)."""
+    if settings.from_file is not None:
+        return _again(settings)
+    plan = plan_of(settings, log)
+    names = [one.name for one in plan.models]
+    if settings.dry_run:
+        for file in plan.files(settings):
+            check_outputs([file], force=plan.replaceable(file, settings))
+        with Reports(_report_options(settings), names) as reports:
+            files = [*plan.files(settings), *reports.planned()]
+        sizes = {one.name: len(one) for one in plan.sets}
+        document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
+        return Outcome({**document, "files": [str(file) for file in files]})
+    try:
+        return _measure(plan, settings, log)
+    except KeyboardInterrupt:
+        if settings.predictions is None or not settings.predictions.endswith(".st"):
+            raise
+        raise Interrupted(hint="add --resume to the same command to go on") from None
+
+
+def _again(settings: EvalSettings) -> Outcome:
+    """The document of an earlier eval: its table, its reports, and what is required of it."""
+    assert settings.from_file is not None
+    document = read_eval(settings.from_file)
+    rows = [(row["name"], row) for row in document["models"]]
+    unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
+    with Reports(_report_options(settings), [name for name, _ in rows]) as reports:
+        files = [] if settings.dry_run else write_reports(document, reports)
+    return Outcome(document, files=files, unmet=unmet)
+
+
+def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
+    """What an evaluation needs of the settings; the OOD sets of a suite come behind those of ``--ood``."""
+    return EvalOptions(
+        RunOptions(
+            settings.batch_size, settings.dtype, settings.device, settings.workers, settings.whole_last_block,
+            settings.passes(),
+        ),
+        DataOptions(
+            data=settings.data,
+            ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
+            val=settings.val,
+            val_ood=settings.val_ood_sets(),
+            limit=settings.limit,
+            on_bad=settings.on_bad,
+            label_map=settings.label_map,
+            corruptions=settings.corruption_names(),
+            severities=settings.severities,
+            allow_seen=settings.allow_seen,
+        ),
+        FitOptions(
+            settings.temperature, settings.threshold, settings.ood_score, settings.conformal, settings.conformal_score
+        ),
+        bootstrap=settings.bootstrap,
+        seed=settings.seed,
+        keep_logits=(settings.predictions or "").endswith(".st"),
+        resume=settings.resume,
+    )  # fmt: skip
+
+
+def _report_options(settings: EvalSettings) -> ReportOptions:
+    return ReportOptions(settings.report, settings.plots, settings.card, settings.card_model, settings.force)
+
+
+def plan_of(settings: EvalSettings, log: Log) -> Plan:
+    """Everything that can be found and checked before any work."""
+    from hydractl.evaluate.answer import known_keys
+    from hydractl.evaluate.finding import check_writable, find_rows
+    from hydractl.evaluate.leaks import seen_samples
+    from hydractl.evaluate.sets import open_sets
+    from hydractl.model.loading import resolve_device
+    from hydractl.verbs.opening import model_options
+
+    resolve_device(settings.device)
+    suite = _suite(settings, log)
+    options = options_of(settings, suite)
+    models = find_rows(settings.model, model_options(settings), options, log)
+    check_writable(models, options.keep_logits, settings.calibrated is not None)
+    names = [one.name for one in models]
+    predictions = _prediction_paths(settings, names)
+    sets = open_sets(options.data, models)
+    for one in models:
+        one.check_sets(sets)
+    check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
+    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
+    path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    seen = seen_samples(models, sets, allow=options.data.allow_seen)
+    plan = Plan(models, sets, options, path, predictions, seen, suite)
+    _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
+    return plan
+
+
+def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
+    """The sets of ``--ood-suite``, found below ``--ood-root``.
+
+    Raises:
+        InputError: listing those that are missing.
+    """
+    choice = settings.suite()
+    if choice is None:
+        return None
+    suite = find_suite(choice, str(settings.ood_root), taken=[one.name for one in settings.ood_sets()])
+    for note in suite.notes:
+        log.warn(f"--ood-suite {suite.name}: {note}")
+    return suite
+
+
+def _check_distinct(files: Sequence[Path]) -> None:
+    """Refuse two outputs of one name."""
+    targets = [os.path.realpath(file) for file in files]
+    for file, target in zip(files, targets, strict=True):
+        if targets.count(target) > 1:
+            raise UsageError(f"two outputs are named {file}", hint="give every output a name of its own")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one command measures and writes.
+
+    Attributes:
+        models: the rows.
+        sets: all data sets.
+        options: of the evaluation.
+        path: of the answer, None where it goes to standard output.
+        predictions: where the predictions of each row go, by name.
+        seen: which test samples have been seen, where that is allowed.
+        suite: the suite of OOD sets, if one was asked for.
+    """
+
+    models: Sequence[Model]
+    sets: Sequence[EvalSet]
+    options: EvalOptions
+    path: Path | None
+    predictions: Mapping[str, Path]
+    seen: Seen
+    suite: FoundSuite | None
+
+    def files(self, settings: EvalSettings) -> list[Path]:
+        """Every file that is written, the answer first."""
+        own = [] if settings.calibrated is None else [Path(settings.calibrated)]
+        return [*([self.path] if self.path else []), *self.predictions.values(), *own]
+
+    def replaceable(self, file: Path, settings: EvalSettings) -> bool:
+        """Whether a file that exists may be claimed: with ``--resume`` predictions, and the answer they all lead to."""
+        finished = [one for one in self.predictions.values() if is_predictions(one)]
+        answered = file == self.path and len(finished) == len(self.predictions)
+        return settings.force or (settings.resume and (file in finished or answered))
+
+
+def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
+    from hydractl.evaluate.fitting import unused_sets
+    from hydractl.evaluate.measuring import Measuring
+    from hydractl.evaluate.sets import option_of
+    from hydractl.model.loading import resolve_device, resolve_dtype
+
+    with ExitStack() as stack:
+        # Every output is claimed before anything is computed. What --resume finds finished is read instead.
+        outputs: dict[Path, Output] = {}
+        for file in plan.files(settings):
+            outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
+        reports = stack.enter_context(Reports(_report_options(settings), [one.name for one in plan.models]))
+        slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
+        if slow is not None:
+            log.warn(slow)
+        _report_cut(plan, log)
+        for one in unused_sets(plan.sets, plan.options):
+            log.info(f"{option_of(one)} is not run: nothing is chosen on it, and no predictions are kept")
+        measuring = Measuring(plan.sets, plan.options, log)
+        rows, files = [], []
+        for model in plan.models:
+            target = plan.predictions.get(model.name)
+            output = None if target is None else outputs[target]
+            rows.append(measuring.row(model, output, plan.seen.get(model.name, {})))
+            files += [target] if target is not None else []
+        if settings.calibrated is not None:
+            files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
+        document = _document(plan, rows, settings)
+        _report_skipped(plan, log)
+        named = [(row["name"], row) for row in rows]
+        unmet = [line for one in settings.requirements() for line in check(one, named, skip_first=False)]
+        if plan.path is not None:
+            files.insert(0, _write_answer(outputs[plan.path], document, settings))
+        files += write_reports(document, reports)
+    return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
+
+
+def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
+    """Write the answer; with ``--resume``, leave the one of the same command that is there.
+
+    Raises:
+        OutputError: the file there is of another command.
+    """
+    if settings.resume and not settings.force and output.path.exists():
+        if read_json_file(output.path) != document:
+            raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")
+        return output.path
+    return write_json(output, document)
+
+
+def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings) -> dict[str, Any]:
+    from hydractl.evaluate.answer import conventions
+    from hydractl.evaluate.sets import tested
+
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "models": list(rows),
+        "data": {one.name: one.to_json() for one in tested(plan.sets)},
+        "conventions": conventions(rows, plan.models, settings.ood_score),
+    }
+    if plan.suite is not None:
+        document["suite"] = plan.suite.document()
+    if settings.bootstrap:
+        document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
+    return document
+
+
+def _report_skipped(plan: Plan, log: Log) -> None:
+    """Say what could not be read (``--on-bad skip``)."""
+    from hydractl.evaluate.sets import CORRUPTION
+
+    for one in plan.sets:
+        if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
+            report_skipped(one.dataset, log)
+
+
+def _report_cut(plan: Plan, log: Log) -> None:
+    """Say how many texts of each set are cut, once for all models that cut alike."""
+    from hydractl.evaluate.models import RunningModel
+
+    told: list[Any] = []
+    for model in plan.models:
+        if not isinstance(model, RunningModel) or model.reads != "text":
+            continue
+        source = model.argument.sources[0]
+        preprocess = source.description.preprocess
+        if preprocess not in told:
+            told.append(preprocess)
+            for one in plan.sets:
+                assert one.dataset is not None  # a model that runs needs --data
+                report_cut(one.dataset, source.family.collate(preprocess), log)
+
+
+def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Path]:
+    """Where the predictions of each model go: as named for one model, with its name put in for several."""
+    if settings.predictions is None:
+        return {}
+
+    path = file_path(settings.predictions)
+    if len(names) == 1:
+        return {names[0]: path}
+    return {name: named_apart(path, name) for name in names}

@@ -1,0 +1,191 @@
+"""``hydractl --info``: what any file of the tool is, from its header alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import InputError
+from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.files.description import Description
+from hydractl.files.header import DTYPES, Header, read_header
+from hydractl.files.training_history import training_text, trainings_of, unfinished
+from hydractl.heads.mask import HeadMask
+from hydractl.heads.overlap import comparable, mask_overlap
+from hydractl.jsonio import parse_json
+
+INFO_SCHEMA = "hydractl.info/1"
+TRAINING_SCHEMA = "hydractl.training/1"
+OVERLAP_SCHEMA = "hydractl.overlap/1"
+_MOST_HEADS = 4096  # of a site, where a file may say any number: each is drawn
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint, a predictions file or a JSON artefact holds.
+
+    Raises:
+        InputError: for a file that is none of these.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"no such file: {path}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", hint="give the files in it")
+    with open(path, "rb") as handle:
+        start = handle.read(64).lstrip()
+    if start[:1] == b"{":
+        return _describe_json(path)
+    return _describe_tensors(path, read_header(path))
+
+
+def _describe_json(path: Path) -> dict[str, Any]:
+    document = parse_json(path.read_bytes(), str(path))
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("hydractl."):
+        raise InputError(f"{path} is JSON, but not of hydractl (schema {schema!r})")
+    info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": schema}
+    for key in ("arch", "objective", "algorithm", "method", "budget"):
+        if key in document:
+            info[key] = document[key]
+    if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
+        info["head_map"] = [
+            {"site": p, "heads": _count(e.get("heads")), "kept": e.get("kept")}
+            for p, e in document["sites"].items()
+            if isinstance(e, dict)
+        ]
+    if schema == "hydractl.circuit/1" and isinstance(document.get("removed"), list):
+        info["steps"] = len(document["removed"])
+        info["head_map"] = _circuit_map(document)
+    if schema in ("hydractl.eval/1", "hydractl.bench/1"):
+        rows = document.get("models", document.get("results", []))
+        info["rows"] = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
+    if "source" in document:
+        info["source"] = document["source"]
+    return info
+
+
+def _circuit_map(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The heads that a circuit leaves; empty where the file does not say of how many."""
+    gone = [(s.get("site"), s.get("head")) for s in document["removed"] if isinstance(s, dict)]
+    sites, start = document.get("sites"), document.get("start_mask")
+    first = start.get("sites") if isinstance(start, dict) else None
+    result = []
+    for site, heads in sites.items() if isinstance(sites, dict) else ():
+        entry = first.get(site) if isinstance(first, dict) else None
+        there = entry.get("kept") if isinstance(entry, dict) else range(_count(heads) or 0)
+        kept = [h for h in there if (site, h) not in gone] if isinstance(there, (list, range)) else None
+        result.append({"site": site, "heads": _count(heads), "kept": kept})
+    return result
+
+
+def _count(value: Any) -> int | None:
+    """A number of heads as a file gives it, if it can be one."""
+    return value if type(value) is int and 0 <= value <= _MOST_HEADS else None
+
+
+def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How far the heads of several files overlap: ``hydractl.overlap/1`` of all pairs of masks of the same sites.
+
+    Args:
+        documents: what :func:`describe` gave. Members of one fused file are compared in its own document.
+
+    Returns:
+        None where no two files can be compared.
+    """
+    masks = [(index, named) for index, d in enumerate(documents) for named in _masks(d, str(d.get("file")))]
+    pairs = [_pair(a, b) for (i, a), (j, b) in combinations(masks, 2) if i != j and comparable(a[1], b[1])]
+    return {"schema": OVERLAP_SCHEMA, "pairs": pairs} if pairs else None
+
+
+def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
+    info: dict[str, Any] = {
+        "schema": INFO_SCHEMA,
+        "file": str(path),
+        "holds": "safetensors",
+        "bytes": path.stat().st_size,
+        "tensors": len(header.tensors),
+        "parameters": sum(t.numel for t in header.tensors.values()),
+        "dtypes": sorted({DTYPES[t.dtype][0] for t in header.tensors.values()}),
+    }
+    document = header.description
+    if document is None:
+        return {**info, "note": "does not describe itself; use it with --arch"}
+    info["holds"] = document.get("schema")
+    if str(document.get("schema")).startswith("hydractl.predictions/"):
+        return {**info, **_predictions(path)}
+    if document.get("schema") == TRAINING_SCHEMA:
+        return {**info, **unfinished(document)}
+    description = Description.from_json(document, str(path))
+    info.update(
+        kind=description.kind,
+        family=f"{description.family} {description.family_version}",
+        arch=description.arch,
+        layout=description.layout,
+        labels=None if description.labels is None else list(description.labels),
+        preprocess=_readable(description.preprocess),
+    )
+    if description.prompt is not None:
+        info["prompt"] = list(description.prompt)
+    if description.merge is not None:
+        info["merge"] = list(description.merge)
+    maps = [
+        [{"site": p, "heads": n, "kept": list(mask.kept[p])} for p, n in mask.heads.items()]
+        for mask in description.masks
+    ]
+    info["head_map" if len(maps) == 1 else "head_maps"] = maps[0] if len(maps) == 1 else maps
+    if len(maps) > 1:
+        info["overlap"] = [_pair(a, b) for a, b in combinations(_masks(info), 2)]
+    extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
+    info.update({key: value for key, value in extra.items() if key not in info})
+    if description.seen:
+        info["seen"] = [f"{one['n']} samples ({one['as']}) by {one['by']}" for one in description.seen]
+    trainings = trainings_of([description])
+    if trainings:
+        names = [f"member {one['member']}: " if description.kind == "fused" else "" for one in trainings]
+        info["training"] = [name + training_text(one) for name, one in zip(names, trainings, strict=True)]
+    info["source"] = dict(description.provenance)
+    return info
+
+
+def _predictions(path: Path) -> dict[str, Any]:
+    """Of which model and data sets the predictions are."""
+    found = read_predictions(path)
+    members, _, classes = found.shape(0)
+    sets = [f"{one.name} ({len(one.ids)} samples)" for one in found.sets]
+    own = {"model": found.model["name"], "sha256": found.model.get("sha256"), "members": members, "classes": classes}
+    return {**own, "data_sets": sets}
+
+
+def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
+    """The masks behind the head maps of a document, by name; those are left out that a stranger's file has broken."""
+    if "head_maps" in document:
+        named = [(f"{file} member {index}".lstrip(), entries) for index, entries in enumerate(document["head_maps"])]
+    else:
+        named = [(file, document.get("head_map", []))]
+    for name, entries in named:
+        heads = {entry["site"]: entry["heads"] for entry in entries}
+        kept = {entry["site"]: entry["kept"] for entry in entries}
+        if heads and all(_is_part(kept[site], count) for site, count in heads.items()):
+            yield name, HeadMask(heads, {site: tuple(sorted(some)) for site, some in kept.items()})
+
+
+def _is_part(kept: Any, heads: int | None) -> bool:
+    """Whether ``kept`` lists some of ``heads`` heads, each once."""
+    if heads is None or not isinstance(kept, list) or not all(type(head) is int for head in kept):
+        return False
+    return len(set(kept)) == len(kept) and all(0 <= head < heads for head in kept)
+
+
+def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:
+    """Two named masks as they stand in ``hydractl.overlap/1``."""
+    return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1]).to_json()}
+
+
+def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """Preprocessing with the length of a tokenizer's vocabulary file in the place of its text."""
+    tokenizer = preprocess.get("tokenizer")
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("json"), str):
+        return dict(preprocess)
+    return {**preprocess, "tokenizer": {**tokenizer, "json": f"{len(tokenizer['json'])} characters"}}

@@ -1,0 +1,34 @@
+"""The MODEL arguments of every verb: the options they are opened with, and a word on what takes long to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hydractl.data.names import read_labels, read_prompts
+from hydractl.log import Log
+from hydractl.model.cost import weight_bytes
+from hydractl.model.source import ModelOptions, Source
+from hydractl.settings.common import Common
+
+_LONG = 200_000_000
+"""Bytes of weights that take about a second to hash and to read."""
+
+
+def model_options(settings: Common) -> ModelOptions:
+    """The options of a verb that are about its models; reads the files of ``--labels`` and ``--prompt``.
+
+    Raises:
+        InputError: for a file that holds no class names or templates.
+        UsageError: for a name that is both a file and built in.
+    """
+    labels = None if settings.labels is None else read_labels(settings.labels)
+    prompt = tuple(read_prompts(settings.prompt))
+    return ModelOptions(settings.arch, settings.seed, settings.max_length, labels, prompt)
+
+
+def announce_reading(sources: Iterable[Source], log: Log) -> None:
+    """Say which big models are hashed and read next."""
+    sizes = {source.name: weight_bytes(source.tensors) for source in sources}
+    big = [f"{name} ({size / 1e9:.1f} GB)" for name, size in sizes.items() if size >= _LONG]
+    if big:
+        log.info(f"reading {', '.join(big)}")

@@ -1,0 +1,296 @@
+"""``hydractl prune``: remove heads for good, chosen by scores, a circuit or a mask."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import InputError, UsageError
+from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.checkpoint import write_checkpoint, write_tensors
+from hydractl.files.fingerprints import Entry, merged, seen_in
+from hydractl.files.provenance import provenance
+from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads.selection import (
+    apply_fixed,
+    check_scored,
+    lowest,
+    sample_ranking,
+    select_global,
+    select_per_site,
+    shared_sites,
+    site_budget,
+    total_budget,
+)
+from hydractl.jsonio import json_bytes, read_json_file, shown
+from hydractl.log import Log
+from hydractl.model.checks import check_finite
+from hydractl.model.cost import cost_of
+from hydractl.model.matching import asked_classes, only_one, sites_of
+from hydractl.model.source import Source, open_sources, pruned
+from hydractl.settings.pruning import DECIDE, PruneSettings
+from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.score import criterion_of, score_source
+
+Fixed = dict[str, tuple[int, ...]]
+"""The heads to keep at the sites where another mask decides, by path."""
+
+
+def run(settings: PruneSettings, log: Log) -> Outcome:
+    """Choose the heads, slice the weights, write the checkpoint and its mask."""
+    opened = open_sources(settings.model, model_options(settings))
+    source = only_one(opened, "prune")
+    settings = settled(source, settings)
+    output = settings.output or default_name(source, settings)
+    as_folder = output.endswith("/")
+    layout = settings.layout or ("zeroed" if as_folder else "sliced")
+    if as_folder and layout == "sliced":
+        raise UsageError(
+            "a folder is for the stock library, which cannot hold sliced heads",
+            hint="use --layout zeroed, or write a .st file",
+        )
+    path = Path(output.rstrip("/")) if as_folder else file_path(output)
+    mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
+    if settings.dry_run:
+        check_outputs([path] if as_folder else [path, mask_path], force=settings.force, folder=as_folder)
+        return _dry_run(source, settings, layout, path, mask_path)
+    with Output(path, force=settings.force, folder=as_folder) as target:
+        if as_folder:
+            return _write(source, settings, layout, target, None, log)
+        with Output(mask_path, force=settings.force) as mask_output:
+            return _write(source, settings, layout, target, mask_output, log)
+
+
+def default_name(source: Source, settings: PruneSettings) -> str:
+    """``vit.taylor-8.st``: the input and what was done."""
+    if settings.method:
+        how = settings.method
+    elif settings.scores:
+        how = "scores" if settings.scores == "-" else Path(settings.scores).name.removesuffix(".json")
+    else:
+        chosen = settings.circuit or settings.mask or ""
+        how = "mask" if chosen == "-" else Path(chosen).name.removesuffix(".json").removesuffix(".mask")
+    how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
+    amount = f"-{settings.keep}" if settings.keep is not None else ""
+    amount += f"-minus{settings.remove}" if settings.remove is not None else ""
+    return f"{source.name}.{how}{amount}.st"
+
+
+def mask_name(path: Path) -> Path:
+    """``a.st`` has its mask in ``a.mask.json``."""
+    return path.with_name(re.sub(r"\.(st|safetensors)$", "", path.name) + ".mask.json")
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The heads of the pruned model.
+
+    Attributes:
+        mask: those that are kept.
+        details: what decided it, for the provenance.
+        seen: the samples that the model, its circuit and the masks have seen.
+    """
+
+    mask: HeadMask
+    details: dict[str, Any]
+    seen: list[Entry]
+
+
+def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
+    """The mask of the pruned model and what decided it."""
+    settings = settled(source, settings)
+    whole, sites = source.description.mask, source.sites
+    documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
+    fixed: Fixed = {}
+    if settings.share_sites and settings.with_mask:
+        document = documents[settings.with_mask]
+        other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
+        fixed = shared_sites(sites, other, settings.share_sites)
+    details: dict[str, Any]
+    if settings.mask:
+        wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
+        mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
+    elif settings.circuit:
+        mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
+    else:
+        mask, details = _from_scores(source, settings, fixed, log)
+    details = {
+        "keep": settings.keep,
+        "remove": settings.remove,
+        "share_sites": settings.share_sites,
+        **asked_classes(source, settings.tower),
+        **({"shared": {path: list(kept) for path, kept in fixed.items()}} if fixed else {}),
+        **details,
+    }
+    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()))
+    return Choice(mask, details, seen)
+
+
+def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log) -> tuple[HeadMask, dict[str, Any]]:
+    """The mask that scores decide, those of a file or measured now, and what is to be said of them."""
+    whole = source.description.mask
+    if settings.scores:
+        scores = scores_from_json(read_json_file(settings.scores), source.sites, settings.scores)
+        origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+    else:
+        scores = _score(source, settings, log)
+        origin = scores.info["source"]["settings"]
+    details: dict[str, Any] = {"scores": origin}
+    # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
+    present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
+    fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
+    if not present.heads:
+        raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
+    check_scored(scores, present)
+    if settings.method in DECIDE:
+        decided = scores.info[settings.method]["kept"]
+        # At shared sites the other mask decides, and what this model already lost stays lost.
+        kept = {p: present.kept[p] if p in fixed else tuple(decided[p]) for p in present.heads}
+        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details
+    details["scope"] = settings.scope
+    if settings.scope == "global":
+        count = total_budget(present, settings.keep, settings.remove)
+        return whole.updated(select_global(lowest(scores, present.kept_heads), present, count, fixed)), details
+    mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
+    # At shared sites the other mask decides; what this model already lost stays lost.
+    kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
+    return whole.updated(HeadMask(mask.heads, kept)), details
+
+
+def settled(source: Source, settings: PruneSettings) -> PruneSettings:
+    """The settings with the scope and the order that the model decides where the user did not.
+
+    Scores of one tower are compared over all its sites, those of a model of one tower within each site (method of the
+    paper for CLIP and for ViT). One-shot is the only order that makes sense across sites.
+    """
+    towers = {site.tower for site in source.sites}
+    scope = settings.scope or ("global" if len(towers) > 1 or settings.method in DECIDE else "site")
+    order = settings.order or ("one-shot" if scope == "global" else "sequential")
+    if scope == "global" and settings.order == "sequential":
+        raise UsageError(
+            f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",
+            hint="add --scope site, or leave --order out",
+        )
+    return replace(settings, scope=scope, order=order)
+
+
+def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
+    towers = {site.tower for site in sites_of(source, settings.tower)}
+    if settings.scope == "global" and len(towers) > 1 and not criterion_of(source, settings).compares_towers:
+        log.warn(
+            f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
+            "the paper scores the visual tower only (--tower visual), or searches circuits over both"
+        )
+    return score_source(source, settings, log)
+
+
+def _from_circuit(
+    document: Any,
+    path: str,
+    source: Source,
+    settings: PruneSettings,
+    fixed: Fixed,
+) -> tuple[HeadMask, dict[str, Any]]:
+    """The mask that a circuit decides, and what is to be said of it."""
+    ranking = ranking_from_json(document, source.sites, path)
+    whole = source.description.mask
+    # A circuit of one tower says so; a budget then counts the heads of that tower.
+    tower = document.get("tower")
+    if tower not in (None, "both") and tower not in [site.tower for site in source.sites]:
+        raise InputError(f"circuit {path} is of the tower {shown(tower)}, which {source.name} does not have")
+    paths = [site.path for site in sites_of(source, settings.tower or tower)]
+    before, present = whole.at(paths), whole.without(ranking.start).at(paths)
+    fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
+    details: dict[str, Any] = {"circuit": {k: document[k] for k in ("objective", "algorithm") if k in document}}
+    if settings.keep is None and settings.remove is None:
+        there = set(present.kept_heads)
+        count = sum(1 for head in ranking.removed if head in there)
+    else:
+        # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
+        gone = len(before.kept_heads) - len(present.kept_heads)
+        count = total_budget(before, settings.keep, settings.remove) - gone
+    order = list(ranking.removed)
+    if settings.sample_from is not None:
+        order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
+        details["sample_from"] = settings.sample_from
+    return whole.without(ranking.start).updated(select_global(order, present, max(count, 0), fixed)), details
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
+    announce_reading([source], log)
+    choice = choose(source, settings, log)
+    check_finite(source.name, source.tensors)
+    mask = choice.mask
+    _warn_empty(mask, log)
+    origin = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
+    description, tensors = pruned(source, mask, layout)
+    description = replace(description, provenance=origin, seen=tuple(choice.seen))
+    mask_document = mask.to_json(source.description.arch, origin, choice.seen)
+    document = {
+        "schema": "hydractl.prune/1",
+        "output": str(output.path),
+        "model": source.name,
+        "arch": source.description.arch,
+        "layout": layout,
+        "heads": mask.counts(),
+        "mask": mask_document,
+        "cost": _costs(source, mask),
+    }
+    if output.is_folder:
+        weights = source.family.export_folder(
+            output.temporary, description.config, description.preprocess, description.labels
+        )
+        with open(output.temporary / weights, "wb") as handle:
+            document["sha256"] = write_tensors(handle, tensors, description.to_json())
+        (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
+        return Outcome(document, files=[output.commit()])
+    document["sha256"] = write_checkpoint(output, tensors, description.to_json())
+    return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
+
+
+def _warn_empty(mask: HeadMask, log: Log) -> None:
+    empty = [path for path, kept in mask.kept.items() if not kept]
+    if empty:
+        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+
+
+def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
+    description, tensors = pruned(source, mask, "sliced")
+    return {"before": cost_of(source.description, source.tensors), "after": cost_of(description, tensors)}
+
+
+def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
+    """What would happen. The mask itself is known beforehand only when no data has to be read."""
+    whole = source.description.mask
+    present = whole.at(site.path for site in sites_of(source, settings.tower))
+    document: dict[str, Any] = {
+        "schema": "hydractl.prune/1",
+        "dry_run": True,
+        "model": source.name,
+        "arch": source.description.arch,
+        "layout": layout,
+        "files": [str(path), str(mask_path)],
+    }
+    if settings.method in DECIDE:
+        criterion_of(source, settings)
+        return Outcome({**document, "note": "how many heads are kept, and which, is known only after scoring"})
+    if settings.method and settings.scope == "site":
+        budget = site_budget(present, settings.keep, settings.remove)
+        any_heads = [(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]]
+        mask = whole.without(any_heads)
+    elif settings.method:
+        total_budget(present, settings.keep, settings.remove)
+        document["note"] = "heads per site of a global selection are known only after scoring"
+        return Outcome(document)
+    else:
+        mask = choose(source, settings, Log()).mask
+    return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})

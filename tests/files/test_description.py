@@ -1,0 +1,172 @@
+"""What a checkpoint says of itself: the round trip, and every field that can be broken."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hydractl.errors import InputError
+from hydractl.files.description import Description
+from hydractl.heads.mask import HeadMask
+from hydractl.jsonio import canonical_json
+
+HEADS = {"blocks.10.attn": 3, "blocks.2.attn": 2}
+"""In an order that sorting would change."""
+
+
+def mask(*kept: tuple[int, ...]) -> HeadMask:
+    return HeadMask(HEADS, dict(zip(HEADS, kept, strict=True)))
+
+
+DENSE = Description(
+    kind="dense",
+    family="timm",
+    family_version="1.0.31",
+    arch="vit_tiny",
+    config={"architecture": "vit_tiny", "model_args": {"depth": 2}},
+    preprocess={"input_size": [3, 16, 16], "mean": [0.5, 0.5, 0.5]},
+    labels=["Katze", "Größe", "b"],
+    masks=[mask((0, 1, 2), (0, 1))],
+    provenance={"command": "import", "inputs": []},
+)
+PRUNED = replace(DENSE, kind="pruned", masks=[mask((1,), ())], layout="zeroed", labels=None)
+FUSED = replace(
+    DENSE,
+    kind="fused",
+    masks=[mask((0, 2), ()), mask((0, 1, 2), (0, 1))],
+    merge=["mlp", "norm"],
+    members=[{"sha256": "aa", "provenance": {"seed": 1}}, {"sha256": "bb", "provenance": {}}],
+    extra={"self_check": {"samples": 4}},
+)
+
+
+@pytest.mark.parametrize("description", [DENSE, PRUNED, FUSED], ids=lambda d: d.kind)
+def test_a_description_survives_canonical_json(description: Description) -> None:
+    text = canonical_json(description.to_json())
+    read = Description.from_json(json.loads(text), "a.st")
+    assert canonical_json(read.to_json()) == text
+    if description.kind == "fused":
+        assert read == description
+    else:  # members of a single model carry nothing but their heads
+        assert replace(read, members=()) == description
+
+
+def test_the_order_of_sites_survives_sorted_keys() -> None:
+    read = Description.from_json(json.loads(canonical_json(FUSED.to_json())), "a.st")
+    for each in read.masks:
+        assert list(each.heads) == list(each.kept) == list(HEADS)
+    assert read.masks[0].counts() == [2, 0]
+    assert read.mask is read.masks[0]
+
+
+def broken(changes: dict[str, Any], base: Description = DENSE, drop: str | None = None) -> list[str]:
+    document = copy.deepcopy(base.to_json())
+    document.update(changes)
+    if drop:
+        del document[drop]
+    with pytest.raises(InputError) as caught:
+        Description.from_json(json.loads(json.dumps(document)), "a.st")
+    assert caught.value.message == "a.st has a broken description"
+    assert caught.value.exit_code == 3
+    assert all("\n" not in p and len(p) < 250 for p in caught.value.problems)
+    return caught.value.problems
+
+
+FIELDS = [key for key in DENSE.to_json() if key != "schema"]
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_missing_field(key: str) -> None:
+    assert broken({}, drop=key) == [f"'{key}' is missing"]
+
+
+@pytest.mark.parametrize("value", [17, 1.5, True])
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_field_of_another_type(key: str, value: Any) -> None:
+    assert broken({key: value}) == [f"'{key}' is not of the right type"]
+
+
+@pytest.mark.parametrize("key", [k for k in FIELDS if k not in ("labels", "merge")])
+def test_a_field_that_is_null(key: str) -> None:
+    assert broken({key: None}) == [f"'{key}' is not of the right type"]
+
+
+def test_all_wrong_fields_are_listed_at_once() -> None:
+    assert broken({"kind": 1, "members": {}, "extra": None}, drop="arch") == [
+        "'arch' is missing",
+        "'kind' is not of the right type",
+        "'members' is not of the right type",
+        "'extra' is not of the right type",
+    ]
+    assert broken({"kind": "thick", "layout": "round", "labels": [1], "merge": [None], "members": []}) == [
+        "unknown kind 'thick'",
+        "unknown layout 'round'",
+        "'labels' holds something that is not a string",
+        "'merge' holds something that is not a string",
+        "it has no members",
+    ]
+
+
+@pytest.mark.parametrize("schema", [None, 1, "hydractl.mask/1", "hydractl.checkpoint/2", ["hydractl.checkpoint/1"]])
+def test_another_schema(schema: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        Description.from_json({**DENSE.to_json(), "schema": schema}, "a.st")
+    assert caught.value.message == f"a.st has the schema {schema!r}, expected 'hydractl.checkpoint/1'"
+
+
+@pytest.mark.parametrize("pair", [None, "a", ["a"], ["a", "2"], ["a", 2, 3], [1, 2], ["a", True], ["a", 2.0], {"a": 2}])
+def test_a_site_that_is_no_pair(pair: Any) -> None:
+    assert broken({"sites": [["blocks.0.attn", 2], pair]}) == [f"site {pair!r} is not a pair of path and head count"]
+
+
+@pytest.mark.parametrize("pair", [["blocks.2.attn", 2], ["x", 0], ["x", -1]])
+def test_a_site_twice_or_without_heads(pair: list[Any]) -> None:
+    problems = broken({"sites": [*DENSE.to_json()["sites"], pair]})
+    assert f"site {pair!r} is listed twice or has no heads" in problems
+
+
+@pytest.mark.parametrize(
+    "kept", [None, 5, "01", {}, {"0": 1}, [0, 0], [1, 0], [-1], [2], [0, True], [0, 1.0], ["0"], [None], [[0]]]
+)
+def test_kept_heads_that_are_none(kept: Any) -> None:
+    members = [{"kept": {"blocks.10.attn": [0, 1, 2], "blocks.2.attn": kept}}]
+    assert broken({"members": members}) == [f"member 0 keeps {kept!r} at 'blocks.2.attn', which has 2 heads"]
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        *(None, [], "x", {}, {"kept": None}, {"kept": []}, {"kept": {"blocks.2.attn": [0]}}),
+        {"kept": {"blocks.10.attn": [0], "blocks.2.attn": [0], "blocks.3.attn": []}},
+    ],
+)
+def test_a_member_that_does_not_name_every_site(member: Any) -> None:
+    members = [*FUSED.to_json()["members"], member]
+    assert broken({"members": members}, FUSED) == ["member 2 does not name the kept heads of every site"]
+
+
+def test_the_problems_of_all_members_are_listed() -> None:
+    members = [{"kept": {"blocks.10.attn": [9], "blocks.2.attn": 5}}, 7]
+    assert broken({"members": members}, FUSED) == [
+        "member 0 keeps [9] at 'blocks.10.attn', which has 3 heads",
+        "member 0 keeps 5 at 'blocks.2.attn', which has 2 heads",
+        "member 1 does not name the kept heads of every site",
+    ]
+
+
+def test_fields_that_contradict_each_other() -> None:
+    members = FUSED.to_json()["members"]
+    assert broken({"members": members}, PRUNED) == ["a pruned model cannot have 2 members"]
+    assert broken({"layout": "zeroed"}, FUSED) == ["a fused model is always sliced"]
+    assert broken({"members": members[:1]}) == ["a dense model keeps every head, this one does not"]
+
+
+def test_huge_values_stay_out_of_the_message() -> None:
+    kept = {"blocks.10.attn": list(range(100_000)), "blocks.2.attn": []}
+    [problem] = broken({"members": [{"kept": kept}]})
+    assert problem.startswith("member 0 keeps [0, 1, 2,")
+    assert problem.endswith("... at 'blocks.10.attn', which has 3 heads")

@@ -1,0 +1,99 @@
+"""What a hostile but fair user tries on the command line, each time that it once went wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.app import main
+
+MODEL = (
+    "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1"
+    "&embed_dim=24&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with nothing but ``vit.st``, a small model that knows its class names."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", MODEL, "--data", "builtin:digits/val", "--steps", "1", "-q", "-o", "vit.st"]) == 0
+    return tmp_path
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+PRUNE = ["prune", "vit.st", "--method", "random", "--keep", "1"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        PRUNE,
+        ["score", "vit.st", "--method", "random"],
+        ["fuse", "vit.st", "vit.st"],
+        ["finetune", "vit.st", "--data", "builtin:digits/val", "--steps", "1"],
+        ["extract-circuit", "vit.st", "--data", "builtin:digits/val", "--objective", "acc", "--budget", "1"],
+        ["eval", "vit.st", "--data", "builtin:digits/val"],
+        ["bench", "vit.st", "--rounds", "1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_output_that_can_only_be_a_folder(
+    command: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without its slash, "new/" would silently become a file. A folder from prune needs --layout zeroed, and finetune
+    # writes one.
+    outputs = [".", "/"] if command[0] in ("prune", "finetune") else [".", "/", "new/"]
+    for output in outputs:
+        capsys.readouterr()
+        code = main([*command, "-o", output])
+        said = capsys.readouterr()
+        assert code in (2, 5) if (command, output) == (PRUNE, "/") else code == 5, (output, said.err)
+        assert "internal" not in said.err
+        assert said.out == ""
+    assert files(here) == ["vit.st"]
+
+
+def test_predictions_of_several_models_need_a_file_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "vit.st", "b=vit.st", "--data", "builtin:digits/val", "--predictions", "."]
+    assert main(command) in (2, 5)
+    assert "internal" not in capsys.readouterr().err
+    assert files(here) == ["vit.st"]
+
+
+def test_a_misspelt_requirement_is_found_before_the_work(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "vit.st", "--data", "builtin:digits/val", "--ood", "l:near=builtin:letters", "--require"]
+    for expression in ("id.acuracy>=0", "ood.m.auroc>=0", "other:id.accuracy>=0"):
+        assert main([*command, expression]) == 2
+        said = capsys.readouterr()
+        assert expression in said.err
+        assert said.out == ""
+    assert files(here) == ["vit.st"]
+
+
+def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from hydractl.metrics.rows import row_keys
+    from hydractl.verbs.requirements import lookup
+
+    command = ["eval", "vit.st", "--data", "builtin:digits/test", "--ood", "l.1:near=builtin:letters", "--json"]
+    assert main(command) == 0
+    row = json.loads(capsys.readouterr().out)["models"][0]
+    keys = row_keys(["l.1"])
+    assert all(lookup(row, key) is None or lookup(row, key) >= 0 for key in keys)
+    numbers = {f"{a}.{b}" for a in ("id", "near_avg", "far_avg", "ood_avg") for b in row[a]}
+    numbers |= {f"{a}.{n}.{b}" for a in ("ood", "diversity") for n in row[a] for b in row[a][n]}
+    numbers |= {f"id.accuracy_at.{share}" for share in row["id"]["accuracy_at"]}
+    no_numbers = {"id.accuracy_at", "ood.l.1.group", "diversity.id.pairs", "diversity.l.1.pairs"}
+    assert set(keys) == numbers - no_numbers
+    assert main([*command, "--require", "ood.l.1.auroc>=2"]) == 4
+
+
+def test_a_budget_is_called_by_its_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["extract-circuit", "vit.st", "--data", "builtin:digits/val", "--objective", "acc", "--budget", "10"]
+    assert main(command) == 2
+    assert "--budget 10 is outside 0..9" in capsys.readouterr().err

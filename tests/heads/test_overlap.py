@@ -1,0 +1,99 @@
+"""Overlap of masks and agreement of removal orders, against SciPy and against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import kendalltau
+
+from hydractl.errors import InputError
+from hydractl.heads.mask import Head, HeadMask, Site, all_heads
+from hydractl.heads.overlap import SetOverlap, jaccard_at, jensen_shannon, kendall_tau, mask_overlap
+
+SITES = [Site(f"blocks.{i}.attn", heads, 4, 16) for i, heads in enumerate((4, 4, 2, 12))]
+FULL = HeadMask.full(SITES)
+A, B, C, D = (site.path for site in SITES)
+
+
+def without(*removed: Head) -> HeadMask:
+    return FULL.without(removed)
+
+
+def test_two_masks_by_hand() -> None:
+    found = mask_overlap(without((A, 0), (A, 1), (B, 3)), without((A, 1), (A, 2), (B, 3), (C, 0)))
+    # Removed: 2 of 5 shared. Per site (2/3, 1/3, 0) and (1/2, 1/4, 1/4).
+    p, q = (2 / 3, 1 / 3, 0), (1 / 2, 1 / 4, 1 / 4)
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    entropy = [-sum(x * math.log2(x) for x in shares if x) for shares in (p, q, middle)]
+    assert found.removed.divergence == pytest.approx(entropy[2] - (entropy[0] + entropy[1]) / 2, abs=1e-15)
+    assert (found.removed.counts, found.removed.shared) == ((3, 4), 2)
+    assert found.removed.jaccard == 2 / 5 and found.removed.overlap == 2 / 3
+    # Kept: 19 and 18 of 22, 17 of them the same.
+    assert (found.kept.counts, found.kept.shared) == ((19, 18), 17)
+    assert found.kept.jaccard == 17 / 20 and found.kept.overlap == 17 / 18
+
+
+def test_extremes() -> None:
+    some = without((A, 0), (B, 1))
+    assert mask_overlap(some, some).removed == SetOverlap((2, 2), 2, 1.0, 1.0, 0.0)
+    # Other heads of the same sites, then heads of other sites.
+    assert mask_overlap(some, without((A, 3), (B, 2))).removed == SetOverlap((2, 2), 0, 0.0, 0.0, 0.0)
+    assert mask_overlap(some, without((C, 0), (C, 1), (D, 5))).removed == SetOverlap((2, 3), 0, 0.0, 0.0, 1.0)
+    assert mask_overlap(FULL, some).removed == SetOverlap((0, 2), 0, 0.0, None, None)
+    assert mask_overlap(FULL, FULL).removed == SetOverlap((0, 0), 0, None, None, None)
+    nothing = without(*all_heads(SITES))
+    assert mask_overlap(nothing, FULL).kept == SetOverlap((0, 22), 0, 0.0, None, None)
+
+
+def test_the_divergence_is_that_of_scipy() -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        a, b = ({s: draw.choice((0, 0, 1, 2, 7)) for s in "abcdef"} for _ in range(2))
+        found = jensen_shannon(a, b)
+        if not sum(a.values()) or not sum(b.values()):
+            assert found is None
+            continue
+        assert found == jensen_shannon(b, a)
+        expected = jensenshannon([a[s] for s in "abcdef"], [b[s] for s in "abcdef"], base=2) ** 2
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert 0 <= found <= 1
+    assert jensen_shannon({"a": 3}, {"b": 1, "a": 0}) == 1
+    assert jensen_shannon({"a": 3, "b": 6}, {"b": 2, "a": 1, "c": 0}) == 0
+
+
+def test_masks_of_different_models() -> None:
+    for sites in (SITES[:3], [*SITES[:3], Site(D, 11, 4, 16)], [*SITES[:3], Site("other", 12, 4, 16)]):
+        with pytest.raises(InputError, match="^the masks are of different models"):
+            mask_overlap(FULL, HeadMask.full(sites))
+    mask_overlap(FULL, HeadMask.full(reversed(SITES)))  # the order of sites carries no meaning here
+
+
+def test_kendall_by_hand() -> None:
+    order = [(A, 0), (B, 0), (C, 0), (D, 0)]
+    assert kendall_tau(order, order) == 1
+    assert kendall_tau(order, order[::-1]) == -1
+    assert kendall_tau(order, [order[1], order[0], *order[2:]]) == 4 / 6  # 5 pairs agree, 1 does not
+    # Only what both contain counts: (A, 0) before (D, 0) in both.
+    assert kendall_tau([(A, 0), (B, 1), (D, 0)], [(C, 1), (A, 0), (D, 0), (B, 2)]) == 1
+    for a, b in (([], []), (order, []), (order, [(A, 0), (D, 9)])):
+        assert kendall_tau(a, b) is None
+
+
+def test_kendall_is_that_of_scipy() -> None:
+    draw = random.Random(1)
+    heads = all_heads(SITES)
+    for _ in range(20):
+        a, b = draw.sample(heads, 15), draw.sample(heads, 18)
+        common = [head for head in a if head in b]
+        expected = kendalltau([a.index(h) for h in common], [b.index(h) for h in common], variant="b").statistic
+        assert kendall_tau(a, b) == pytest.approx(expected, abs=1e-12)
+
+
+def test_jaccard_at_budgets() -> None:
+    a = [(A, 0), (B, 0), (C, 0), (D, 0)]
+    b = [(B, 0), (A, 0), (D, 1)]
+    assert jaccard_at(a, b, [0, 1, 2, 3, 4]) == {0: None, 1: 0.0, 2: 1.0, 3: 0.5, 4: None}
+    assert jaccard_at(a, b, iter([3])) == {3: 0.5}

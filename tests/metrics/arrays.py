@@ -1,0 +1,68 @@
+"""The metrics of a row, from plain arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hydractl.metrics.registry import metrics
+from hydractl.metrics.rows import diversity_block, id_block, ood_metrics
+from hydractl.metrics.samples import Samples, samples_of
+
+
+def predictions(confidence: np.ndarray, correct: np.ndarray) -> Samples:
+    """Samples of a given confidence [N] whose label is predicted where ``correct`` [N]."""
+    n, labels = len(confidence), np.zeros(len(confidence), dtype=np.int64)
+    assert len(correct) == n
+    values: dict[str, Any] = dict.fromkeys(("entropy", "mi", "score", "label_log_probs", "brier_terms"), np.zeros(n))
+    return Samples(
+        predicted=np.where(correct, 0, 1),
+        confidence=np.asarray(confidence, dtype=np.float64),
+        votes=np.zeros((1, n), dtype=np.int32),
+        pair_mi=np.zeros(0),
+        labels=labels,
+        **values,
+    )
+
+
+class ById:
+    """One metric of ``id_block``: of confidence [N] and correct [N], or of p [N, C] and labels [N]."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, values: np.ndarray, other: np.ndarray) -> Any:
+        if values.ndim == 1:
+            return id_block(predictions(values, other))[self.key]
+        with np.errstate(divide="ignore"):
+            logits = np.maximum(np.log(values), -1e4)[None]
+        return id_block(samples_of(logits, other))[self.key]
+
+
+accuracy, brier, nll, ece, aece, aurc, accuracy_at = (ById(one.key) for one in metrics("id"))
+
+
+class ByScores:
+    """One metric of ``ood_metrics``, of the scores of ID samples [N] and OOD samples [K]."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, id_scores: np.ndarray, ood_scores: np.ndarray) -> Any:
+        return ood_metrics(id_scores, ood_scores)[self.key]
+
+
+auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid = (ByScores(one.key) for one in metrics("ood"))
+
+
+def mi(member_logits: np.ndarray) -> Any:
+    return diversity_block(samples_of(member_logits))["mi"]
+
+
+def disagreement(member_logits: np.ndarray) -> Any:
+    return diversity_block(samples_of(member_logits))["disagreement"]
+
+
+def sample_mi(member_logits: np.ndarray) -> np.ndarray:
+    return samples_of(member_logits).mi

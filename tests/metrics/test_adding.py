@@ -1,0 +1,137 @@
+"""The page on adding a metric, followed to the letter: a package of somebody else's, and a score of our own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError
+from hydractl.metrics import ood_scores, registry, samples
+from hydractl.metrics.bootstrap import draw, resample
+from hydractl.metrics.probabilities import pooled_probabilities
+from hydractl.metrics.rows import row_blocks, row_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "adding-a-metric.md").read_text(encoding="utf-8")
+MODULE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+(ENTRY,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+
+# A command in a process of its own: documents and tables read the metrics when they are imported.
+EVAL = """
+import sys
+from hydractl.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def install(folder: Path, module: str, entry: str) -> None:
+    """What ``pip install`` leaves of a package that is one module."""
+    (folder / "overconfidence.py").write_text(module, encoding="utf-8")
+    info = folder / "overconfidence-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: overconfidence\nVersion: 1.0\n", encoding="utf-8")
+    group, line = entry.strip().splitlines()
+    name = re.fullmatch(r'\[project\.entry-points\."(.+)"\]', group)
+    assert name is not None
+    (info / "entry_points.txt").write_text(f"[{name[1]}]\n{line.replace(chr(34), '')}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path; the registry looks anew, before and afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    caches = (registry.metrics, registry._installed)
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path
+    sys.modules.pop("overconfidence", None)
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_rows_keys_and_resamples_follow_from_the_declaration(fresh: Path) -> None:
+    install(fresh, MODULE, ENTRY)
+    importlib.invalidate_caches()
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(3, 60, 4)) * 2, rng.integers(0, 4, 60)
+    inside = samples.samples_of(logits, labels)
+    row = row_blocks(inside, {}, {})
+    right = inside.predicted == labels
+    assert list(row["id"])[-1] == "overconfidence"
+    assert row["id"]["overconfidence"] == pytest.approx(inside.confidence.mean() - right.mean(), abs=1e-15)
+    assert "id.overconfidence" in row_keys([])
+    drawn = resample(inside, {}, {}, rounds=5).rounds["id.overconfidence"]
+    draws = draw(0, "id", 60)
+    for value in drawn:
+        rows = np.repeat(np.arange(60), next(draws))
+        assert value == pytest.approx(inside.confidence[rows].mean() - right[rows].mean(), abs=1e-15)
+
+
+def test_what_a_resample_does_not_know_is_repeated(fresh: Path) -> None:
+    inside = samples.samples_of(np.random.default_rng(1).normal(size=(3, 20, 4)), np.arange(20) % 4)
+    counts = next(draw(0, "id", 20))
+    rows = np.repeat(np.arange(20), counts)
+    drawn = samples.Resample(inside, counts)
+    for name in ("confidence", "labels", "correct", "entropy", "score", "brier_terms"):
+        assert np.array_equal(getattr(drawn, name), getattr(inside, name)[rows])
+    assert np.array_equal(drawn.votes, inside.votes[:, rows])
+
+
+WRONG = {
+    "overconfidence = 3": "is no metric",
+    "import nothing_of_that_name": "cannot be loaded: No module named 'nothing_of_that_name'",
+    MODULE.replace("def overconfidence", "def brier") + "overconfidence = brier\n": "the key 'brier' is taken",
+}
+
+
+@pytest.mark.parametrize("module", WRONG, ids=["no metric", "broken", "taken"])
+def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
+    install(fresh, module, ENTRY)
+    importlib.invalidate_caches()
+    with pytest.raises(InputError, match=re.escape(WRONG[module])):
+        registry.metrics("id")
+
+
+def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    from tests.evaluate.stored import write_predictions
+
+    install(tmp_path, MODULE, ENTRY)
+    write_predictions(str(tmp_path / "p.st"))
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", EVAL, "eval", *arguments]
+        found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return found.returncode, found.stdout + found.stderr
+
+    require = ["--require", "id.overconfidence>=2"]
+    code, text = run("p.st", "--bootstrap", "20", *require, "-o", "e.json", "--report", "r.html")
+    assert code == 4, text
+    document: Any = json.loads((tmp_path / "e.json").read_text())
+    row = document["models"][0]
+    assert row["ci"]["id.overconfidence"][0] <= row["id"]["overconfidence"] <= row["ci"]["id.overconfidence"][1]
+    assert "too sure of itself" in document["conventions"]["overconfidence"]
+    assert "over" in text and "overconfidence" in (tmp_path / "r.html").read_text()
+    code, text = run("--from", "e.json", "--require", "id.overconfidence<=1")
+    assert code == 0 and "over" in text
+
+
+def test_the_score_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ood_scores, "SCORES", dict(ood_scores.SCORES))
+    monkeypatch.setattr(samples, "SCORES", ood_scores.SCORES)
+    exec(compile("from __future__ import annotations\n" + SCORE, "docs/adding-a-metric.md", "exec"), vars(ood_scores))
+    logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
+    expected = [sorted(row)[-2] - max(row) for row in pooled_probabilities(logits)]
+    assert samples.samples_of(logits, score="margin").score == pytest.approx(expected, abs=1e-15)
+    assert samples.samples_of(np.zeros((1, 2, 1)), score="margin").score.tolist() == [-1.0, -1.0]
+    del ood_scores.margin  # type: ignore[attr-defined]

@@ -1,0 +1,184 @@
+"""The metrics put together as the evaluation's JSON holds them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hydractl.errors import InputError, NonFiniteError
+from hydractl.evaluate.answer import sentences
+from hydractl.metrics import curves, ood, probabilities, rows
+from hydractl.metrics.samples import samples_of
+from tests.metrics import arrays
+
+ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"]
+SHARES = ["0.80", "0.90", "0.95"]
+OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"]
+
+
+def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(3, 101, 6)) * 3).astype(np.float32), rng.integers(0, 6, 101)
+
+
+def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = random_case()
+    whole = rows.id_metrics(logits, labels)
+    p, log_p = probabilities.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
+    conf, correct = p.max(axis=1), p.argmax(axis=1) == labels
+    expected = {
+        "n": 101,
+        "accuracy": correct.mean(),
+        "brier": np.square(p - np.eye(6)[labels]).sum(axis=1).mean(),
+        "nll": 0.0 - log_p[np.arange(101), labels].mean(),
+        **{key: getattr(arrays, key)(conf, correct) for key in ("ece", "aece", "aurc", "accuracy_at")},
+    }
+    assert list(whole) == ID_KEYS
+    assert whole == expected
+    monkeypatch.setattr(probabilities, "_BLOCK_VALUES", 3 * 6 * 10)
+    assert rows.id_metrics(logits, labels) == whole
+
+
+def test_id_metrics_by_hand() -> None:
+    # Members (3/4, 1/4) and (1/2, 1/2): p = (5/8, 3/8), once right and once wrong.
+    logits = np.log(np.array([[[3.0, 1.0]] * 2, [[1.0, 1.0]] * 2]))
+    got = rows.id_metrics(logits, np.array([0, 1]))
+    # Equal confidences stay in data order; 80 % of two samples, rounded up, are both.
+    assert got.pop("accuracy_at") == {"0.80": 0.5, "0.90": 0.5, "0.95": 0.5}
+    assert got == pytest.approx(
+        {
+            "n": 2,
+            "accuracy": 0.5,
+            "brier": (2 * 0.375**2 + 2 * 0.625**2) / 2,
+            "nll": -(np.log(0.625) + np.log(0.375)) / 2,
+            "ece": 0.125,
+            "aece": (0.375 + 0.625) / 2,
+            "aurc": 0.25,
+        },
+        abs=1e-15,
+    )
+
+
+def test_id_metrics_of_huge_logits() -> None:
+    got = rows.id_metrics(np.array([[[1e4, 0.0], [1e4, 0.0]]]), np.array([0, 1]))
+    assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 0.5)
+    assert got == {"n": 2, "accuracy": 0.5, "brier": 1.0, "nll": 5e3, "ece": 0.5, "aece": 0.5, "aurc": 0.25}
+
+
+def test_calibrated_log_p_goes_in_as_one_member() -> None:
+    logits, labels = random_case(1)
+    log_p = probabilities.pooled_log_probs(logits)
+    alone, whole = rows.id_metrics(log_p[None], labels), rows.id_metrics(logits, labels)
+    assert alone.pop("accuracy_at") == whole.pop("accuracy_at")
+    assert alone == pytest.approx(whole, rel=1e-12)
+
+
+def test_one_class_only_has_values() -> None:
+    got = rows.id_metrics(np.zeros((2, 3, 1)), np.zeros(3, dtype=int))
+    assert got.pop("accuracy_at") == dict.fromkeys(SHARES, 1.0)
+    assert got == {"n": 3, "accuracy": 1.0, "brier": 0.0, "nll": 0.0, "ece": 0.0, "aece": 0.0, "aurc": 0.0}
+
+
+def test_empty_inputs_are_none_and_never_nan() -> None:
+    empty = rows.id_metrics(np.zeros((3, 0, 4)), np.zeros(0, dtype=int))
+    assert empty == {"n": 0, **dict.fromkeys(ID_KEYS[1:]), "accuracy_at": dict.fromkeys(SHARES)}
+    no_ood = rows.ood_metrics(np.zeros(5), np.zeros(0))
+    assert no_ood == {"n": 0, **dict.fromkeys(OOD_KEYS[1:])}
+    assert rows.ood_metrics(np.zeros(0), np.zeros(5)) == {"n": 5, **dict.fromkeys(OOD_KEYS[1:])}
+    assert rows.diversity_block(samples_of(np.zeros((3, 0, 4)))) == {"mi": None, "disagreement": None}
+    assert rows.diversity_block(samples_of(np.zeros((1, 2, 4)))) == {"mi": 0.0, "disagreement": None}
+
+
+def test_bad_inputs_are_errors() -> None:
+    logits, labels = random_case(2)
+    with pytest.raises(InputError, match="outside the model's classes"):
+        rows.id_metrics(logits, labels + 1)
+    with pytest.raises(ValueError, match="labels must be 101 integers"):
+        rows.id_metrics(logits, labels[:-1])
+    logits[2, 100, 5] = np.nan
+    with pytest.raises(NonFiniteError, match="member 2 are not finite at sample 100"):
+        rows.id_metrics(logits, labels)
+
+
+def test_ood_metrics_are_those_of_the_single_functions() -> None:
+    rng = np.random.default_rng(4)
+    id_scores, ood_scores = rng.normal(size=50), rng.normal(size=33) + 1
+    got = rows.ood_metrics(id_scores, ood_scores)
+    assert list(got) == OOD_KEYS
+    assert got == {"n": 33, **{name: getattr(arrays, name)(id_scores, ood_scores) for name in OOD_KEYS[1:]}}
+
+
+def row(group: str | None, value: float | None) -> dict[str, object]:
+    return {"group": group, "n": 10, **dict.fromkeys(OOD_KEYS[1:], value)}
+
+
+def test_group_averages_are_unweighted_and_ood_avg_is_over_all_sets() -> None:
+    sets = {"a": row("near", 0.5), "b": row("far", 0.25), "c": row("far", 0.75), "d": row(None, 0.9)}
+    sets["b"]["n"] = 1000
+    got = rows.group_averages(sets)
+    assert {name: list(means) for name, means in got.items()} == dict.fromkeys(
+        ["near_avg", "far_avg", "ood_avg"], OOD_KEYS[1:]
+    )
+    assert set(got["near_avg"].values()) == {0.5}
+    assert set(got["far_avg"].values()) == {0.5}
+    # Over all four sets, not over the means of the two groups.
+    assert list(got["ood_avg"].values()) == pytest.approx([0.6] * 5)
+
+
+def test_group_averages_without_a_value() -> None:
+    sets = {"a": row("near", 0.5), "b": {**row("near", 0.7), "auroc": None}}
+    got = rows.group_averages(sets)
+    assert got["near_avg"]["auroc"] is None and got["ood_avg"]["auroc"] is None
+    assert got["near_avg"]["fpr95"] == pytest.approx(0.6)
+    assert set(got["far_avg"].values()) == {None}
+    assert set(rows.group_averages({})["ood_avg"].values()) == {None}
+
+
+def test_every_name_has_a_convention_and_all_is_json() -> None:
+    logits, labels = random_case(3)
+    document = {
+        **rows.id_metrics(logits, labels),
+        **rows.ood_metrics(ood.OOD_SCORES["msp"](logits), ood.OOD_SCORES["msp"](logits)),
+        **rows.group_averages({"a": row("near", 0.5)}),
+        **rows.diversity_block(samples_of(logits)),
+    }
+    assert set(document) <= set(sentences())
+    assert all(text.endswith(".") and len(text) > 20 for text in sentences().values())
+    assert json.loads(json.dumps([document, sentences()], allow_nan=False)) == [document, sentences()]
+
+
+def flat(row: dict, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in row.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return found
+
+
+def test_the_keys_of_a_row_are_those_of_its_numbers() -> None:
+    logits, labels = random_case(5)
+    inside, outside = samples_of(logits, labels), samples_of(logits[:, :40] / 3)
+    row = rows.row_blocks(inside, {"a.b": outside, "c": outside}, {"a.b": "near", "c": None})
+    numbers = {key for key in flat(row) if not key.endswith((".group", ".pairs"))}
+    assert set(rows.row_keys(["a.b", "c"])) == numbers
+    assert row["id"] == rows.id_metrics(logits, labels)
+    assert row["ood"]["c"] == {"group": None, **rows.ood_metrics(inside.score, outside.score)}
+    assert row["near_avg"] == {key: row["ood"]["a.b"][key] for key in OOD_KEYS[1:]}
+    assert set(row["far_avg"].values()) == {None}
+    for name, part in (("id", logits), ("c", logits[:, :40] / 3)):
+        spread = row["diversity"][name]
+        assert {key: spread[key] for key in ("mi", "disagreement")} == rows.diversity_block(samples_of(part))
+        assert [(pair["a"], pair["b"]) for pair in spread["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_data_without_labels_have_their_number_alone() -> None:
+    assert rows.id_block(samples_of(random_case(6)[0])) == {"n": 101}
+
+
+def test_every_block_of_a_row_has_a_convention() -> None:
+    inside, outside = samples_of(*random_case(7)), samples_of(random_case(8)[0])
+    row = rows.row_blocks(inside, {"a": outside}, {"a": "far"})
+    named = {*row, *row["id"], *row["ood"]["a"], *row["diversity"]["a"], *curves.curves(inside, {"a": outside})}
+    named |= {"ci", "difference", "calibration", "conformal", "threshold"}
+    assert named - set(sentences()) == {"id", "ood", "diversity", "group"}

@@ -1,0 +1,414 @@
+"""What a model costs in memory that is big: weights pass through, and are read no more often than needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl.files.checkpoint
+from hydractl.cli.app import main
+from hydractl.criteria.magnitude import Magnitude
+from hydractl.errors import InputError
+from hydractl.families import get_family
+from hydractl.files.checkpoint import FileTensors, read_piece, sha256_file
+from hydractl.files.header import TensorInfo, header_bytes, tensor_info
+from hydractl.fusion.plan import plan_fusion
+from hydractl.heads.mask import HeadMask
+from hydractl.model.checks import check_finite
+from hydractl.model.cost import cost_of
+from hydractl.model.runtime import HydraModel
+from hydractl.model.slicing import StoredHeads
+from hydractl.model.source import Source, open_source, pruned
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+
+SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
+TINY = f"timm:vit_tiny_patch16_224?{SMALL}"
+
+
+def run(*arguments: str | Path, code: int = 0) -> None:
+    assert main([str(a) for a in arguments]) == code, arguments
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import ctypes, gc, json, sys
+from pathlib import Path
+import torch
+from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.cli.app import main
+from hydractl.model.source import open_source
+
+dtype = getattr(torch, sys.argv[1])
+def memory(field):
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(lines[field].split()[0]) * 1024
+
+def make(path, options):
+    source = open_source("timm:vit_tiny_patch16_224?pretrained=0&patch_size=16&" + options)
+    tensors = DictTensors({n: source.tensors.read(n).to(dtype) for n in source.tensors.names()})
+    with open(path, "wb") as handle:
+        write_tensors(handle, tensors, source.description.to_json())
+
+def peak(*arguments):
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest resident size so far is that of now
+    before = memory("VmRSS")
+    assert main([*arguments, "-q"]) == 0
+    output = Path(arguments[-1]).stat().st_size
+    return (memory("VmHWM") - before) / output
+
+def chain(name, keep):
+    members = [f"{name}{seed}.st" for seed in range(3)]
+    found = {}
+    for seed, member in enumerate(members):
+        method = "magnitude" if seed == 2 else "random"
+        found[f"prune {method}"] = peak(
+            "prune", f"{name}.st", "--method", method, "--seed", str(seed), "--keep", keep, "-o", member)
+    found["fuse"] = peak("fuse", *members, "--device", "cpu", "-o", f"{name}.hydra.st")
+    return found
+
+make("warm.st", "img_size=32&embed_dim=24&depth=3&num_heads=3&num_classes=5")
+make("big.st", "img_size=32&embed_dim=768&depth=" + sys.argv[2] + "&num_heads=12&num_classes=10")
+chain("warm", "2")  # imports, kernels and whatever else comes with the first call
+print(json.dumps(chain("big", "6")))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_of_prune_and_fuse(dtype: str, tmp_path: Path) -> None:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("the peak of a process cannot be reset here")
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, dtype, "6" if dtype == "float32" else "12"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    # One whole model held by prune would be 1.2 of its output. The members share all heads, so fuse's output is as big
+    # as the whole model: a member beside the fused model would be 1.8 of it.
+    assert found["prune random"] < 0.7, found
+    assert found["prune magnitude"] < 0.7, found
+    assert found["fuse"] < 1.45, found
+
+
+class Unreadable:
+    """The shapes of a model whose weights nobody may ask for."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
+
+    def names(self) -> list[str]:
+        return sorted(self.infos)
+
+    def info(self, name: str) -> TensorInfo:
+        return self.infos[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+
+class Constant(Unreadable):
+    """Weights that are all one number, which takes no memory: fusing has to compare those of its members."""
+
+    def __init__(self, infos: dict[str, TensorInfo], number: float) -> None:
+        self.infos, self.number = infos, number
+
+    def read(self, name: str) -> torch.Tensor:
+        return torch.tensor(self.number).expand(self.infos[name].shape)
+
+
+def test_a_plan_for_a_huge_model_needs_no_memory_for_it() -> None:
+    config = {"architecture": "vit_huge_patch14_224", "num_classes": 1000}
+    family, small = get_family("timm"), open_source(TINY)
+    sites = family.sites(config)
+    description = small.description
+    huge = Source(
+        "huge",
+        "0" * 64,
+        type(description)(
+            kind="dense",
+            family="timm",
+            family_version=family.version,
+            arch="vit_huge_patch14_224",
+            config=config,
+            preprocess={**description.preprocess, "input_size": [3, 224, 224]},
+            labels=None,
+            masks=[HeadMask.full(sites)],
+        ),
+        Unreadable(family.build(config).state_dict()),
+    )
+    cost = cost_of(huge.description, huge.tensors)
+    # 32 blocks of 1280: qkv and proj 4 d^2 + 4 d, MLP 8 d^2 + 5 d, two norms 4 d; stem, final norm and classifier.
+    d, blocks = 1280, 32 * (12 * 1280**2 + 13 * 1280)
+    assert cost["params"] == blocks + 3 * 14 * 14 * d + d + 257 * d + d + 2 * d + 1000 * d + 1000
+    halves = [HeadMask.full(sites).without((s.path, h) for s in sites for h in range(n, n + 8)) for n in (0, 8)]
+    members = []
+    for half in halves:
+        cut, tensors = pruned(huge, half, "sliced")
+        assert cost_of(cut, tensors)["params"] == cost["params"] - 32 * 8 * (4 * 80 * d + 3 * 80)
+        own = replace(huge, tensors=Constant(Unreadable(family.build(config).state_dict()).infos, len(members)))
+        cut, tensors = pruned(own, half, "sliced")
+        members.append(Source("half", f"{half.counts()}{len(members)}", cut, tensors))
+    plan = plan_fusion(members)
+    shared = cost["params"] - 32 * 16 * (4 * 80 * d + 3 * 80) - 32 * d - 1000 * d - 1000
+    assert plan.elements(plan.averaged) == shared
+    assert cost_of(plan.description, plan.tensors)["bytes"] == 4 * (
+        shared + 32 * 16 * (4 * 80 * d + 3 * 80) + 2 * (32 * d + 1000 * d + 1000)
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    run("prune", TINY, "--method", "random", "--keep", "3", "--seed", "3", "-o", folder / "base.st", "-q")
+    for seed in range(2):
+        model = f"{TINY}&drop_rate=0.{seed}"
+        run("prune", model, "--method", "random", "--keep", "2", "-o", folder / f"m{seed}.st", "-q")
+    return folder
+
+
+@pytest.fixture
+def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two different members and their base."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- headers first ----------------------------------------------------------------------------------------------------
+
+VAL, TRAIN = ["--data", "data.npz"], ["--data", "data.npz", "--epochs", "1"]
+MAGNITUDE = ["--method", "magnitude", "--keep", "2"]
+
+
+@pytest.fixture
+def unread(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of ``files``, with data, of which no weight may be read."""
+
+    def refuse(*_: Any) -> torch.Tensor:
+        raise AssertionError("a weight was read")
+
+    np.savez("data.npz", x=np.random.default_rng(0).integers(0, 256, (10, 16, 16, 3), np.uint8), y=np.arange(10) % 5)
+    np.savez("ood.npz", x=np.random.default_rng(1).integers(0, 256, (10, 16, 16, 3), np.uint8))
+    monkeypatch.setattr(FileTensors, "_fill", refuse)
+    return files
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "taylor", *VAL, "-o", "n.json"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "n.st"],
+        ["prune", "base.st", "--mask", "m0.mask.json", "-o", "n.st"],
+        ["finetune", "base.st", *TRAIN, "-o", "n.st"],
+        ["finetune", "base.st", "m0.st", *TRAIN, "-o", "n/"],
+        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
+        ["fuse", "base.st", "m0.st", "m1.st", "-o", "n.st"],
+        ["fuse", "base.st", "--export", "pt2", "-o", "n.pt2"],
+        ["eval", "base.st", "both=m0.st+m1.st", *VAL, "--ood", "o=ood.npz", "-o", "n.json"],
+        ["bench", "base.st", "m0.st", "-o", "n.json"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_dry_runs_read_no_weights(command: list[str], unread: Path) -> None:
+    if command[-1].endswith("/"):
+        (unread / command[-1]).mkdir()
+    before = sorted(os.listdir())
+    run(*command, "--dry-run", "-q")
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "random", "-o", "taken"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "taken"],
+        ["prune", "base.st", *MAGNITUDE, "-o", "m0.new.st", "--mask", "taken"],
+        ["finetune", "base.st", *TRAIN, "-o", "taken"],
+        ["finetune", "base.st", *TRAIN, "-o", "begun.st"],
+        ["finetune", "base.st", *TRAIN, "--members", "2", "-o", "n.st"],
+        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "taken"],
+        ["extract-circuit", "base.st", *VAL, "--objective", "acc", "--budget", "1", "-o", "begun"],
+        ["fuse", "m0.st", "m1.st", "-o", "taken"],
+        ["fuse", "m0.st", "m1.st", "-o", "h.st", "--export", "pt2"],
+        ["fuse", "m0.st", "--export", "pt2", "-o", "h.pt2"],
+        ["eval", "base.st", *VAL, "-o", "taken"],
+        ["bench", "base.st", "-o", "taken"],
+    ],
+    ids=lambda command: " ".join([command[0], *command[-3:]]),
+)
+def test_a_taken_output_is_refused_before_weights_are_read(command: list[str], unread: Path) -> None:
+    for name in ("taken", "begun.st.state", "n.1.st", "begun.journal", "h.pt2"):
+        Path(name).write_text("{}")
+    before = sorted(os.listdir())
+    run(*command, code=2 if "--mask" in command else 5)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "base.st", "--method", "taylor", "--data", "none.npz"],
+        ["prune", "base.st", *MAGNITUDE, "--share-sites", "1", "--with", "none.json"],
+        ["prune", "base.st", "--mask", "none.json"],
+        ["prune", "base.st", "--method", "taylor", "--keep", "2", "--data", "none.npz"],
+        ["finetune", "base.st", *TRAIN, "--val", "none.npz"],
+        ["finetune", "base.st", "none.st", *TRAIN, "-o", "./"],
+        ["extract-circuit", "base.st", *VAL, "--ood", "none.npz", "--budget", "1"],
+        ["extract-circuit", "base.st", *VAL, "--ood", "ood.npz", "--budget", "1", "--check-against", "none.json"],
+        ["fuse", "m0.st", "m1.st", "none.st"],
+        ["fuse", f"{TINY}", "m1.st", "none.st"],
+        ["eval", "base.st", "m0.st+none.st", *VAL],
+        ["eval", "base.st", *VAL, "--ood", "o=none.npz"],
+        ["bench", "base.st", "m0.st", "none.st"],
+    ],
+    ids=lambda command: " ".join([command[0], *command[-2:]]),
+)
+def test_a_missing_input_is_found_before_weights_are_read(
+    command: list[str], unread: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(get_family("timm")), "load_name", lambda *_: pytest.fail("weights were drawn"))
+    before = sorted(os.listdir())
+    run(*command, code=3)
+    assert sorted(os.listdir()) == before
+
+
+def test_dry_runs_of_a_model_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """A sparse file with the header of a ViT-H/14."""
+    monkeypatch.chdir(tmp_path)
+    config = {"architecture": "vit_huge_patch14_224", "num_classes": 1000}
+    family, description = get_family("timm"), open_source(TINY).description
+    shape = {**description.preprocess, "input_size": [3, 224, 224]}
+    masks = [HeadMask.full(family.sites(config))]
+    huge = replace(description, arch=config["architecture"], config=config, preprocess=shape, labels=None, masks=masks)
+    infos = {name: tensor_info(tensor) for name, tensor in family.build(config).state_dict().items()}
+    header, _ = header_bytes(infos, huge.to_json())
+    with open("huge.st", "wb") as handle:
+        handle.write(header)
+        handle.truncate(len(header) + sum(info.nbytes for info in infos.values()))
+    assert os.stat("huge.st").st_size > 2_500_000_000
+    monkeypatch.setattr(FileTensors, "_fill", lambda *_: pytest.fail("a weight was read"))
+    run("prune", "huge.st", "--method", "random", "--keep", "8", "--dry-run", "-o", "n.st")
+    run("fuse", "huge.st", "huge.st", "huge.st", "--dry-run", "-o", "h.st")
+    run("bench", "huge.st", "--dry-run")
+    capfd.readouterr()
+    with pytest.raises(pytest.fail.Exception, match="a weight was read"):
+        run("prune", "huge.st", "--method", "random", "--keep", "8", "-o", "n.st")
+    assert "reading huge (2.5 GB)" in capfd.readouterr().err
+
+
+# --- outputs that are inputs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["prune", "fuse"])
+def test_an_output_that_is_an_input_as_well(verb: str, files: Path) -> None:
+    options = ["base.st", "--method", "magnitude", "--keep", "1"] if verb == "prune" else ["base.st", "base.st"]
+    run(verb, *options, "-o", "other.st", "-q")
+    before = FileTensors("base.st")
+    name = before.names()[0]
+    weight = before.read(name)
+    run(verb, *options, "-o", "base.st", "--force", "-q")
+    assert sha256_file("base.st") == sha256_file("other.st")
+    assert torch.equal(before.read(name), weight), "who has opened the old file keeps it"
+
+
+def test_a_file_that_is_written_to_or_replaced(files: Path) -> None:
+    def refused(tensors: FileTensors) -> None:
+        with pytest.raises(InputError, match=r"^cannot read '.*' from base\.st: the file has changed since"):
+            tensors.read(tensors.names()[0])
+
+    tensors = FileTensors("base.st")
+    tensors.read(tensors.names()[0])
+    content = Path("base.st").read_bytes()
+    written = Path("base.st").stat().st_mtime_ns
+    with open("base.st", "r+b") as handle:
+        handle.seek(-4, os.SEEK_END)
+        handle.write(b"\0\0\0\0")
+    os.utime("base.st", ns=(written + 10, written + 10))
+    refused(tensors)
+    tensors = FileTensors("base.st")
+    Path("new.st").write_bytes(content)
+    os.replace("new.st", "base.st")
+    refused(tensors)
+
+
+# --- one pass over a file ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [64, 1 << 22])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_one_pass_hashes_and_finds_what_is_not_finite(
+    block: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hydractl.files.checkpoint, "SCAN_BYTES", block)
+    tensors = {name: torch.linspace(-3, 3, 150).to(dtype).reshape(3, 50) for name in "abcdef"}
+    tensors["a"][2, 49] = float("nan")
+    tensors["c"][0, 0] = float("inf")
+    tensors["d"][1, 20] = -float("inf")
+    tensors["e"] = torch.empty(0, 4, dtype=dtype)
+    tensors["g"] = torch.arange(200, dtype=torch.int64)
+    entries, data = {}, b""
+    for name, tensor in reversed(tensors.items()):  # a header of odd length, tensors in no order: another tool's file
+        raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        kind = tensor_info(tensor).dtype
+        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    header = json.dumps(entries).encode()
+    header += b" " * (1 - len(header) % 2)
+    path = tmp_path / "a.st"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    file = FileTensors(path)
+    scan = file.scan()
+    assert scan.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert scan.not_finite == ["a", "c", "d"]
+    with pytest.raises(Exception, match=r"^m: tensor 'a' holds NaN or infinity$"):
+        check_finite("m", file)
+    for name, tensor in tensors.items():
+        assert torch.equal(torch.nan_to_num(file.read(name)), torch.nan_to_num(tensor))
+        if tensor.numel():
+            piece = read_piece(file, name, 60, 140)
+            assert torch.equal(torch.nan_to_num(piece), torch.nan_to_num(tensor.reshape(-1)[60:140]))
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.fusion.plan._PIECE", 7)
+    kept = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
+    sources = []
+    for seed, heads in enumerate(kept):
+        source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
+        sources.append(prune_source(source, mask_of(source, heads)))
+    plan = plan_fusion(sources)
+    assert plan.averaged
+    for name in plan.averaged:
+        total = sum(source.tensors.read(name).double() for source in sources)
+        assert torch.equal(plan.tensors.read(name), (total / 3).float())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stored_heads_are_those_of_the_model(variant: str) -> None:
+    source = source_of(shared_stock(variant), variant)
+    source = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    stored = StoredHeads(source.tensors, source.description, source.family, torch.float32)
+    model: Any = HydraModel(source.description, source.tensors)
+    sites = range(len(model.sites))
+    found: Any = stored
+    assert Magnitude().score(found, None, sites) == Magnitude().score(model, None, sites)  # type: ignore[arg-type]

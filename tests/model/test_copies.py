@@ -1,0 +1,176 @@
+"""Models that are copied, pickled and averaged: the copy answers the same, and shares nothing with the original."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from hydractl.fusion.plan import plan_fusion
+from hydractl.model.runtime import HydraModel
+from hydractl.model.sequential import SequentialEnsemble
+from hydractl.training.adapters.batch_ensemble import BatchEnsemble
+from hydractl.training.adapters.lora import LoRA
+from hydractl.training.prepare import speed_up
+from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
+from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+
+FEW = ["class-token", "bert", "clip"]
+
+
+def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
+    """As :func:`own_weights`, of other seeds, and what the library says of each member."""
+    sources, expected = [], []
+    for member, heads in enumerate(kept):
+        reference = stock(variant, seed=10 + member)
+        source = source_of(reference, variant, name=f"member{member}")
+        mask = mask_of(source, heads)
+        sources.append(prune_source(source, mask))
+        with torch.no_grad():
+            expected.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+    plan = plan_fusion(sources, [])
+    return HydraModel(plan.description, plan.tensors), expected
+
+
+def storages(model: HydraModel) -> set[int]:
+    return {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
+
+
+@pytest.mark.parametrize(("variant", "batched"), [*((v, False) for v in VARIANTS), *((v, True) for v in FEW)])
+@torch.no_grad()
+def test_a_copy_is_a_model_of_its_own(variant: str, batched: bool) -> None:
+    model = own_weights(variant, UNEVEN)
+    model.batched = model.side_by_side = batched or None
+    before = model.member_logits(inputs(variant))
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied.member_logits(inputs(variant)), before)
+    assert list(copied.state_dict()) == list(model.state_dict())
+    assert not storages(copied) & storages(model)
+    assert not {id(module) for module in copied.modules()} & {id(module) for module in model.modules()}
+    other, expected = other_weights(variant, UNEVEN)
+    copied.load_state_dict(other.state_dict())
+    for member, reference in zip(copied.member_logits(inputs(variant)), expected, strict=True):
+        close(member, reference)
+    assert torch.equal(model.member_logits(inputs(variant)), before)
+
+
+@torch.no_grad()
+def test_what_is_shared_stays_shared_within_a_copy() -> None:
+    model = one_weight("class-token", SHARED)
+    copied = copy.deepcopy(model)
+    assert len(list(copied.parameters())) == len(list(model.parameters()))
+    inside = set(copied.modules())
+    for attention, chained in zip(copied.attentions, copied.chains[0].attentions, strict=True):
+        assert attention is chained and attention in inside
+        assert all(projections.bank in inside for projections in attention.projections)
+    copied.attentions[1].head_gate = torch.zeros(1, sum(copied.attentions[1].head_counts))
+    assert model.attentions[1].head_gate is None
+    assert not torch.equal(copied.member_logits(inputs("class-token")), model.member_logits(inputs("class-token")))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_a_pickle_gives_the_same_bits(variant: str) -> None:
+    model = one_weight(variant, NEARLY)
+    model.side_by_side = False
+    loaded = pickle.loads(pickle.dumps(model))
+    assert loaded.side_by_side is False and loaded.labels == model.labels
+    assert torch.equal(loaded(inputs(variant)), model(inputs(variant)))
+
+
+@torch.no_grad()
+def test_models_saved_by_torch_are_read_by_another_process(tmp_path: Path) -> None:
+    models = {variant: own_weights(variant, UNEVEN) for variant in FEW}
+    saved, found = tmp_path / "models.pt", tmp_path / "found.pt"
+    torch.save({"models": models, "inputs": {variant: inputs(variant) for variant in FEW}}, saved)
+    script = (
+        "import sys, torch; torch.set_grad_enabled(False); saved = torch.load(sys.argv[1], weights_only=False);"
+        "torch.save({v: m(saved['inputs'][v]) for v, m in saved['models'].items()}, sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", script, str(saved), str(found)], check=True)
+    answers = torch.load(found)
+    assert all(torch.equal(answers[variant], model(inputs(variant))) for variant, model in models.items())
+
+
+def test_an_ensemble_and_its_preprocessing_are_copied() -> None:
+    ensemble = SequentialEnsemble([own_weights("class-token", NEARLY), one_weight("class-token", SHARED)])
+    for copied in (copy.deepcopy(ensemble), pickle.loads(pickle.dumps(ensemble))):
+        assert torch.equal(copied(inputs("class-token")), ensemble(inputs("class-token")))
+        assert callable(copied.preprocess)
+
+
+@torch.no_grad()
+def test_views_of_a_copy_share_its_weights() -> None:
+    copied = copy.deepcopy(own_weights("clip", NEARLY).zero_shot(["a", "b", "c"], "{}"))
+    view = copied.zero_shot(["a", "b"])
+    assert storages(view) == storages(copied)
+    before = [model(inputs("clip")) for model in (copied, view)]
+    for parameter in copied.parameters():
+        parameter.data = parameter.data * 1.1
+    copied.eval()  # weights may have changed
+    for model, old in zip((copied, view), before, strict=True):
+        assert not torch.allclose(model(inputs("clip")), old)
+
+
+@pytest.mark.parametrize("variant", FEW)
+def test_the_average_of_two_models(variant: str) -> None:
+    model, (other, _) = own_weights(variant, UNEVEN), other_weights(variant, UNEVEN)
+    mean = {name: (tensor + other.state_dict()[name]) / 2 for name, tensor in model.state_dict().items()}
+    averaged = AveragedModel(model)
+    averaged.update_parameters(model)
+    with torch.no_grad():
+        assert torch.equal(averaged(inputs(variant)), model(inputs(variant)))  # of classes, their features are kept now
+        averaged.update_parameters(other)
+        for name, tensor in averaged.module.state_dict().items():
+            torch.testing.assert_close(tensor, mean[name])
+        naive = own_weights(variant, UNEVEN)
+        naive.load_state_dict(mean)
+        close(averaged.module.member_logits(inputs(variant)), naive.member_logits(inputs(variant)))
+
+
+@pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])
+def test_a_model_in_training_is_copied(adapter: Any) -> None:
+    source = source_of(stock("class-token"), "class-token")
+    model = HydraModel(source.description, source.tensors)
+    if adapter is not None:
+        adapter.add(model, seed=0)
+    speed_up(model, checkpoint_blocks=True, compile=False)
+    copied = copy.deepcopy(model.train())
+    gradients = []
+    for each in (model, copied):
+        each.member_logits(inputs("class-token")).square().sum().backward()
+        gradients.append([p.grad for p in each.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None)
+    with torch.no_grad():
+        before = model.eval()(inputs("class-token"))
+        for parameter in copied.parameters():
+            parameter.mul_(1.3)
+        assert torch.equal(model(inputs("class-token")), before)
+        assert not torch.allclose(copied.eval()(inputs("class-token")), before)
+
+
+@torch.no_grad()
+def test_a_copy_of_a_compiled_model_is_not_compiled() -> None:
+    model = own_weights("class-token", NEARLY)
+    expected = model(inputs("class-token"))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model.compile(backend=backend)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(copied(inputs("class-token")), expected)
+    assert not graphs
+    copied.compile(backend=backend)
+    close(copied(inputs("class-token")), expected)
+    assert len(graphs) == 1

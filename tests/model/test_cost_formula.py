@@ -1,0 +1,153 @@
+"""Torch's count of multiply-adds against a closed formula, block by block, for every family.
+
+One block with h heads of width dk, d-wide tokens of which q ask and T answer:
+
+    Q and O           2 q d h dk        (and q d h dk more where the library gates the heads)
+    K and V           2 T d h dk
+    both products     2 q T h dk
+    MLP               q times the elements of its matrices: 2 q d d_ff, or 3 q d d_ff for a gated one
+
+summed over blocks and over the members that run them; where the heads of all members attend together, each member runs
+only O, its gates and its MLP. Stem and readout are linear layers and convolutions: the elements of the weight times the
+tokens it is applied to. Nothing here runs attention or an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydractl.families.base import attention_names
+from hydractl.files.checkpoint import shapes_only
+from hydractl.fusion.plan import plan_fusion
+from hydractl.model.cost import dense_macs, macs
+from hydractl.model.members import united
+from hydractl.model.prompted import STAND_INS
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source
+from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
+
+KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
+UNKNOWN = "map-pooling"  # its readout attends over all tokens
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one block runs: the heads of each run, how many attend once for all (None: each its own), and who asks."""
+
+    heads: Sequence[int]
+    pool: int | None = None
+    last_only: bool = False
+
+    def macs(self, d: int, dk: int, mlp: int, gated: bool, asking: int, tokens: int) -> int:
+        attending = sum(self.heads) if self.pool is None else self.pool
+        attention = attending * dk * (asking * d + 2 * tokens * d + 2 * asking * tokens)
+        outputs = (2 if gated else 1) * sum(self.heads) * dk * asking * d
+        return attention + outputs + len(self.heads) * asking * mlp
+
+
+def runs_of(source: Source) -> tuple[int, list[Run]]:
+    """How often the stem of a source runs, and what its blocks run."""
+    model = HydraModel(source.description, shapes_only(source.tensors), torch.device("meta"))
+    chain, masks, runs = model.chain_of_samples, source.description.masks, []
+    for index in chain.sites:
+        path, last = model.sites[index].path, index == chain.sites.stop - 1
+        counts = [len(mask.kept[path]) for mask in masks]
+        pool = len(united(masks, path)) if chain.start.pooled(index) else None
+        runs.append(Run(counts[:1], None, last) if chain.start.once(index) else Run(counts, pool, last))
+    return 1 if chain.start.shared_stem else len(masks), runs
+
+
+def formula(source: Source, stems: int, runs: Sequence[Run]) -> int:
+    """Multiply-adds of one call on one sample."""
+    description, family = source.description, source.family
+    model = family.build(description.config).to("meta")
+    stages = next(stages for stages in family.stages(model) if not stages.of_labels)
+    inside = tuple(f"{path}." for path in stages.block_paths)
+
+    def is_outside(name: str) -> bool:
+        return name.startswith(stages.prefixes) and not name.startswith(inside)
+
+    outside = [module for name, module in model.named_modules() if name and is_outside(f"{name}.")]
+    inputs = move(family.example_inputs(description.preprocess, 1, 0), torch.device("meta"), torch.float32)
+    with torch.no_grad(), counted(outside) as stem:
+        state = stages.stem(inputs)
+    with torch.no_grad(), counted(outside) as readout:
+        output = stages.readout(state)
+    parameters = dict(model.named_parameters())
+    readout += [  # matrices that no layer holds, applied to the one feature that is read out
+        tensor.numel()
+        for name, tensor in parameters.items()
+        if tensor.dim() == 2 and is_outside(name) and family.part(name, source.sites) == "own"
+        if not isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear)
+    ]
+    if family.classes(description.config) is None:  # features of the sample against those of the classes
+        readout.append(int(output.shape[-1]) * len(description.labels or STAND_INS))
+    tokens = int(state.hidden.shape[1])
+    asking = tokens if stages.reads is None else int(stages.reads(state).shape[1])
+    total = stems * sum(stem) + len(description.masks) * sum(readout)
+    sites = [site for site in source.sites if site.tower == stages.tower]
+    for site, path, run in zip(sites, stages.block_paths, runs, strict=True):
+        names = [name for name in parameters if name.startswith(f"{path}.") and parameters[name].dim() == 2]
+        mlp = sum(parameters[name].numel() for name in names if family.part(name, source.sites) == "mlp")
+        own = attention_names(family, parameters, source.sites, site)
+        gated = family.read({name: parameters[name] for name in own}, site).gate is not None
+        total += run.macs(site.d_model, site.head_dim, mlp, gated, asking if run.last_only else tokens, tokens)
+    return total
+
+
+@contextmanager
+def counted(modules: Sequence[nn.Module]) -> Iterator[list[int]]:
+    """The multiply-adds of every linear layer and convolution that runs in the meantime."""
+    found: list[int] = []
+
+    def count(module: Any, _: Any, output: Tensor) -> None:
+        found.append(output.numel() * module.weight[0].numel())  # each output is a product with one row of weights
+
+    hooks = [m.register_forward_hook(count) for m in modules if isinstance(m, (nn.Linear, nn.Conv2d))]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_gates_and_gated_mlps_are_counted() -> None:
+    # One head of 2, 3 tokens of 4: Q, K, V, O 3 * 4 * 2 each, two products 3 * 3 * 2, and the matrices of the MLP.
+    assert Run([1]).macs(4, 2, 40, False, 3, 3) == 4 * 24 + 2 * 18 + 3 * 40
+    assert Run([1]).macs(4, 2, 40, True, 3, 3) == 5 * 24 + 2 * 18 + 3 * 40
+    assert Run([0]).macs(4, 2, 40, False, 3, 3) == 3 * 40
+    # Two members draw one head and none from a pool of two: it runs Q, K, V and the products, they run O and MLP.
+    assert Run([1, 0], pool=2).macs(4, 2, 40, False, 3, 3) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
+
+
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {UNKNOWN}))
+def test_the_counter_agrees_with_the_formula(variant: str) -> None:
+    sources = [source_of(stock(variant, seed=seed), variant) for seed in (0, 1, 2)]
+    whole = [Run([site.heads]) for site in sources[0].sites if site.tower == tower_of_samples(sources[0])]
+    assert macs(sources[0].description, sources[0].tensors, whole_last_block=True) == formula(sources[0], 1, whole)
+    for members, merge in ((sources, ["mlp", "norm", "embed"]), (sources, []), ([sources[0]] * 3, [])):
+        cut = [prune_source(s, mask_of(s, kept)) for s, kept in zip(members, KEPT, strict=True)]
+        plan = plan_fusion(cut, merge)
+        for one in (members[0], replace(members[0], description=plan.description, tensors=plan.tensors)):
+            assert macs(one.description, one.tensors) == formula(one, *runs_of(one))
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_the_single_model_behind_a_pruned_one(variant: str) -> None:
+    source = source_of(stock(variant), variant)
+    pruned = prune_source(source, mask_of(source, [[0]] * len(source.sites)))
+    for whole in (False, True):
+        expected = macs(source.description, source.tensors, whole_last_block=whole)
+        assert dense_macs(pruned.description, whole_last_block=whole) == expected
+
+
+def tower_of_samples(source: Source) -> str:
+    network = source.family.build(source.description.config)
+    return next(stages.tower for stages in source.family.stages(network) if not stages.of_labels)

@@ -1,0 +1,128 @@
+"""Ensembles that run one after another, and finding the MODELs of a command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydractl.errors import InputError, UsageError
+from hydractl.files.checkpoint import write_tensors
+from hydractl.fusion.plan import plan_fusion
+from hydractl.model.agreement import check_agreement
+from hydractl.model.arguments import find_models
+from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.sequential import SequentialEnsemble
+from hydractl.model.source import Source
+from tests.pico import images, shared_stock, source_of, stock
+
+VARIANT = "class-token"
+NAMED = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes="
+
+
+def sources(count: int) -> list[Source]:
+    return [source_of(shared_stock(VARIANT, seed), VARIANT, name=f"m{seed}") for seed in range(count)]
+
+
+def write(source: Source, path: Path) -> str:
+    with open(path, "wb") as handle:
+        write_tensors(handle, source.tensors, source.description.to_json())
+    return str(path)
+
+
+@torch.no_grad()
+def test_members_are_the_models_and_the_average_is_of_their_softmaxes() -> None:
+    references = [stock(VARIANT, seed)(images()) for seed in range(3)]
+    ensemble = SequentialEnsemble([build_model(source) for source in sources(3)])
+    assert ensemble.members == 3 and ensemble.classes == 5
+    assert torch.allclose(ensemble.member_logits(images()), torch.stack(references), atol=1e-5)
+    pooled = torch.stack(references).softmax(-1).mean(0)
+    assert torch.allclose(ensemble(images()).exp(), pooled, atol=1e-6)
+    logits_averaged = torch.stack(references).mean(0).softmax(-1)
+    assert not torch.allclose(pooled, logits_averaged, atol=1e-3)
+
+
+@torch.no_grad()
+def test_every_member_of_a_fused_model_counts_as_one() -> None:
+    one, *others = sources(3)
+    plan = plan_fusion(others, [])
+    models = [build_model(one), HydraModel(plan.description, plan.tensors)]
+    ensemble = SequentialEnsemble(models)
+    assert ensemble.members == 3
+    together = SequentialEnsemble([build_model(source) for source in (one, *others)])
+    assert torch.allclose(ensemble(images()), together(images()), atol=1e-5)
+
+
+def test_parameters_are_counted_once() -> None:
+    models = [build_model(source) for source in sources(2)]
+    ensemble = SequentialEnsemble(models)
+    assert len(ensemble.state_dict()) == sum(len(model.state_dict()) for model in models)
+    assert not ensemble.training
+
+
+def test_all_differences_are_listed() -> None:
+    description = sources(1)[0].description
+    preprocess = {**description.preprocess, "crop_pct": 0.5, "mean": [0, 0, 0]}
+    labels = ["a", "b", "c", "d", "e"]
+    models = [
+        ("first", description),
+        ("named", replace(description, labels=labels)),
+        ("turned", replace(description, labels=labels[::-1])),
+        ("cropped", replace(description, preprocess=preprocess)),
+    ]
+    with pytest.raises(InputError, match="cannot be averaged") as caught:
+        check_agreement(models)
+    mean, crop = description.preprocess["mean"], description.preprocess["crop_pct"]
+    assert caught.value.problems == [
+        "turned against named: the same classes in another order",
+        f"cropped against first: preprocessing mean [0, 0, 0], not {mean!r}",
+        f"cropped against first: preprocessing crop_pct 0.5, not {crop!r}",
+    ]
+    check_agreement(models[:2])
+
+
+def test_labels_come_from_the_first_model_that_knows_them() -> None:
+    one, two = sources(2)
+    labels = ["a", "b", "c", "d", "e"]
+    two = replace(two, description=replace(two.description, labels=labels))
+    assert SequentialEnsemble([build_model(one), build_model(two)]).labels == labels
+
+
+def test_other_numbers_of_classes_are_refused_before_building() -> None:
+    with pytest.raises(InputError) as caught:
+        find_models([f"{NAMED}3+{NAMED}4"])
+    assert caught.value.problems == ["vit_tiny_patch16_224 against vit_tiny_patch16_224: 4 classes, not 3"]
+
+
+def test_names_and_sizes(tmp_path: Path) -> None:
+    files = [write(source, tmp_path / f"{source.name}.st") for source in sources(2)]
+    one, both, named, random = find_models([files[0], "+".join(files), f"deep={files[1]}+{files[0]}", f"{NAMED}3"])
+    assert [one.name, both.name, named.name, random.name] == ["m0", "m0+m1", "deep", "vit_tiny_patch16_224"]
+    sizes = [Path(file).stat().st_size for file in files]
+    assert one.file_bytes == sizes[0] and both.file_bytes == sum(sizes) and random.file_bytes is None
+    assert isinstance(one.sha256, str) and named.sha256 == list(reversed(both.sha256))
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = write(sources(1)[0], tmp_path / "m0.st")
+    with pytest.raises(UsageError, match="MODEL names used twice: m0"):
+        find_models([file, f"m0={file}+{file}"])
+
+
+def test_what_is_wrong_with_every_model_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        find_models([str(tmp_path / "a.st"), f"x={tmp_path}/b.st+{tmp_path}/c.st"])
+    assert [problem.rpartition("/")[2] for problem in caught.value.problems] == ["a.st", "b.st", "c.st"]
+
+
+def test_an_argument_builds_one_model_or_an_ensemble(tmp_path: Path) -> None:
+    files = [write(source, tmp_path / f"{source.name}.st") for source in sources(2)]
+    alone, both = find_models([files[0], f"e={'+'.join(files)}"])
+    assert alone.name == "m0" and isinstance(alone.build(), HydraModel)
+    assert both.name == "e" and [source.name for source in both.sources] == ["m0", "m1"]
+    ensemble = both.build(dtype="float64")
+    assert isinstance(ensemble, SequentialEnsemble)
+    assert {parameter.dtype for parameter in ensemble.parameters()} == {torch.float64}

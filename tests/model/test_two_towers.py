@@ -1,0 +1,406 @@
+"""CLIP through the verbs: both towers in one ranking, classes by name, and open_clip itself as the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.errors import UsageError
+from hydractl.files.checkpoint import write_tensors
+from hydractl.model.chain import Chain
+from hydractl.model.loading import build_model
+from hydractl.model.source import open_source
+from hydractl.verbs.info import describe
+from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
+
+LABELS = ["tin", "oak", "salt"]
+PROMPT = ["A photo of a {}."]  # the default, as open_clip writes it
+VISUAL = [f"visual.transformer.resblocks.{i}.attn" for i in range(2)]
+TEXT = [f"transformer.resblocks.{i}.attn" for i in range(2)]
+VIT = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=3"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Published folders ``clip0`` to ``clip2`` with weights of their own."""
+    root = tmp_path_factory.mktemp("models")
+    for seed in range(3):
+        (root / f"clip{seed}").mkdir()
+        publish_clip(pico_clip("clip", seed), "clip", root / f"clip{seed}")
+    return root
+
+
+@pytest.fixture
+def clip(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first of them, in a folder with ``data.npz`` (class names in it), ``plain.npz`` (none) and ``ood.npz``."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
+    labels = np.arange(12) % 3
+    np.savez("data.npz", x=pixels, y=labels, classes=np.array(LABELS))
+    np.savez("plain.npz", x=pixels, y=labels)
+    np.savez("ood.npz", x=random.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
+    Path("names.txt").write_text("\n".join(LABELS))
+    return str(folders / "clip0")
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def removed(mask_file: str) -> list[tuple[str, int]]:
+    sites = read(mask_file)["sites"]
+    return [(path, h) for path, entry in sites.items() for h in range(entry["heads"]) if h not in entry["kept"]]
+
+
+def pixels_of(path: str, model: Any) -> torch.Tensor:
+    """The images of a file as open_clip itself prepares them for this model's folder."""
+    from PIL import Image
+
+    with np.load(path) as arrays:
+        return model.preprocess([Image.fromarray(x) for x in arrays["x"]])
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_zero_shot_is_the_classifier_of_the_library(clip: str) -> None:
+    model = hydractl.load(clip, device="cpu")
+    assert model.labels is None and model.classes is None
+    with pytest.raises(UsageError, match="no classes of its own"):
+        model(clip_images())
+    classifier = model.zero_shot(LABELS)
+    expected = zero_shot_logits(pico_clip("clip"), "clip", clip_images(), LABELS, PROMPT)
+    assert torch.allclose(classifier.member_logits(clip_images())[0], expected, atol=1e-4)
+    assert torch.allclose(classifier(clip_images()), expected.log_softmax(-1), atol=1e-4)
+    assert classifier.labels == LABELS and classifier.classes == 3
+    assert model.labels is None, "the model itself stays as it was"
+    several = model.zero_shot(LABELS[:2], ["a {label}", "two {label}s, {label}!"])
+    templates = ["a {}", "two {}s, {}!"]
+    expected = zero_shot_logits(pico_clip("clip"), "clip", clip_images(), LABELS[:2], templates)
+    assert torch.allclose(several.member_logits(clip_images())[0], expected, atol=1e-4)
+
+
+def test_the_prompts_are_read_once(clip: str) -> None:
+    model = hydractl.load(clip, device="cpu").zero_shot([*LABELS, "moss"], ["a {}", "one {}"])
+    calls = []
+    plain = Chain.__call__
+
+    def counted(self: Chain, inputs: Any) -> torch.Tensor:
+        calls.append(self.tower)
+        return plain(self, inputs)
+
+    with mock.patch.object(Chain, "__call__", counted), torch.no_grad():
+        first = model(clip_images())
+        assert torch.equal(model(clip_images()), first)
+        assert calls == ["visual", "text", "visual"] or calls == ["text", "visual", "visual"]
+        calls.clear()
+        with mock.patch("hydractl.model.prompted.PROMPTS_AT_ONCE", 4):  # two classes of two prompts each
+            model.eval()  # weights may have changed
+            assert torch.allclose(model(clip_images()), first, atol=1e-5)
+        assert sorted(calls) == ["text", "text", "visual"]
+    with mock.patch.object(Chain, "__call__", counted):
+        calls.clear()
+        model(clip_images()).sum().backward()
+        assert sorted(calls) == ["text", "visual"]
+    assert all(a.only.bank.qkv.grad.abs().sum() > 0 for a in model.attentions)
+
+
+@torch.no_grad()
+def test_features_kept_in_inference_mode_serve_gradients_later(clip: str) -> None:
+    model = hydractl.load(clip, device="cpu").zero_shot(LABELS)
+    with torch.inference_mode():
+        expected = model(clip_images())
+    model.requires_grad_(False)
+    model.attentions[0].only.bank.qkv.requires_grad_(True)
+    with torch.enable_grad():
+        found = model(clip_images())
+        found.sum().backward()
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_models_with_a_classifier_read_no_prompts(clip: str) -> None:
+    with pytest.raises(UsageError, match="classifier of their own"):
+        hydractl.load(VIT, device="cpu").zero_shot(LABELS)
+    with pytest.raises(UsageError, match="no place for the class name"):
+        hydractl.load(clip, device="cpu").zero_shot(LABELS, "a photo")
+    with pytest.raises(UsageError, match="needs class names"):
+        hydractl.load(clip, device="cpu").zero_shot([])
+
+
+# --- whose heads ------------------------------------------------------------------------------------------------------
+
+
+def test_scores_and_budgets_of_one_tower(clip: str) -> None:
+    run("score", clip, "--data", "data.npz", "--method", "taylor", "-o", "both.json")
+    run("score", clip, "--data", "data.npz", "--method", "taylor", "--tower", "visual", "-o", "visual.json")
+    both, visual = read("both.json")["sites"], read("visual.json")["sites"]
+    assert list(both) == VISUAL + TEXT and list(visual) == VISUAL
+    assert all(visual[path] == pytest.approx(both[path], rel=1e-5) for path in VISUAL)
+    ranked = sorted(((visual[p][h], i, h) for i, p in enumerate(VISUAL) for h in range(3)))
+    lowest = sorted((i, h) for _, i, h in ranked[:4])
+
+    run("prune", clip, "--scores", "visual.json", "--remove", "4", "-o", "a.st")
+    run("prune", clip, "--scores", "both.json", "--tower", "visual", "--keep", "1", "-o", "b.st")  # mean of two sites
+    run("prune", clip, "--data", "data.npz", "--method", "taylor", "--tower", "visual", "--remove", "4", "-o", "c.st")
+    for name in "abc":
+        assert removed(f"{name}.mask.json") == [(VISUAL[i], h) for i, h in lowest]
+    run("prune", clip, "--scores", "both.json", "--scope", "site", "--tower", "text", "--keep", "1", "-o", "d.st")
+    least = {p: sorted(range(3), key=lambda h: both[p][h])[:2] for p in TEXT}
+    assert removed("d.mask.json") == [(p, h) for p in TEXT for h in sorted(least[p])]
+    run("prune", clip, "--scores", "visual.json", "--tower", "text", "--remove", "1", "-o", "e.st", code=3)
+
+
+def test_a_ranking_of_both_towers_and_of_one(clip: str) -> None:
+    search = ["--data", "data.npz", "--ood", "ood.npz", "--objective", "avg"]
+    run("extract-circuit", clip, *search, "--budget", "5", "-o", "both.json")
+    run("extract-circuit", clip, *search, "--keep", "1", "--tower", "text", "-o", "text.json")
+    both, text = read("both.json"), read("text.json")
+    assert both["source"]["settings"]["labels"] == LABELS and "tower" not in both
+    assert text["tower"] == "text" and len(text["removed"]) == 4
+    assert {step["site"] for step in text["removed"]} <= set(TEXT)
+    assert {step["site"] for step in both["removed"]} <= set(VISUAL + TEXT)
+    run("prune", clip, "--circuit", "both.json", "-o", "a.st")
+    assert sorted(removed("a.mask.json")) == sorted((s["site"], s["head"]) for s in both["removed"])
+    run("prune", clip, "--circuit", "text.json", "--keep", "2", "-o", "b.st")  # mean of the two sites of its tower
+    assert sorted(removed("b.mask.json")) == sorted((s["site"], s["head"]) for s in text["removed"][:2])
+    of_text = [(s["site"], s["head"]) for s in both["removed"] if s["site"] in TEXT]
+    run("prune", clip, "--circuit", "both.json", "--tower", "text", "-o", "c.st")
+    assert sorted(removed("c.mask.json")) == sorted(of_text)
+    Path("bad.json").write_text(json.dumps({**text, "tower": ["text"]}))
+    run("prune", clip, "--circuit", "bad.json", "-o", "d.st", code=3)
+
+
+def test_scores_across_towers_come_with_a_warning(clip: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", clip, "--data", "data.npz", "--method", "taylor", "--remove", "3", "-o", "a.st")
+    assert "scores of different towers are compared" in capsys.readouterr().err
+    run("prune", clip, "--method", "random", "--remove", "3", "-o", "b.st")
+    run("prune", clip, "--data", "data.npz", "--method", "taylor", "--scope", "site", "--keep", "2", "-o", "c.st")
+    assert "towers" not in capsys.readouterr().err
+    assert [len(e["kept"]) for e in read("c.mask.json")["sites"].values()] == [2, 2, 2, 2]
+
+
+def test_the_order_and_the_scope_that_the_model_decides(clip: str) -> None:
+    run("prune", clip, "--method", "magnitude", "--remove", "5", "-o", "a.st")
+    assert len(removed("a.mask.json")) == 5
+    run("prune", VIT, "--method", "magnitude", "--remove", "1", "-o", "b.st")
+    assert len(removed("b.mask.json")) == 2
+    run("prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--order", "sequential", code=2)
+
+
+def test_sites_shared_with_another_member(clip: str) -> None:
+    run("prune", clip, "--method", "random", "--remove", "6", "--seed", "1", "-o", "a.st")
+    with_a = ["--share-sites", "1", "--with", "a.mask.json"]
+    run("prune", clip, "--method", "random", "--remove", "7", *with_a, "--seed", "2", "-o", "b.st")
+    a, b = read("a.mask.json")["sites"], read("b.mask.json")["sites"]
+    assert a[VISUAL[0]] == b[VISUAL[0]] and a[TEXT[0]] == b[TEXT[0]] and a != b
+    assert len(removed("b.mask.json")) == 7
+
+
+# --- classes by name --------------------------------------------------------------------------------------------------
+
+
+def test_eval_equals_the_library(clip: str, folders: Path) -> None:
+    """Three members with weights and heads of their own, fused and one after another, against open_clip."""
+    for seed in range(3):
+        how = ["--method", "random", "--remove", "4", "--seed", str(seed)]
+        run("prune", str(folders / f"clip{seed}"), *how, "-o", f"m{seed}.st")
+    run("fuse", "m0.st", "m1.st", "m2.st", "--merge", "none", "-o", "hydra.st")
+    run("eval", "hydra.st", "e=m0.st+m1.st+m2.st", "--data", "data.npz", "--ood", "o=ood.npz", "-o", "e.json")
+    images = pixels_of("data.npz", hydractl.load(clip, device="cpu"))
+    found = []
+    for seed in range(3):
+        stock = zero_clip_columns(pico_clip("clip", seed), removed(f"m{seed}.mask.json"))
+        found.append(zero_shot_logits(stock, "clip", images, LABELS, PROMPT).double().softmax(-1))
+    p = torch.stack(found).mean(0)
+    y = torch.arange(12) % 3
+    document = read("e.json")
+    assert document["conventions"]["prompt"] == {"hydra": ["A photo of a {label}."], "e": ["A photo of a {label}."]}
+    for row in document["models"]:
+        assert row["id"]["accuracy"] == pytest.approx(float((p.argmax(-1) == y).double().mean()))
+        assert row["id"]["nll"] == pytest.approx(float(-p[range(12), y].log().mean()), rel=1e-4)
+        assert len(row["members"]) == 3 and row["ood"]["o"]["n"] == 7
+
+
+def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: str) -> None:
+    Path("turned.json").write_text(json.dumps(LABELS[::-1]))
+    run("eval", clip, "--data", "data.npz", "-o", "a.json")
+    run("eval", clip, "--data", "data.npz", "--labels", "turned.json", "--predictions", "p.jsonl", "-o", "b.json")
+    run("eval", clip, "--data", "plain.npz", "--labels", "names.txt", "-o", "c.json")
+    rows = [read(f"{name}.json")["models"][0]["id"] for name in "abc"]
+    for key in ("accuracy", "nll", "brier", "ece"):
+        assert rows[1][key] == pytest.approx(rows[0][key], abs=1e-6)
+        assert rows[2][key] == pytest.approx(rows[0][key], abs=1e-6)
+    assert {json.loads(line)["label"] for line in Path("p.jsonl").read_text().splitlines()} <= set(LABELS)
+
+
+def test_another_prompt_is_another_classifier(clip: str) -> None:
+    prompts = ["--prompt", "the {label}", "--prompt", "my own {}"]
+    run("eval", clip, "--data", "data.npz", *prompts, "-o", "a.json")
+    model = hydractl.load(clip, device="cpu")
+    images = pixels_of("data.npz", model)
+    expected = zero_shot_logits(pico_clip("clip"), "clip", images, LABELS, ["the {}", "my own {}"]).log_softmax(-1)
+    nll = float(-expected[range(12), torch.arange(12) % 3].double().mean())
+    assert read("a.json")["models"][0]["id"]["nll"] == pytest.approx(nll, rel=1e-4)
+
+
+def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
+    asked = ["--labels", "names.txt", "--prompt", "one {label}"]
+    run("prune", clip, "--method", "random", "--remove", "3", *asked, "-o", "a.st")
+    run("prune", clip, "--method", "random", "--remove", "3", "--seed", "1", "-o", "b.st")
+    run("prune", clip, "--method", "random", "--remove", "3", "--prompt", "two {label}", "-o", "c.st")
+    run("fuse", "b.st", "a.st", "-o", "h.st")
+    description = open_source("h.st").description
+    assert description.labels == LABELS and description.prompt == ["one {label}"]
+    assert open_source("b.st").description.labels is None
+    assert describe("h.st")["prompt"] == ["one {label}"] and "prompt" not in describe("b.st")
+    model = hydractl.load("h.st", device="cpu")
+    with torch.no_grad():
+        assert model(clip_images()).shape == (3, 3)
+    assert model.labels == LABELS
+    assert model.zero_shot(["moss"]).prompted.templates == ["one {label}"]
+    run("eval", "h.st", "--data", "plain.npz", "-o", "e.json")
+    run("fuse", "a.st", "c.st", "-o", "i.st", code=3)  # they ask differently
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (["eval", "CLIP", "--data", "plain.npz"], "no classes of its own", 3),
+        (["score", "CLIP", "--data", "plain.npz", "--method", "taylor"], "no classes of its own", 3),
+        (["extract-circuit", "CLIP", "--data", "plain.npz", "--budget", "1", "--objective", "acc"], "no classes", 3),
+        (["finetune", "CLIP", "--data", "plain.npz", "--steps", "1"], "no classes of its own", 3),
+        (["eval", "CLIP", "--data", "data.npz", "--prompt", "a photo"], "no place for the class name", 2),
+        (["eval", "CLIP", "--data", "data.npz", "--labels", "none.txt"], "cannot read the file", 3),
+        (["eval", "CLIP", "--data", "data.npz", "--labels", "two.txt"], "not among the model's 2", 3),
+        (["eval", "VIT", "--data", "data.npz", "--prompt", "a {label}"], "classifier of its own", 2),
+        (["eval", "VIT", "--data", "data.npz", "--labels", "two.txt"], "names 2 classes", 2),
+        (["prune", "VIT", "--method", "random", "--keep", "1", "--tower", "visual"], "has one tower", 2),
+        (["extract-circuit", "VIT", "--data", "data.npz", "--budget", "1", "--tower", "text"], "has one tower", 2),
+        (["finetune", "VIT", "--data", "data.npz", "--tower", "both"], "has one tower", 2),
+        (["prune", "CLIP", "--mask", "m.json", "--tower", "text"], "--tower has no effect", 2),
+    ],
+)
+def test_refusals(arguments: list[str], said: str, code: int, clip: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("two.txt").write_text("tin\noak\n")
+    models = {"CLIP": clip, "VIT": VIT}
+    if "extract-circuit" in arguments and "acc" not in arguments:
+        arguments = [*arguments, "--objective", "acc"]
+    run(*[models.get(a, a) for a in arguments], code=code)
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "said"),
+    [
+        ("CLIP", ["a photo"], "no place for the class name"),
+        ("CLIP", [], "'prompt' is not a list of templates"),
+        ("CLIP", "a {label}", "'prompt' is not a list of templates"),
+        ("VIT", ["a {label}"], "classifier of their own"),
+    ],
+)
+def test_files_that_ask_what_cannot_be_asked(
+    model: str, prompt: Any, said: str, clip: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("prune", clip if model == "CLIP" else VIT, "--method", "random", "--remove", "1", "-o", "a.st")
+    source = open_source("a.st")
+    with open("b.st", "wb") as file:
+        write_tensors(file, source.tensors, {**source.description.to_json(), "prompt": prompt})
+    capsys.readouterr()
+    run("bench", "b.st", code=3)
+    assert said in capsys.readouterr().err
+
+
+def test_labels_name_the_classes_of_a_classifier_too(clip: str) -> None:
+    run("eval", VIT, "--data", "data.npz", code=3)  # its classes have no names
+    run("eval", VIT, "--data", "data.npz", "--labels", "names.txt", "-o", "a.json")
+    run("eval", VIT, "--data", "plain.npz", "-o", "b.json")
+    assert read("a.json")["models"][0]["id"] == read("b.json")["models"][0]["id"]
+
+
+# --- the rest of the chain --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("half", [False, True])
+def test_a_zeroed_folder_opens_in_open_clip(half: bool, clip: str) -> None:
+    if half:
+        Path("half").mkdir()
+        clip = str(publish_clip(pico_clip("clip").half(), "clip", Path("half")))
+    run("prune", clip, "--method", "random", "--remove", "5", "-o", "zeroed/")
+    run("prune", clip, "--method", "random", "--remove", "5", "-o", "a.st")
+    stock = open_clip.create_model("local-dir:zeroed", require_pretrained=True).eval()
+    expected = zero_shot_logits(stock, "clip", clip_images(), LABELS, PROMPT)
+    for path in ("zeroed", "a.st"):
+        model = hydractl.load(path, device="cpu").zero_shot(LABELS)
+        assert torch.allclose(model.member_logits(clip_images())[0], expected, atol=1e-4)
+        assert open_source(path).description.mask == open_source("a.st").description.mask
+    dtypes = {open_source("a.st").tensors.info(n).dtype for n in open_source("a.st").tensors.names()}
+    assert dtypes == ({"F16"} if half else {"F32"})
+
+
+def test_one_tower_is_trained_and_the_other_locked(clip: str) -> None:
+    run("prune", clip, "--method", "random", "--remove", "2", "-o", "a.st")
+    train: Callable[..., None] = lambda *more: run("finetune", "a.st", "--data", "data.npz", "--steps", "2", *more)  # noqa: E731
+    train("--lr", "0.01", "--tower", "text", "-o", "text.st")
+    train("--lr", "0.01", "--train-last", "1", "-o", "last.st")
+    before, text, last = (open_source(f"{name}.st").tensors for name in ("a", "text", "last"))
+
+    def changed(after: Any, name: str) -> bool:
+        return not torch.equal(before.read(name), after.read(name))
+
+    names = before.names()
+    assert not any(changed(text, name) for name in names if name.startswith("visual."))
+    assert changed(text, f"{TEXT[0]}.in_proj_weight") and changed(text, "logit_scale")
+    for tower in (VISUAL, TEXT):
+        assert not changed(last, f"{tower[0]}.in_proj_weight") and changed(last, f"{tower[1]}.in_proj_weight")
+    assert not changed(last, "token_embedding.weight") and changed(last, "visual.proj")
+    description = open_source("text.st").description
+    assert description.labels == LABELS  # what it was trained to tell apart
+
+
+def test_bench_and_dry_runs_need_no_classes(clip: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", clip, "--method", "random", "--remove", "6", "-o", "a.st")
+    run("fuse", "a.st", clip, "-o", "h.st")
+    run("bench", clip, "h.st", f"x=a.st+{clip}", "--rounds", "1", "--warmup", "0", "--batch-size", "2", "-o", "b.json")
+    rows = read("b.json")["results"]
+    patches = 4 * (3 * 8 * 8) * 24  # of equal weights, so the fused model looks at them once, and at more
+    assert rows[0]["macs"] < rows[1]["macs"] <= rows[2]["macs"] - patches
+    capsys.readouterr()
+    assert main(["prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--dry-run"]) == 0
+    assert main(["eval", clip, "--data", "data.npz", "--dry-run"]) == 0
+    assert main(["--info", "h.st"]) == 0
+
+
+def test_multiply_adds_are_those_of_an_image(clip: str) -> None:
+    """By hand: patches, two blocks (the last for one token), projection, comparison with ten stand-in classes."""
+    from hydractl.model.cost import macs
+
+    source = open_source(clip)
+    width, tokens, hidden = 24, 5, 48
+    block = tokens * (4 * width * width + 2 * width * hidden) + 2 * tokens * tokens * width
+    last = tokens * 2 * width * width + 2 * width * width + 2 * width * hidden + 2 * tokens * width
+    expected = 4 * (3 * 8 * 8) * width + block + last + width * 16 + 16 * 10
+    assert macs(source.description, source.tensors) == expected
+
+
+def test_the_built_model_is_the_one_described(clip: str) -> None:
+    model = build_model(open_source(clip))
+    assert [chain.tower for chain in model.chains] == ["visual", "text"]
+    assert [list(chain.sites) for chain in model.chains] == [[0, 1], [2, 3]]
+    assert [site.path for site in model.sites] == VISUAL + TEXT

@@ -1,0 +1,308 @@
+"""BatchEnsemble members against the naive layer y = ((x o r) W^T) o s + b, on the libraries' own models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.errors import UsageError
+from hydractl.files.checkpoint import FileTensors
+from hydractl.files.header import read_header
+from hydractl.model.loading import build_model
+from hydractl.model.projections import HeadBank
+from hydractl.model.runtime import HydraModel
+from hydractl.training.adapters.batch_ensemble import BatchEnsemble
+from hydractl.training.prepare import trainable
+from hydractl.verbs.finetune import train_options
+from tests.model.test_attention import weights
+from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
+from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
+
+STD = 0.3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
+    source = source_of(shared_stock(variant), variant)
+    pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
+    base, adapted = build_model(pruned), build_model(pruned)
+    BatchEnsemble(0.0).add(adapted, seed=0)
+    assert torch.equal(base.member_logits(inputs(variant)), adapted.member_logits(inputs(variant)))
+    before, after = base.stock_tensors(), adapted.stock_tensors()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+# --- the naive layer --------------------------------------------------------------------------------------------------
+
+
+def naive(x: Tensor, weight: Tensor, bias: Tensor | None, r: Tensor, s: Tensor) -> Tensor:
+    y = ((x * r) @ weight.T) * s
+    return y if bias is None else y + bias
+
+
+class Scaled(nn.Module):
+    """A linear layer of a library with the factors of the paper; of several side by side, a pair for each."""
+
+    def __init__(self, layer: Any, r: Tensor, s: Tensor) -> None:
+        super().__init__()
+        self.layer, self.r, self.s = layer, r, s
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(self.r) // self.layer.in_features
+        biases = [None] * count if self.layer.bias is None else self.layer.bias.chunk(count)
+        parts = zip(self.layer.weight.chunk(count), biases, self.r.chunk(count), self.s.chunk(count), strict=True)
+        return torch.cat([naive(x, *part) for part in parts], dim=-1)
+
+
+# Where each library keeps its layers: queries, keys, values (or one for all three), output, MLP.
+LAYERS = {
+    "class-token": ("blocks.{}.attn.qkv", "blocks.{}.attn.proj", "blocks.{}.mlp.fc1", "blocks.{}.mlp.fc2"),
+    "bert": (
+        *(f"bert.encoder.layer.{{}}.attention.self.{side}" for side in ("query", "key", "value")),
+        "bert.encoder.layer.{}.attention.output.dense",
+        "bert.encoder.layer.{}.intermediate.dense",
+        "bert.encoder.layer.{}.output.dense",
+    ),
+    "hf-vit": (
+        *(f"vit.layers.{{}}.attention.{side}_proj" for side in "qkv"),
+        "vit.layers.{}.attention.o_proj",
+        "vit.layers.{}.mlp.fc1",
+        "vit.layers.{}.mlp.fc2",
+    ),
+}
+
+
+def scaled(model: HydraModel, reference: Any, variant: str) -> list[Scaled]:
+    """Put the factors of a model on the layers of the library's own, in place."""
+    modules = dict(model.networks[0].named_modules())
+    mlps = [
+        module.parametrizations.weight[0]
+        for path, module in modules.items()
+        if hasattr(module, "parametrizations") and model.family.part(f"{path}.weight", model.sites) == "mlp"
+    ]
+    made = []
+    for block, attention in enumerate(model.attentions):
+        bank = attention.only.bank.parametrizations
+        factors = [bank.qkv[0], bank.out[0], *mlps[2 * block : 2 * block + 2]]
+        pairs = [(f.r.detach().clone(), f.s.detach().clone()) for f in factors]
+        names = [name.format(block) for name in LAYERS[variant]]
+        if len(names) == 6:  # three layers of their own
+            (r, s), *others = pairs
+            pairs = [*zip(r.chunk(3), s.chunk(3), strict=True), *others]
+        for name, (r, s) in zip(names, pairs, strict=True):
+            parent, _, leaf = name.rpartition(".")
+            made.append(Scaled(reference.get_submodule(name), r, s))
+            setattr(reference.get_submodule(parent), leaf, made[-1])
+    return made
+
+
+@pytest.mark.parametrize("variant", LAYERS)
+def test_the_forward_pass_is_that_of_the_paper(variant: str) -> None:
+    reference, batch = stock(variant), inputs(variant)
+    model = build_model(source_of(reference, variant))
+    BatchEnsemble(STD).add(model, seed=4)
+    with torch.no_grad():
+        plain = logits(reference, batch)
+        scaled(model, reference, variant)
+        said = model.member_logits(batch)[0]
+        assert float((said - plain).abs().max()) > 0.1
+        close(said, logits(reference, batch))
+
+
+@pytest.mark.parametrize(
+    "variant", ["average-pooling", "qk-norm", "pre-norm-no-bias", "distilbert", "hf-dinov2-swiglu", *CLIP]
+)
+def test_the_library_says_the_same_with_the_weights_that_are_written(variant: str) -> None:
+    """And these are W o (s r^T), in the layout of the library."""
+    reference, batch = stock(variant), inputs(variant)
+    model = build_model(source_of(reference, variant))
+    BatchEnsemble(STD).add(model, seed=4)
+    before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    written = model.stock_tensors()
+    ours = model.member_logits(batch)[0]
+    with torch.no_grad():
+        assert float((ours - logits(reference, batch)).abs().max()) > 0.01
+    reference.load_state_dict(written)
+    with torch.no_grad():
+        close(ours, logits(reference, batch))
+    changed = [name for name, tensor in written.items() if not torch.equal(tensor, before[name])]
+    assert len(changed) >= 3 * 4  # attention and MLP of each block: two matrices at least
+    for name in changed:
+        for ratio in (written[name] / before[name]).double().chunk(3 if "qkv" in name or "in_proj" in name else 1):
+            assert torch.linalg.matrix_rank(ratio, rtol=1e-4) == 1
+
+
+def test_a_gate_is_a_layer_too() -> None:
+    """No model by name has one here, but a bank may."""
+    bank = HeadBank(weights(4, gated=True))
+    before = bank.weights()
+    model: Any = SimpleNamespace(
+        attentions=[SimpleNamespace(only=SimpleNamespace(bank=bank))], networks=[nn.Module()], block_paths=[]
+    )
+    BatchEnsemble(STD).add(model, seed=0)
+    factors, after = bank.parametrizations.gate[0], bank.weights()
+    assert before.gate is not None and after.gate is not None
+    expected = before.gate.flatten(0, 1) * factors.s.detach()[:, None] * factors.r.detach()
+    assert torch.allclose(after.gate.flatten(0, 1), expected)
+    assert not torch.allclose(before.gate, after.gate)
+
+
+def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() -> None:
+    reference = stock("class-token")
+    source = source_of(reference, "class-token")
+    s = settings(
+        batch_ensemble=STD, optimizer="sgd", steps=4, lr=0.02, clip=0.0, weight_decay=0.1, momentum=0.9, warmup=0,
+        schedule="constant",
+    )  # fmt: skip
+    model = HydraModel(source.description, source.tensors)
+    prepare(model, s)
+    layers = scaled(model, reference, "class-token")
+    train(model, training_data(), s)
+
+    factors = [factor.requires_grad_() for layer in layers for factor in (layer.r, layer.s)]
+    biases = [layer.layer.bias for layer in layers]
+    # Decay is for matrices: of all that is trained, for the classifier's.
+    groups = [{"params": [reference.head.weight], "weight_decay": 0.1},
+              {"params": [*factors, *biases, reference.head.bias], "weight_decay": 0.0}]  # fmt: skip
+    optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    x, y = sample()
+    generator, done = torch.Generator().manual_seed(s.seed), 0
+    while done < 4:
+        for chunk in torch.randperm(SIZE, generator=generator).split(BATCH):
+            if done == 4:
+                break
+            optimizer.zero_grad()
+            F.cross_entropy(reference(x[chunk]), y[chunk]).backward()
+            optimizer.step()
+            done += 1
+    trained = model.stock_tensors()
+    for name, tensor in stock("class-token").state_dict().items():
+        module = reference.get_submodule(name.rpartition(".")[0]) if "." in name else None
+        if not isinstance(module, Scaled):
+            expected = reference.state_dict()[name]
+        elif name.endswith("bias"):
+            expected = module.layer.bias
+        else:
+            parts = zip(module.layer.weight.chunk(len(module.r) // module.layer.in_features), strict=False)
+            r, s_ = module.r.split(module.layer.in_features), module.s.chunk(len(module.r) // module.layer.in_features)
+            expected = torch.cat([w * torch.outer(b, a) for (w,), a, b in zip(parts, r, s_, strict=True)])
+            assert torch.equal(module.layer.weight, tensor)  # the pretrained weights are as they were
+        assert torch.allclose(trained[name], expected, rtol=1e-4, atol=1e-5), name
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+
+
+def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
+    s = settings(batch_ensemble=STD, **options)
+    prepare(model, s)
+    trained = trainable(model, train_options(s).weights)
+    return model, {name.removeprefix("networks.0.") for name in trained}
+
+
+def test_vectors_biases_and_the_classifier_are_trained() -> None:
+    model, names = names_of()
+    # Four layers a block: a pair of factors and a bias each.
+    assert len(names) == 3 * 4 * 3 + 2
+    shapes = {name: tuple(p.shape) for name, p in model.networks[0].named_parameters() if name in names}
+    assert all(len(shape) == 1 for name, shape in shapes.items() if name != "head.weight")
+    numbers = sum(int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("head."))
+    layers = [(24, 24)] * 4 + [(24, 96), (96, 24)]  # in, out
+    assert numbers == 3 * sum(rows + 2 * columns for rows, columns in layers)
+
+
+def test_what_is_not_trained_has_no_factors() -> None:
+    """Else a part that is left as it is would be scaled by what was drawn."""
+    for options, kept in (({"train_last": 1}, "blocks.2."), ({"freeze": ["mlp"]}, ""), ({"freeze": ["attention"]}, "")):
+        model, names = names_of(**options)
+        whole = build_model(source_of(shared_stock("class-token"), "class-token")).stock_tensors()
+        changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
+        assert changed and all(n.startswith(f"{kept or 'blocks.'}") for n in changed)
+        if "freeze" in options:
+            assert {"mlp" in n for n in changed} == {options["freeze"] == ["attention"]}
+        assert {"head.weight", "head.bias"} < names
+
+
+def test_one_tower_can_be_trained() -> None:
+    model = build_model(source_of(shared_stock("clip"), "clip"))
+    prepare(model, settings(batch_ensemble=STD, tower="visual"))
+    whole = build_model(source_of(shared_stock("clip"), "clip")).stock_tensors()
+    changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
+    assert changed and all(n.startswith("visual.transformer.resblocks.") for n in changed)
+    assert {n.split("resblocks.")[1].split(".")[1] for n in changed} == {"attn", "mlp"}
+
+
+def test_lora_and_batch_ensemble_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="give only one of --lora, --batch-ensemble"):
+        settings(batch_ensemble=0.1, lora="2,4")
+    with pytest.raises(UsageError, match="--batch-ensemble must be at least 0"):
+        settings(batch_ensemble=-0.1)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
+    np.savez("v.npz", x=pixels[::-1], y=np.arange(20) % 5)
+    return tmp_path
+
+
+def finetune(model: str, *more: str, code: int = 0) -> None:
+    base = ["--data", "d.npz", "--device", "cpu", "-q", "--batch-ensemble", "0.2"]
+    assert main(["finetune", model, *base, *more]) == code
+
+
+def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
+    import timm
+
+    finetune(PICO, "--steps", "3", "--lr", "0.01", "--seed", "1", "-o", "one.st")
+    finetune(PICO, "--steps", "3", "--lr", "0.01", "--seed", "1", "-o", "one/")
+    library = timm.create_model("local-dir:one", pretrained=True).eval()
+    file = FileTensors("one.st")
+    assert all(torch.equal(file.read(name), tensor) for name, tensor in library.state_dict().items())
+    assert read_header("one.st").description["provenance"]["settings"]["batch_ensemble"] == 0.2  # type: ignore[index]
+    assert main(["prune", "one.st", "--method", "magnitude", "--keep", "2", "-o", "cut.st", "-q"]) == 0
+    finetune("cut.st", "--steps", "2", "-o", "again.st")
+    finetune("cut.st", "--steps", "2", "-o", "again/")
+    library = timm.create_model("local-dir:again", pretrained=True).eval()
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        close(hydractl.load("again.st", device="cpu").member_logits(x)[0], library(x))
+    assert main(["fuse", "one.st", "again.st", "--merge", "none", "-o", "both.st", "-q"]) == 0
+
+
+def test_it_goes_on_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydractl.training import loop
+
+    command = ["--epochs", "3", "--batch-size", "8", "--val", "v.npz", "--lr", "0.01,0.02", "--patience", "2"]
+    command = [*command, "--dropout", "0.1", "-o"]
+    finetune(PICO, *command, "whole.st")
+    before = loop.Training._save_or_stop
+
+    def signalled(self: Any) -> None:
+        if self.history.steps == 4 and self.lr == 0.02:
+            self.context.signals.requested = True
+        before(self)
+
+    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
+    finetune(PICO, *command, "part.st", code=130)
+    monkeypatch.setattr(loop.Training, "_save_or_stop", before)
+    finetune(PICO, *command, "part.st", "--resume")
+    assert Path("part.st").read_bytes() == Path("whole.st").read_bytes()

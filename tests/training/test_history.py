@@ -1,0 +1,138 @@
+"""What is told of a training afterwards: in the rows of ``eval``, by ``--info``, of an unfinished run too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.files.description import Description
+from hydractl.files.header import read_header
+from hydractl.files.training_history import training_text, trainings_of, unfinished
+from hydractl.training import loop
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 20), ("val", 11), ("test", 9)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main(list(arguments)) == code
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    run(*arguments, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+    first = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "3", "-o", "a.st")
+    second = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")
+    run("fuse", "a.st", "b.st", "-o", "ab.st", "-q", "--device", "cpu")
+    run("prune", MODEL, "--method", "magnitude", "--keep", "2", "-o", "c.st", "-q")
+    models = ["a.st", "ab.st", "c.st", "deep=c.st+b.st"]
+    found = answer(capsys, "eval", *models, "--data", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
+    a, ab, c, deep = (row.get("training") for row in found["models"])
+    about = {"n": 20, "n_val": 11}
+    assert a == [{"member": 0, "steps": 9, "kept_epoch": first["kept_epoch"], **about, "epochs": first["epochs"]}]
+    of_b = {"steps": 3, "kept_epoch": 1, **about, "epochs": second["epochs"]}
+    assert (ab, c, deep) == ([*a, {"member": 1, **of_b}], None, [{"member": 1, **of_b}])
+    # Predictions that were kept tell the same, side by side too.
+    for name in ("a", "b"):
+        run("eval", f"{name}.st", "--data", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
+    both = answer(capsys, "eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
+    assert both["models"][0]["training"] == ab
+    run("eval", "--from", "eval.json", "--report", "report.html", "-q")
+    page = Path("report.html").read_text()
+    assert page.count("validation accuracy\n(n = 11)") == 0  # a line break is drawn as two lines
+    assert page.count('<figure class="training') == 3 and "epoch (n = 3 to 9 steps)" in page
+
+    kept, last = first["epochs"][first["kept_epoch"] - 1], first["epochs"][-1]
+    said = f"epoch {kept['epoch']} of 3 kept, 9 steps, last loss {last['loss']:.4f}, "
+    said += f"validation accuracy {kept['val_accuracy']:.4f}"
+    assert answer(capsys, "--info", "a.st")["training"] == [said]
+    assert answer(capsys, "--info", "ab.st")["training"][0] == f"member 0: {said}"
+    assert "training" not in answer(capsys, "--info", "c.st")
+
+
+def test_info_describes_an_unfinished_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = loop.Training._save_or_stop
+
+    def signalled(self: Any) -> None:
+        if self.history.steps == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
+    run("finetune", MODEL, *DATA, "--epochs", "3", "--lr", "0.003", "-o", "a.st", code=130)
+    found = answer(capsys, "--info", "a.st.state")
+    assert (found["holds"], found["step"], found["of"]) == ("hydractl.training/1", 5, 9)
+    progress = read_header("a.st.state").description["progress"]  # type: ignore[index]
+    assert found["best_val_accuracy"] == progress["best"] and found["best_epoch"] == 1
+    assert len(found["epochs"]) == 1 and found["epochs"][0].startswith("epoch 1, steps 3, loss ")
+    assert (found["source"]["lr"], found["source"]["seed"], found["source"]["epochs"]) == (0.003, 0, 3)
+    assert found["source"]["device"] == "cpu" and "steps" not in found["source"]
+    run("--info", "a.st.state")
+    out = capsys.readouterr().out
+    assert "step" in out and "made by" in out
+
+
+HISTORY = [{"epoch": e, "steps": 2 * e, "loss": 1 / e, "val_accuracy": 0.5, "top5": 0.9} for e in range(1, 201)]
+
+
+def described(settings: Any) -> Any:
+    made = {"verb": "finetune", "settings": settings}
+    return Description("dense", "f", "1", "a", {}, {}, None, masks=[None], provenance=made)  # type: ignore[list-item]
+
+
+def test_of_a_long_training_some_epochs_are_told() -> None:
+    (found,) = trainings_of([described({"history": HISTORY, "kept_epoch": 30})])
+    told = [entry["epoch"] for entry in found["epochs"]]
+    assert told == sorted({*range(1, 201, 4), 30, 200})
+    assert found["epochs"][0] == {"epoch": 1, "steps": 2, "loss": 1.0, "val_accuracy": 0.5}
+    assert (found["steps"], found["n"], found["n_val"]) == (400, None, None)
+    assert training_text(found) == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
+
+
+def test_of_a_snapshot_its_last_epoch_is_told() -> None:
+    (found,) = trainings_of([described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15})])
+    assert (found["kept_epoch"], found["steps"], len(found["epochs"])) == (7, 15, 7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {},
+        {"history": [], "kept_epoch": 1},
+        {"history": HISTORY},
+        {"history": [{"epoch": 1, "steps": 2}], "kept_epoch": 1},
+        {"history": [{"epoch": 1, "steps": 2, "loss": float("nan")}], "kept_epoch": 1},
+        {"history": [{"epoch": "1", "steps": 2, "loss": 1.0}], "kept_epoch": 1},
+        {"history": {"epoch": 1}, "kept_epoch": 1},
+    ],
+)
+def test_a_strangers_provenance_tells_nothing(settings: Any) -> None:
+    assert trainings_of([described(settings)]) == []
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"progress": 3, "fingerprint": []}, {"progress": {"steps": "5", "epochs": [1]}}]
+)
+def test_a_strangers_state_is_described_as_far_as_it_goes(header: Any) -> None:
+    assert unfinished(header) == {"source": {}}

@@ -1,0 +1,124 @@
+"""``--info`` of several files: how far their heads overlap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydractl.cli.app import main
+from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.files.description import Description
+from hydractl.heads.mask import HeadMask, Site
+
+SITES = [Site("blocks.0.attn", 4, 4, 16), Site("blocks.1.attn", 3, 4, 16)]
+A, B = (site.path for site in SITES)
+FULL = HeadMask.full(SITES)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two masks, a circuit, scores and a mask of another model."""
+    monkeypatch.chdir(tmp_path)
+    write("a.mask.json", FULL.without([(A, 0), (A, 1)]).to_json())
+    write("b.mask.json", FULL.without([(A, 1), (B, 2), (B, 0)]).to_json())
+    steps = [{"step": 1, "site": A, "head": 3}, {"step": 2, "site": B, "head": 2}]
+    start = FULL.without([(A, 1)]).to_json()
+    write("c.json", {"schema": "hydractl.circuit/1", "sites": FULL.heads, "removed": steps, "start_mask": start})
+    write("s.json", {"schema": "hydractl.scores/1", "sites": {A: [1, 2, 3, 4], B: [1, 2, 3]}})
+    write("other.mask.json", HeadMask.full(SITES[:1]).to_json())
+
+
+def write(name: str, document: Any) -> None:
+    Path(name).write_text(json.dumps(document), encoding="utf-8")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *files: str) -> Any:
+    capsys.readouterr()
+    assert main(["--info", *files, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_all_pairs_of_comparable_files(capsys: pytest.CaptureFixture[str]) -> None:
+    documents = answer(capsys, "a.mask.json", "other.mask.json", "b.mask.json", "s.json", "c.json")
+    assert [d["schema"] for d in documents] == ["hydractl.info/1"] * 5 + ["hydractl.overlap/1"]
+    pairs = documents[-1]["pairs"]
+    names = [("a.mask.json", "b.mask.json"), ("a.mask.json", "c.json"), ("b.mask.json", "c.json")]
+    assert [(p["a"], p["b"]) for p in pairs] == names
+    assert [p["removed"]["counts"] for p in pairs] == [[2, 3], [2, 3], [3, 3]]
+    assert [p["removed"]["jaccard"] for p in pairs] == [1 / 4, 1 / 4, 2 / 4]
+    assert [p["removed"]["overlap"] for p in pairs] == [1 / 2, 1 / 2, 2 / 3]
+    assert [p["kept"]["jaccard"] for p in pairs] == [3 / 6, 3 / 6, 3 / 5]
+    assert list(pairs[0]["kept"]) == ["counts", "shared", "jaccard", "overlap", "divergence"]
+
+
+def test_the_list_is_as_before_where_nothing_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [d["schema"] for d in answer(capsys, "a.mask.json", "other.mask.json", "s.json")] == ["hydractl.info/1"] * 3
+    assert answer(capsys, "a.mask.json")["file"] == "a.mask.json"
+
+
+def test_a_table_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--info", "a.mask.json", "b.mask.json"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last[:5] == ["a.mask.json", "b.mask.json", "0.500", "0.250", "0.500"]
+
+
+def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    members = [FULL.without([(A, 0)]), FULL.without([(A, 0), (B, 0)]), FULL]
+    extra = {"head_maps": {"not": "ours"}, "self_check": {"samples": 4}}  # nothing in there passes for a head map
+    fused = Description("fused", "timm", "1", "vit", {}, {}, None, members, "sliced", [], [{}, {}, {}], extra)
+    with open("h.st", "wb") as file:
+        write_tensors(file, DictTensors({"w": torch.ones(1)}), fused.to_json())
+    alone = answer(capsys, "h.st")
+    assert alone["self_check"] == {"samples": 4}
+    assert [(p["a"], p["b"], p["removed"]["jaccard"]) for p in alone["overlap"]] == [
+        ("member 0", "member 1", 1 / 2),
+        ("member 0", "member 2", 0),
+        ("member 1", "member 2", 0),
+    ]
+    beside = answer(capsys, "h.st", "a.mask.json")
+    assert beside[0] == alone
+    assert [(p["a"], p["b"]) for p in beside[-1]["pairs"]] == [(f"h.st member {m}", "a.mask.json") for m in range(3)]
+    assert main(["--info", "h.st"]) == 0
+    assert "member 0  member 2    0.857    0.000        -" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"kept": [0]},
+        {"heads": 10**12, "kept": [0]},
+        {"heads": "4", "kept": [0]},
+        {"heads": 4, "kept": [0, 0]},
+        {"heads": 4, "kept": [4]},
+        {"heads": 4, "kept": [[]]},
+        {"heads": 4, "kept": "01"},
+        {"heads": 4, "kept": None},
+        {"heads": 4},
+    ],
+)
+def test_a_broken_mask_is_described_and_not_compared(entry: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    document = FULL.to_json()
+    document["sites"][A] = entry
+    write("broken.json", document)
+    assert len(answer(capsys, "broken.json", "a.mask.json", "broken.json")) == 3
+    assert main(["--info", "broken.json"]) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sites": {A: 10**12, B: "x"}},
+        {"sites": [A]},
+        {"start_mask": 3},
+        {"start_mask": {"sites": {A: {"kept": 5}, B: []}}},
+        {"removed": [{"site": [1], "head": {}}, 3]},
+    ],
+)
+def test_a_broken_circuit_is_described(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    write("broken.json", {**json.loads(Path("c.json").read_text()), **change})
+    assert answer(capsys, "broken.json")["holds"] == "hydractl.circuit/1"
+    assert main(["--info", "broken.json"]) == 0
