@@ -10,25 +10,30 @@ PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 py
 DEMO := runs/digits
 # Files of tests that run at the same time; each computes on one thread.
 JOBS := 2
+PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test demo lint docs bench clean
+.PHONY: help test test-all demo lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test    run the tests"
-	@echo "make demo    train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
-	@echo "make bench   time the models of the demo at several batch sizes"
-	@echo "make lint    style, format and types"
-	@echo "make docs    write docs/cli.md from the help texts"
-	@echo "make clean   remove $(VENV), $(DEMO) and caches"
-	@echo "PYTHON=...   the Python to set up $(VENV) with (3.11 or newer)"
+	@echo "make test      run the tests, but the long ones"
+	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make demo      train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
+	@echo "make bench     time the models of the demo at several batch sizes"
+	@echo "make lint      style, format and types"
+	@echo "make docs      write docs/cli.md from the help texts"
+	@echo "make clean     remove $(VENV), $(DEMO) and caches"
+	@echo "PYTHON=...     the Python to set up $(VENV) with (3.11 or newer)"
 
 test: $(READY)
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-all: test
+	$(PYTEST) -m long $(ARGS)
 
 demo: $(READY)
 	$(RUN) examples/digits.py

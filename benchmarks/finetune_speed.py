@@ -76,9 +76,11 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
     from hydractl.settings import FinetuneSettings
-    from hydractl.training.course import Around, TrainingData
+    from hydractl.training.context import TrainingContext
+    from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training
-    from hydractl.training.speed import hasten
+    from hydractl.training.prepare import speed_up
+    from hydractl.verbs.finetune import train_options
 
     settings = FinetuneSettings(
         model=[arguments.model],
@@ -90,8 +92,9 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     )
     settings.check()
     model = build_model(source, arguments.device)
-    hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
-    run = Training(model, TrainingData(arguments.batch_size, lambda *_: iter(())), settings, 1e-4, Around(Log()))
+    speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+    data = TrainingData(arguments.batch_size, lambda *_: iter(()))
+    run = Training(model, data, train_options(settings), 1e-4, TrainingContext(Log()))
     model.train()
     inputs = model.example_inputs(arguments.batch_size, arguments.seed)
     labels = torch.arange(arguments.batch_size, device=run.device) % source.classes

@@ -1,16 +1,13 @@
-"""What all tests share: a clean environment, the real data, and the command line in a process of its own."""
+"""What all tests share: a clean environment, the real data, and ``hydractl`` for shells."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
 THREADS = "1"
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
@@ -27,8 +24,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # is imported after this file, and by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
-CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
@@ -41,31 +36,10 @@ def real_data() -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(tmp_path: Path) -> CommandLine:
-    """``cli("prune", "a.st", ..., cwd=None, env=None, input=None)``: the command in a process of its own.
+@pytest.fixture(scope="session")
+def with_hydractl() -> Iterator[dict[str, str]]:
+    """An environment for shells in which ``hydractl`` is a command that need not import torch first."""
+    from tests.forked import hydractl_on_the_path
 
-    It runs in ``cwd`` (by default the test's own ``tmp_path``, so that no ``hydra.yaml`` is found by accident) with
-    ``env`` added to the environment, and never raises on an exit code.
-    """
-
-    def run(
-        *arguments: str | os.PathLike[str],
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        input: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        command: Sequence[str] = [sys.executable, "-m", "hydractl", *map(os.fspath, arguments)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        return subprocess.run(
-            command,
-            cwd=cwd or tmp_path,
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
-            input=input if input is not None else "",
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=False,
-        )
-
-    return run
+    with hydractl_on_the_path() as environment:
+        yield environment

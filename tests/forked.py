@@ -22,11 +22,12 @@ from hydractl.cli.app import main
 ROOT = Path(__file__).resolve().parents[1]
 
 _SERVER = """
-import json, os, signal, socket, sys
+import gc, json, os, signal, socket, sys
 from hydractl.cli.app import main
 import hydractl.evaluate.measuring, hydractl.verbs.finetune, hydractl.verbs.prune, hydractl.families.timm
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.freeze()
 door = socket.socket(socket.AF_UNIX)
 door.bind(sys.argv[1])
 door.listen()
@@ -41,7 +42,9 @@ while True:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    code = main(json.loads(words))
+    folder, *words = json.loads(words)
+    os.chdir(folder)
+    code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()
     asked.sendall(str(code).encode())
@@ -49,10 +52,10 @@ while True:
 """
 
 _CLIENT = """
-import json, socket, sys
+import json, os, socket, sys
 asked = socket.socket(socket.AF_UNIX)
 asked.connect(sys.argv[1])
-socket.send_fds(asked, [json.dumps(sys.argv[2:]).encode()], [0, 1, 2])
+socket.send_fds(asked, [json.dumps([os.getcwd(), *sys.argv[2:]]).encode()], [0, 1, 2])
 sys.exit(int(asked.makefile().read() or 1))
 """
 
@@ -117,12 +120,8 @@ def team(size: int, arguments: Sequence[str]) -> list[Forked]:
 
 
 @contextmanager
-def hydractl_on_the_path(folder: Path) -> Iterator[dict[str, str]]:
-    """An environment in which ``hydractl`` is such a command, working in one folder.
-
-    Yields:
-        The environment for a shell that works in ``folder``.
-    """
+def hydractl_on_the_path() -> Iterator[dict[str, str]]:
+    """An environment for a shell in which ``hydractl`` is such a command."""
     binary = Path(tempfile.mkdtemp(prefix="hydractl"))  # short, as the path of a socket has to be
     client, door = binary / "client.py", binary / "door"
     client.write_text(_CLIENT)
@@ -132,7 +131,7 @@ def hydractl_on_the_path(folder: Path) -> Iterator[dict[str, str]]:
     path = os.pathsep.join([str(binary), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(door)], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _SERVER, str(door)], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None and server.stdout.readline() == "ready\n"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +83,10 @@ PAIRS = ("bert", "electra", "electra-unprojected")
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
 CLIP_TEXT = {"layers": 1}
-LABELS = ["tin", "oak", "salt", "a red kite", "moss"]
+LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
 TEMPLATES = ["a photo of a {}.", "{}!"]
-"""What the pico CLIPs are asked for."""
+"""What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
+features are those of the place where it ends, and labels of the same length would be one class."""
 
 VARIANTS = [*TIMM, *HF, *CLIP]
 
@@ -160,18 +164,44 @@ def _hf_model(variant: str) -> Any:
     return getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
 
 
+@cache
+def shared_stock(variant: str, seed: int = 0) -> Any:
+    """The stock model, made once: for tests that change nothing of it."""
+    return stock(variant, seed)
+
+
+@cache
+def stock_logits(variant: str, removed: tuple[Head, ...] = (), seed: int = 0) -> torch.Tensor:
+    """What the library says to ``inputs(variant)`` with the output columns of some heads zeroed."""
+    model = shared_stock(variant, seed)
+    with torch.no_grad():
+        return logits(zero_columns(model, removed) if removed else model, inputs(variant))
+
+
 def source_of(model: Any, variant: str, name: str = "pico") -> Source:
-    """The hydractl source that holds the weights of a stock model."""
-    source = open_source(f"timm:{TIMM[variant]}") if variant in TIMM else _opened(variant)
-    return replace(source, name=name, tensors=DictTensors(model.state_dict()), digest=name)
+    """The hydractl source that holds a copy of the weights of a stock model."""
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return replace(_opened(variant), name=name, tensors=DictTensors(tensors), digest=name)
 
 
 @cache
 def _opened(variant: str) -> Source:
-    with tempfile.TemporaryDirectory() as folder:
-        publish(stock(variant), variant, Path(folder))
-        source = open_source(folder)
-        return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+    if variant in TIMM:
+        return open_source(f"timm:{TIMM[variant]}")
+    source = open_source(_published(variant).name)
+    return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
+
+
+@cache
+def _published(variant: str) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    publish(stock(variant), variant, Path(folder.name))
+    return folder
+
+
+def published(variant: str, folder: Path) -> Path:
+    """A folder of its own with the stock model, as the library itself saves it."""
+    return Path(shutil.copytree(_published(variant).name, folder, dirs_exist_ok=True))
 
 
 def publish(model: Any, variant: str, folder: Path) -> None:
@@ -274,6 +304,17 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
         return zero_shot_logits(model, model.pico, batch, LABELS, TEMPLATES)
     answer = model(**batch) if isinstance(batch, dict) else model(batch)
     return answer if isinstance(answer, torch.Tensor) else answer.logits
+
+
+def spread(first: Iterable[str], *others: Iterable[Any], each: int = 1) -> list[Any]:
+    """Cases for ``parametrize``: every value of the first axis with ``each`` points of the product of the others.
+
+    The points are taken in turn, far from each other, so that all of them occur where there are enough cases.
+    """
+    points = list(product(*others))
+    stride = next(n for n in range(round(len(points) * 0.618), 2 * len(points)) if gcd(n, len(points)) == 1)
+    cases = [value for value in first for _ in range(each)]
+    return [(value, *points[number * stride % len(points)]) for number, value in enumerate(cases)]
 
 
 def mask_of(source: Source, kept: Sequence[Sequence[int]]) -> HeadMask:

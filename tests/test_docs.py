@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,12 @@ import pytest
 from PIL import Image
 
 from hydractl.cli.app import main
-from tests.forked import hydractl_on_the_path
 from tests.pico import publish, stock
 from tests.pico_clip import pico_clip, publish_clip
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+Shell = Callable[[str, Path], None]
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=2&num_heads=12&num_classes=3"
 
 
@@ -51,16 +52,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shell(commands: str, folder: Path) -> None:
-    """Run shell lines with ``hydractl`` on the path, stopping at the first failure."""
-    with hydractl_on_the_path(folder) as environment:
-        done = subprocess.run(
-            ["bash", "-e", "-c", commands], cwd=folder, env=environment, capture_output=True, text=True
-        )
-    assert done.returncode == 0, f"{commands}\n{done.stderr}"
+@pytest.fixture
+def shell(with_hydractl: dict[str, str]) -> Shell:
+    """Runs shell lines in a folder, stopping at the first failure."""
+
+    def call(commands: str, folder: Path) -> None:
+        command = ["bash", "-e", "-c", commands]
+        done = subprocess.run(command, cwd=folder, env=with_hydractl, capture_output=True, text=True)
+        assert done.returncode == 0, f"{commands}\n{done.stderr}"
+
+    return call
 
 
-def test_the_first_commands_of_the_readme(workplace: Path) -> None:
+def test_the_first_commands_of_the_readme(workplace: Path, shell: Shell) -> None:
     lines = re.findall(r"^\$ (hydractl .*?)(?:\s{3,}#.*)?$", blocks(README, "console")[0], flags=re.MULTILINE)
     assert len(lines) == 4
     first = lines[0]
@@ -69,7 +73,7 @@ def test_the_first_commands_of_the_readme(workplace: Path) -> None:
     assert (workplace / "hydra.st").is_file()
 
 
-def test_the_five_minutes_of_the_readme(workplace: Path) -> None:
+def test_the_five_minutes_of_the_readme(workplace: Path, shell: Shell) -> None:
     commands = next(block for block in blocks(README, "sh") if "extract-circuit" in block)
     # Random weights cannot pass the gates; whether a gate decides the exit code is tested elsewhere.
     commands = commands.replace("auroc>=0.85", "auroc>=0").replace("ratio<=3", "ratio<=1000")
@@ -90,7 +94,7 @@ def block_with(text: str) -> str:
     return found
 
 
-def test_the_text_commands_of_the_readme(tmp_path: Path) -> None:
+def test_the_text_commands_of_the_readme(tmp_path: Path, shell: Shell) -> None:
     folder = tmp_path / "bert"
     folder.mkdir()
     publish(stock("bert"), "bert", folder)
@@ -112,7 +116,7 @@ def test_the_text_commands_of_the_readme(tmp_path: Path) -> None:
     assert (tmp_path / "hydra.eval.json").is_file()
 
 
-def test_the_zero_shot_commands_of_the_readme(workplace: Path) -> None:
+def test_the_zero_shot_commands_of_the_readme(workplace: Path, shell: Shell) -> None:
     (workplace / "clip").mkdir()
     publish_clip(pico_clip(), "clip", workplace / "clip")
     (workplace / "names.txt").write_text("ant\nbee\ncat\n")

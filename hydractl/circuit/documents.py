@@ -7,7 +7,7 @@ from typing import Any
 
 from hydractl.circuit.objective import LOSS_UNIT
 from hydractl.circuit.scope import Scope
-from hydractl.circuit.search import Found
+from hydractl.circuit.search import Found, Step
 from hydractl.circuit.tower import Candidate
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError
@@ -72,6 +72,7 @@ def document_of(
         "sites": dict(mask.heads),
         "base": found.base.to_json(objective),
         "removed": removed,
+        **({"rounding": rounding} if (rounding := undecided(objective, found, names)) else {}),
         "source": provenance("extract-circuit", settings, [source.sha256], details),
     }
     if settings.tower not in (None, "both"):
@@ -81,6 +82,31 @@ def document_of(
     own = [entry("extract-circuit", role, dataset) for role, dataset in data.items()]
     document["seen"] = [dict(one) for one in merged(source.description.seen, scope.seen, own)]
     return document
+
+
+def undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
+    """The steps at which a machine that rounds otherwise may remove another head.
+
+    Returns:
+        For each its number, its ``lead`` over the best other head, the ``least`` score that it may have elsewhere; and
+        the other heads, each with its score and the ``most`` that it may have elsewhere.
+    """
+    steps = []
+    for number, step in enumerate(found.steps, start=1):
+        if not step.rivals:
+            continue
+        rivals = []
+        for rival in step.rivals:
+            site, head = names[rival.candidate]
+            score, most = (measured.score(objective) for measured in (rival.measured, rival.measured.most))
+            rivals.append({"site": site, "head": head, "score": score, "most": most})
+        least, lead = step.measured.least.score(objective), _lead(step, objective)
+        steps.append({"step": number, "lead": lead, "least": least, "rivals": rivals})
+    return steps
+
+
+def _lead(step: Step, objective: str) -> float:
+    return step.measured.score(objective) - step.rivals[0].measured.score(objective)
 
 
 def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured
+from hydractl.circuit.objective import Measured
 from hydractl.circuit.race import Race, Runner
+from hydractl.circuit.rounding import best_first, could_win
 from hydractl.circuit.search import Found, GreedySearch, Step
 from hydractl.circuit.tower import Candidate
 from hydractl.errors import UsageError
@@ -62,12 +63,12 @@ class Headmap(GreedySearch):
             for masked, group in groups.items():
                 counted = self._site(group, number, masked, left)
                 for objective in group:
-                    steps = _best_first(objective, [Step(head, _own(objective, counted[head])) for _, head in left])
+                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for _, head in left])
                     gone = max(0, len(steps) - self.kept[site])
-                    self.found[objective].steps += steps[:gone]
+                    self.found[objective].steps += [_with_rivals(objective, s, steps[gone:]) for s in steps[:gone]]
                     chosen[objective] += [step.candidate for step in steps[gone:]]
         for objective, found in self.found.items():
-            found.steps = _best_first(objective, found.steps)
+            found.steps = best_first(objective, found.steps)
             for number, step in enumerate(found.steps, start=1):
                 self.observer.removed(objective, number, step)
         return self.found
@@ -92,13 +93,9 @@ class Headmap(GreedySearch):
         return known | self._shared(own)
 
 
-def _own(objective: str, measured: Measured) -> Measured:
-    """The counts without what only another objective of the same search has asked for."""
-    return measured if OBJECTIVES[objective].needs_ood else replace(measured, two_u=None, n_ood=0)
-
-
-def _best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
-    return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
+def _with_rivals(objective: str, step: Step, chosen: Sequence[Step]) -> Step:
+    """A head that is not chosen, and those chosen in its place that rounding may have put there."""
+    return replace(step, rivals=tuple(other for other in chosen if could_win(objective, other, step)))
 
 
 def kept_at_sites(heads: Sequence[tuple[S, int]], keep: int | None, budget: int | None) -> dict[S, int]:

@@ -65,8 +65,7 @@ class Lazy(GreedySearch):
                 return counted[head]
 
             head = self._turn(objective, left, look)
-            complete = counted[head].n_ood == self.evaluator.n_ood
-            steps[objective] = self._complete(head, counted[head], complete, tallies.get(head, Tally()))
+            steps[objective] = self._complete(Step(head, counted[head]), tallies.get(head, Tally()))
         return steps
 
     def _race(

@@ -7,10 +7,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 LOSS_UNIT = 2.0**-20
 """Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""
+
+
+class Doubt(NamedTuple):
+    """By how much rounding may have changed what an evaluation counted.
+
+    Attributes:
+        fewer, more: ID samples classified right.
+        lower, higher: twice the Mann-Whitney U.
+        loss: each of the summed losses, in either direction.
+    """
+
+    fewer: int = 0
+    more: int = 0
+    lower: int = 0
+    higher: int = 0
+    loss: int = 0
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,7 @@ class Measured:
         two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None where it was not measured.
         nll: the sum over ID samples of -log p of the label, each rounded to units of :data:`LOSS_UNIT` nats.
         brier: the sum over ID samples of the squared distance of p from the label, in the same units.
+        doubt: how far another machine may count otherwise.
     """
 
     correct: int
@@ -30,6 +48,27 @@ class Measured:
     n_ood: int
     nll: int = 0
     brier: int = 0
+    doubt: Doubt = Doubt()
+
+    @property
+    def least(self) -> Measured:
+        """The same with every sample that rounding leaves undecided counted against it."""
+        return self._moved(-self.doubt.fewer, -self.doubt.lower, self.doubt.loss)
+
+    @property
+    def most(self) -> Measured:
+        """The same with every such sample counted in its favour."""
+        return self._moved(self.doubt.more, self.doubt.higher, -self.doubt.loss)
+
+    def _moved(self, correct: int, two_u: int, loss: int) -> Measured:
+        moved = None if self.two_u is None else self.two_u + two_u
+        return Measured(self.correct + correct, self.n_id, moved, self.n_ood, self.nll + loss, self.brier + loss)
+
+    def read_by(self, objective: str) -> Measured:
+        """The counts without those of OOD samples, where the objective reads none."""
+        if OBJECTIVES[objective].needs_ood:
+            return self
+        return replace(self, two_u=None, n_ood=0, doubt=self.doubt._replace(lower=0, higher=0))
 
     def best_case(self, n_id: int, n_ood: int) -> Measured:
         """The most that the whole data can still give: every sample not yet seen right, certain, and on its side."""

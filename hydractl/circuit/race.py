@@ -2,7 +2,7 @@
 
 A candidate is given up as soon as the best case of the samples it has not seen, every one of them right and on its
 side, cannot reach what another candidate has already reached on all of them. The counts are integers, so the winner is
-exactly that of evaluating everything.
+exactly that of evaluating everything. A candidate that could win on a machine that rounds otherwise is not given up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Runner:
         given_up: those it cannot.
         reached: those of the alive ones that it has all counts for.
         known: its counts, where they come from a journal or are all there.
-        best_case: the most that it can still reach.
+        best_case: the most that it can still reach, with rounding in its favour.
     """
 
     candidate: Candidate
@@ -58,7 +58,7 @@ class Runner:
 
 
 Best = dict[str, tuple[int, int]]
-"""Per objective the highest key reached, and minus the index of the candidate that reached it."""
+"""Per objective the highest key reached with rounding against it, and minus the index of the candidate."""
 
 
 class Race:
@@ -91,7 +91,7 @@ class Race:
         self.at_once = at_once
         self.finished = finished
         self.best: Best = {}
-        self.winners: dict[str, Runner] = {}
+        self.arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         known = known or {}
@@ -105,8 +105,8 @@ class Race:
             else:
                 self._runners.append(runner)
 
-    def run(self) -> dict[str, Runner]:
-        """The winner of each objective."""
+    def run(self) -> dict[str, list[Runner]]:
+        """For each objective those that were not given up, the winner among them."""
         if len(self.evaluator.chunks) > 1:
             self._run_chunks()
         elif self.bounds:
@@ -117,7 +117,7 @@ class Race:
             for unit in self._units():
                 for batch in needed:
                     self._advance(unit, batch)
-        return self.winners
+        return self.arrived
 
     def tally_of(self, candidate: Candidate) -> Tally:
         """What has been counted of a candidate here; nothing where another process or a journal counted it."""
@@ -234,7 +234,7 @@ class Race:
         """A candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
         n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
         measured = runner.tally.measured()
-        runner.best_case = measured.best_case(n_id, n_ood)
+        runner.best_case = measured.most.best_case(n_id, n_ood)
         self._give_up(runner)
         for objective in self.objectives:
             complete = measured.n_id == n_id and (measured.n_ood == n_ood or not OBJECTIVES[objective].needs_ood)
@@ -245,10 +245,10 @@ class Race:
     def _arrive(self, runner: Runner, objective: str) -> None:
         """A candidate with all its counts may be the best so far, which may be too much for others."""
         runner.reached.add(objective)
-        reached = (runner.measured.key(objective), -runner.index)
-        if objective not in self.best or reached > self.best[objective]:
-            self.best[objective] = reached
-            self.winners[objective] = runner
+        self.arrived[objective].append(runner)
+        surely = (runner.measured.least.key(objective), -runner.index)
+        if objective not in self.best or surely > self.best[objective]:
+            self.best[objective] = surely
             for other in self._runners:
                 if other is not runner:
                     self._give_up(other)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hydractl.circuit.journal import Journal
 from hydractl.circuit.journal_files import START_OVER
+from hydractl.circuit.objective import Doubt
 from hydractl.circuit.tower import Candidate
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -68,7 +69,14 @@ def _is_record(
         return False
     if "of" in record and not isinstance(record.get("given_up"), list):
         return False
+    rivals = record.get("rivals", [])
+    if not isinstance(rivals, list) or not all(_is_rival(rival, sizes, heads) for rival in rivals):
+        return False
     return _are_counts(record, sizes)
+
+
+def _is_rival(value: Any, sizes: Mapping[str, int], heads: Collection[Candidate]) -> bool:
+    return isinstance(value, dict) and _is_head(value.get("head"), heads) and _are_counts(value, sizes)
 
 
 def _is_head(value: Any, heads: Collection[Candidate]) -> bool:
@@ -82,11 +90,17 @@ def _are_counts(counts: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
         return False
     two_u = counts.get("two_u")
     pairs = 2 * counts["n_id"] * counts["n_ood"]
+    doubt, most = counts.get("doubt", []), Doubt(n_id, n_id, pairs, pairs, _MOST_LOSS)
+    if not isinstance(doubt, list) or len(doubt) not in (0, len(most)):
+        return False
     return (
         _within(counts.get("correct"), counts["n_id"])
         and (two_u is None or _within(two_u, pairs))
         and _within(counts.get("nll"), _MOST_LOSS)
         and _within(counts.get("brier"), _MOST_LOSS)
+        and all(
+            _within(count, most) for count, most in zip(doubt, (n_id, n_id, pairs, pairs, _MOST_LOSS), strict=False)
+        )
     )
 
 

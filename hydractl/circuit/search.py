@@ -7,12 +7,13 @@ gives the highest score is removed for good. Ties: lowest site first, then lowes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import Measured
+from hydractl.circuit.objective import Doubt, Measured
 from hydractl.circuit.race import Race, Runner
+from hydractl.circuit.rounding import contenders
 from hydractl.circuit.tally import Tally
 from hydractl.circuit.tower import Candidate
 from hydractl.distributed import Processes
@@ -20,10 +21,15 @@ from hydractl.distributed import Processes
 
 @dataclass(frozen=True)
 class Step:
-    """One removal."""
+    """One removal.
+
+    Attributes:
+        rivals: the candidates that could have won on a machine that rounds otherwise, the best first.
+    """
 
     candidate: Candidate
     measured: Measured
+    rivals: tuple[Step, ...] = ()
 
 
 @dataclass
@@ -166,7 +172,7 @@ class GreedySearch:
         left = [(index, head) for index, head in enumerate(self.heads) if head not in gone]
         steps = self.choose(group, number, left)
         for objective, step in steps.items():
-            self._keep({"removed": objective, "step": number, "head": list(step.candidate), **counts_of(step.measured)})
+            self._keep({"removed": objective, "step": number, **record_of(step)})
         self.memory.sync()
         return steps
 
@@ -187,8 +193,9 @@ class GreedySearch:
             known=self._evaluated(group, number),
             finished=lambda runner: self._finished(runner, group, number),
         )
-        winners = self._together(race.run())
-        return {o: self._complete(*winners[o], race.tally_of(winners[o][0])) for o in group}
+        return {
+            o: self._complete(step, race.tally_of(step.candidate)) for o, step in self._together(race.run()).items()
+        }
 
     def _finished(self, runner: Runner, group: list[str], number: int) -> None:
         self.evaluations += 1
@@ -213,41 +220,38 @@ class GreedySearch:
                 mine.append((index, candidate))
         return sorted(mine)
 
-    def _together(self, winners: Mapping[str, Runner]) -> dict[str, tuple[Candidate, Measured, bool]]:
-        """The best of all processes for each objective, and whether all samples have been counted."""
-        own: dict[str, dict[str, Any]] = {
-            objective: {
-                "rank": [runner.measured.key(objective), -runner.index],
-                "head": list(runner.candidate),
-                **counts_of(runner.measured),
-            }
-            for objective, runner in winners.items()
+    def _together(self, arrived: Mapping[str, Sequence[Runner]]) -> dict[str, Step]:
+        """The best of all processes for each objective, of samples that its objective may not have read counted."""
+        own = {
+            objective: [record_of(Step(r.candidate, r.measured)) for r in contenders(objective, runners)]
+            for objective, runners in arrived.items()
+            if runners
         }
         everyone = [own] if self.processes is None else self.processes.gather(own)
         found = {}
-        for objective in dict.fromkeys(o for one in everyone for o in one):
-            best = max((one[objective] for one in everyone if objective in one), key=lambda one: tuple(one["rank"]))
-            measured = measured_of(best)
-            found[objective] = (_head(best), measured, measured.n_ood == self.evaluator.n_ood)
+        for objective in arrived:
+            winner, *rivals = contenders(objective, [step_of(r) for one in everyone for r in one.get(objective, [])])
+            read = tuple(replace(rival, measured=rival.measured.read_by(objective)) for rival in rivals)
+            found[objective] = replace(winner, rivals=read)
         return found
 
     def _shared(self, own: Mapping[Candidate, Measured]) -> dict[Candidate, Measured]:
         """What any process has counted of some candidates, in every process."""
-        found = [{"head": list(head), **counts_of(measured)} for head, measured in own.items()]
+        found = [record_of(Step(head, measured)) for head, measured in own.items()]
         everyone = [found] if self.processes is None else self.processes.gather(found)
         return {_head(record): measured_of(record) for one in everyone for record in one}
 
-    def _complete(self, candidate: Candidate, measured: Measured, complete: bool, tally: Tally) -> Step:
+    def _complete(self, step: Step, tally: Tally) -> Step:
         """Count what the winner's objective did not need, so that each step says how the whole data fares."""
-        if complete:
-            return Step(candidate, measured)
-        site, head = candidate
+        if step.measured.n_ood == self.evaluator.n_ood:
+            return step
+        site, head = step.candidate
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
                     tally.add(batch, self.evaluator.without_each(batch, site, [head] * self.at_once)[0])
             self.evaluator.forget(chunk)
-        return Step(candidate, tally.measured())
+        return replace(step, measured=tally.measured())
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class GreedySearch:
     def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
         """The step as a journal has it, if it has all of it."""
         found = {
-            record["removed"]: Step(_head(record), measured_of(record))
+            record["removed"]: step_of(record)
             for record in self.memory.records
             if record.get("removed") in group and record.get("step") == number
         }
@@ -279,7 +283,7 @@ def _head(record: Mapping[str, Any]) -> Candidate:
     return site, head
 
 
-def counts_of(measured: Measured) -> dict[str, int | None]:
+def counts_of(measured: Measured) -> dict[str, Any]:
     """The integers of an evaluation, as a journal holds them."""
     return {
         "correct": measured.correct,
@@ -288,12 +292,25 @@ def counts_of(measured: Measured) -> dict[str, int | None]:
         "n_ood": measured.n_ood,
         "nll": measured.nll,
         "brier": measured.brier,
+        "doubt": list(measured.doubt),
     }
 
 
 def measured_of(record: Mapping[str, Any]) -> Measured:
     """The inverse of :func:`counts_of`."""
-    return Measured(*(record[name] for name in ("correct", "n_id", "two_u", "n_ood", "nll", "brier")))
+    names = ("correct", "n_id", "two_u", "n_ood", "nll", "brier")
+    return Measured(**{name: record[name] for name in names}, doubt=Doubt(*record.get("doubt", ())))
+
+
+def record_of(step: Step) -> dict[str, Any]:
+    """A candidate and its counts, as a journal holds them."""
+    rivals = {"rivals": [record_of(rival) for rival in step.rivals]} if step.rivals else {}
+    return {"head": list(step.candidate), **counts_of(step.measured), **rivals}
+
+
+def step_of(record: Mapping[str, Any]) -> Step:
+    """The inverse of :func:`record_of`."""
+    return Step(_head(record), measured_of(record), tuple(map(step_of, record.get("rivals", ()))))
 
 
 def evaluations(heads: int, budget: int) -> int:

@@ -19,7 +19,7 @@ from hydractl.circuit.records import check_records
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope
 from hydractl.circuit.search import Found, GreedySearch, Observer
-from hydractl.circuit.telling import observed, tell_plan, tell_work, told_agreement
+from hydractl.circuit.telling import observed, tell_plan, tell_rounding, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
@@ -275,6 +275,7 @@ class Session:
                 document["agreement"] = agreement(document, *self.exact)
                 self.log.info(f"{objective} against {self.settings.check_against}: {told_agreement(document)}")
             documents[objective] = document
+        tell_rounding(self.log, documents)
         return documents
 
 

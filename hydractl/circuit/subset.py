@@ -47,10 +47,10 @@ class Subset(GreedySearch):
         winners = self._together(race.run())
         removed = self.found[group[0]].removed
         steps: dict[Candidate, Step] = {}
-        for head in dict.fromkeys(winners[objective][0] for objective in group):
+        for head in dict.fromkeys(winners[objective].candidate for objective in group):
             self.evaluator.begin([*removed, head])
             steps[head] = Step(head, self._measured())
-        return {objective: steps[winners[objective][0]] for objective in group}
+        return {objective: steps[winners[objective].candidate] for objective in group}
 
 
 def drawn(batches: Sequence[Sample], samples: int, seed: int) -> dict[int, list[int]]:

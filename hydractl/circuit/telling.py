@@ -44,6 +44,14 @@ def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: in
     )
 
 
+def tell_rounding(log: Log, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Which steps may be others on another machine."""
+    steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
+    told = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)
+    if told:
+        log.warn(f"steps decided by less than rounding, which may go otherwise on another machine: {told}")
+
+
 @contextlib.contextmanager
 def observed(
     log: Log, plan: Plan, objectives: Sequence[str], budget: int, names: Mapping[Candidate, Head], processes: int

@@ -6,23 +6,58 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydractl.settings.captions import pair_problems
-from hydractl.settings.common import FILES, RUNNING
+from hydractl.settings.common import FILES, RUNNING, Batched
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.recipes import Prescribed
-from hydractl.settings.several import Several
 
-LENGTH, OPTIMIZATION, TRAINED, AUGMENTATION = "Length", "Optimization", "What is trained", "Augmentation"
+SEVERAL, LENGTH, OPTIMIZATION = "Several trainings", "Length", "Optimization"
+TRAINED, AUGMENTATION = "What is trained", "Augmentation"
+
+CAPTIONS = "captions:"
+"""Start of the SPEC of pairs of images and captions."""
 
 FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
 """Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
 factor (and bias) by which the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
-"""Options that train something in the place of the weights: as each module of this name in ``baselines`` says."""
+"""Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
 _NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
+
+
+@dataclass(kw_only=True)
+class Several(Batched):
+    """Options of members of one model, or of one model after another, and of the devices they are trained on."""
+
+    many_models: ClassVar[bool] = True
+    models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
+
+    members: int = option(
+        1,
+        help="Train the model so many times, with --seed and the seeds after it: a.st becomes a.0.st, a.1.st and so on",
+        unit="trainings",
+        at_least=1,
+        at_most=1000,
+        group=SEVERAL,
+    )
+    devices: list[str] = option(
+        [],
+        help="Where members, or several MODELs, are trained at the same time, one on each device; 0 is cuda:0, and a "
+        "device may stand twice",
+        metavar="DEVICE[,DEVICE...]",
+        pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
+        split=True,
+        repeats=True,
+        default_text="--device, one after another",
+        group=SEVERAL,
+    )
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one training is asked for."""
+        return len(self.model) * self.members > 1
 
 
 @dataclass(kw_only=True)
@@ -228,9 +263,9 @@ class FinetuneSettings(Prescribed, Several):
 
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
-        given: Any = self.lr
-        if isinstance(given, (int, float)):  # one number, from Python
-            self.lr = [float(given)]
+        lr: Any = self.lr
+        if isinstance(lr, (int, float)):  # one number, from Python
+            self.lr = [float(lr)]
         prescribed = []
         if self.recipe is not None and "recipe" not in self.unread:
             prescribed = self.take_recipe(self.recipe, list(recipe_options()))
@@ -246,50 +281,73 @@ class FinetuneSettings(Prescribed, Several):
 
         Of snapshots none is chosen; several devices are no device.
         """
-        found = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
-        found |= {"device": "devices"} if self.given("devices") else {}
+        unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
+        unused |= {"device": "devices"} if self.given("devices") else {}
         if self.loss == "contrastive":
-            found |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
+            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
         if self.snapshots is not None:
-            found |= dict.fromkeys(("patience", "min_delta"), "snapshots")
-            return found if self.schedule == "cosine" else {**found, "schedule": "snapshots"}
-        return found if self.schedule == "cosine" else {**found, "lr_floor": "schedule"}
+            unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
+            return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
+        return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
     def conflicts(self) -> list[str]:
         """Data, a length, and a warm-up in whole steps."""
-        found = self.needs("data") + self.at_most_one("epochs", "steps")
-        found += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
-        found += self.several_conflicts(self.log)
-        found += pair_problems(self)
+        problems = self.needs("data") + self.at_most_one("epochs", "steps")
+        problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
+        problems += self._several_conflicts() + self._caption_conflicts()
         if self.given("patience") and not self.given("val"):
-            found.append(f"--patience{self.where('patience')} needs --val")
+            problems.append(f"--patience{self.where('patience')} needs --val")
         if "lr" not in self.unread and len(self.lr) > 1 and not self.given("val"):
-            found.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
+            problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
         if "lr" not in self.unread and len(self.lr) > 1 and self.snapshots is not None:
-            found.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
+            problems.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if self.log == "-":
-            found.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
+            problems.append(f"--log - makes no sense: standard output has the answer{self.where('log')}")
         if "betas" not in self.unread and len(self.betas) != 2:
-            found.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
+            problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         if self.warmup >= 1 and self.warmup != int(self.warmup):
-            found.append(f"--warmup must be whole steps or a fraction below 1, not {self.warmup}{self.where('warmup')}")
-        kinds = [one.partition(":")[0] for one in self.augment]
+            source = self.where("warmup")
+            problems.append(f"--warmup must be whole steps or a fraction below 1, not {self.warmup}{source}")
+        kinds = [item.partition(":")[0] for item in self.augment]
         twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if twice and "augment" not in self.unread:
-            found.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
-        return found
+            problems.append(f"--augment lists {', '.join(twice)} twice{self.where('augment')}")
+        return problems
+
+    def _several_conflicts(self) -> list[str]:
+        """Names: of several trainings each writes files of its own."""
+        problems, log = [], self.log
+        if self.several and log not in (None, "-", "beside"):
+            problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
+        if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):
+            hint = "names their folder, as in out/"
+            problems.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
+        return problems
+
+    def _caption_conflicts(self) -> list[str]:
+        """Captions where classes are needed, and the reverse."""
+        problems, data = [], self.data or ""
+        if data.startswith(CAPTIONS) and self.loss != "contrastive" and "loss" not in self.unread:
+            problems.append(f"--data {data}{self.where('data')}: captions need --loss contrastive")
+        if data and self.loss == "contrastive" and not data.startswith(CAPTIONS):
+            source = self.where("loss")
+            problems.append(f"--loss contrastive{source} needs pairs of images and captions: --data {CAPTIONS}FILE")
+        if (self.val or "").startswith(CAPTIONS):
+            source = self.where("val")
+            problems.append(f"--val {self.val}{source}: validation is by zero-shot accuracy, on labelled images")
+        return problems
 
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every value that a recipe may decide, and where it came from."""
         return {
-            one.name: {"value": getattr(self, one.name), "source": self.sources.get(one.name, "default")}
-            for one in recipe_options()
+            item.name: {"value": getattr(self, item.name), "source": self.sources.get(item.name, "default")}
+            for item in recipe_options()
         }
 
 
 def recipe_options() -> Iterator[Option]:
     """The options that a recipe may decide, in the order of the help."""
-    for one in options_of(FinetuneSettings):
-        own = one.name in FinetuneSettings.__annotations__
-        if one.name in _RECIPE_ALSO or (own and one.name not in _NOT_IN_RECIPES):
-            yield one
+    for item in options_of(FinetuneSettings):
+        own = item.name in FinetuneSettings.__annotations__
+        if item.name in _RECIPE_ALSO or (own and item.name not in _NOT_IN_RECIPES):
+            yield item

@@ -24,7 +24,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(recipe: str, known: Iterable[str]) -> tuple[dict[str, Raw], list[str]]:
-    """What a recipe says, as text, and what is wrong with its keys.
+    """Options of a recipe, as text, and what is wrong with its keys.
 
     Args:
         recipe: the name of one in the package, or a file ending in ``.yaml`` or ``.yml``.
@@ -43,7 +43,7 @@ def read_recipe(recipe: str, known: Iterable[str]) -> tuple[dict[str, Raw], list
         guess = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"there is no recipe {recipe!r}{guess}", hint=f"{', '.join(names)}, or a file ending in .yaml")
     root = compose(path, name, "check --recipe")
-    found: dict[str, Raw] = {}
+    values: dict[str, Raw] = {}
     problems: list[str] = []
     for key, node, line in () if root is None else pairs(root, name, "the file"):
         if key == ABOUT:
@@ -59,8 +59,8 @@ def read_recipe(recipe: str, known: Iterable[str]) -> tuple[dict[str, Raw], list
             problems.append(f"{name} line {line_of(node)}: {key} {error}")
             continue
         if value is not None:
-            found[key] = value
-    return found, problems
+            values[key] = value
+    return values, problems
 
 
 @dataclass(kw_only=True)
@@ -80,23 +80,23 @@ class Prescribed(Batched):
 
     def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
         """Fill in what a recipe says and nobody gave, of the options it may decide. Returns what is wrong with it."""
-        options = {one.key: one for one in may_decide}
-        found, problems = read_recipe(recipe, options)
-        for key, raw in found.items():
-            one = options[key]
-            rivals = [name for group in self.alternatives if one.name in group for name in group]
-            if self._rank(one.name) > 0 or one.name in self.unread or any(self._rank(name) > RECIPE for name in rivals):
+        options = {option.key: option for option in may_decide}
+        values, problems = read_recipe(recipe, options)
+        for key, raw in values.items():
+            option, source = options[key], f"recipe {recipe}"
+            name = option.name
+            rivals = [rival for group in self.alternatives if name in group for rival in group]
+            if self._rank(name) > 0 or name in self.unread or any(self._rank(rival) > RECIPE for rival in rivals):
                 continue
-            source = f"recipe {recipe}"
             try:
-                value = one.parse(raw)
+                value = option.parse(raw)
             except ValueError as error:
-                problems.append(f"{one.label} {error} ({source})")
+                problems.append(f"{option.label} {error} ({source})")
                 continue
-            setattr(self, one.name, value)
-            self.from_recipe[one.name], self.sources[one.name] = value, source
+            setattr(self, name, value)
+            self.from_recipe[name], self.sources[name] = value, source
             if self.ranks is not None:
-                self.ranks[one.name] = RECIPE
+                self.ranks[name] = RECIPE
         self._pass_over(recipe)
         return problems
 

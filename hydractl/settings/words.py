@@ -1,4 +1,4 @@
-"""Settings as the words of a command line that gives the same settings again, wherever they came from."""
+"""Settings as a command line that gives the same settings again, wherever they came from."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hydractl.settings.sources import RESERVED_VARIABLES
 _DEBUG = "HYDRACTL_DEBUG"
 
 
-def words_of(settings: Common, without: Collection[str] = ()) -> list[str]:
+def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
     """The flags of every option that somebody gave; a recipe, which is among them, decides the rest again.
 
-    To be read without variables and ``hydra.yaml`` (see :func:`bare_environment`): what those said is in the words.
+    To be read without variables and ``hydra.yaml`` (see :func:`bare_environment`): what those said is among the flags.
 
     Args:
         settings: checked.
         without: options to leave out, by name; MODEL always is.
     """
-    words = []
+    argv = []
     for one in options_of(type(settings)):
         if one.name == "model" or one.name in without or settings._rank(one.name) <= RECIPE:
             continue
-        words += _words(one, getattr(settings, one.name))
-    return words
+        argv += _flags(one, getattr(settings, one.name))
+    return argv
 
 
 def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -35,7 +35,7 @@ def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in environ.items() if not name.startswith("HYDRACTL_") or name in kept}
 
 
-def _words(one: Option, value: Any) -> list[str]:
+def _flags(one: Option, value: Any) -> list[str]:
     """One option; ``--name=value`` in one word, so that a value may start with a dash."""
     if one.type is bool:
         return [one.flag if value else f"--no-{one.flag[2:]}"]

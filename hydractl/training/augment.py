@@ -42,7 +42,7 @@ class Numbered(Dataset):
 
 
 class Augmentation:
-    """What ``--augment`` says, for one model.
+    """Augmentation of the images of one model.
 
     Args:
         items: ``crop[:SMALLEST SHARE]``, ``flip``, ``randaugment[:N:M]``; they act in this order.

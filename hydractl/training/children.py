@@ -14,7 +14,7 @@ from typing import IO
 
 from hydractl.log import Log
 from hydractl.settings.words import bare_environment
-from hydractl.training.interruptions import Interruptions
+from hydractl.training.checkpointing import Interruptions
 
 # The child imports from where this process does: not from the working directory, which python -m would look in first.
 _START = "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from hydractl.cli.app import main; sys.exit(main())"
@@ -28,16 +28,16 @@ class Command:
 
     Attributes:
         name: what its lines are marked with.
-        words: its command line, given the device it runs on.
+        argv: its command line, given the device it runs on.
     """
 
     name: str
-    words: Callable[[str], Sequence[str]]
+    argv: Callable[[str], Sequence[str]]
 
 
 @dataclass
 class Ended:
-    """How a command ended.
+    """End of a command.
 
     Attributes:
         code: its exit code, 128 + n after signal n.
@@ -62,7 +62,7 @@ class _Child:
         path = "\n".join(entry or os.getcwd() for entry in sys.path)
         # A session of its own: Ctrl-C reaches it only through this process, once.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, path, *command.words(device)],
+            [sys.executable, "-c", _START, path, *command.argv(device)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

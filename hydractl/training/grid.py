@@ -10,24 +10,25 @@ from torch import Tensor
 
 from hydractl.errors import NonFiniteError
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
-from hydractl.training.course import Around, History, TrainingData
+from hydractl.training.checkpointing import Saved
+from hydractl.training.context import History, TrainingContext
+from hydractl.training.data import TrainingData
 from hydractl.training.loop import Training
-from hydractl.training.state import Saved
+from hydractl.training.options import TrainOptions
 
 
 @dataclass
 class Trained:
-    """What came out.
+    """Outcome of a training.
 
     Attributes:
-        history: of the training that made them.
+        outcome: epochs, loss and kept epoch of the training whose weights are kept (:meth:`History.outcome`).
         lr: its learning rate.
-        grid: of each learning rate, what it reached; empty where there was only one.
-        run: the training, whose model has the weights that are kept.
+        grid: the result of each learning rate; empty where there was only one.
+        run: the last training, whose model has the weights that are kept.
     """
 
-    history: History
+    outcome: dict[str, Any]
     lr: float
     grid: list[dict[str, Any]]
     run: Training
@@ -35,16 +36,16 @@ class Trained:
 
 def train_each(
     make: Callable[[], tuple[HydraModel, TrainingData]],
-    settings: FinetuneSettings,
-    around: Around,
+    options: TrainOptions,
+    context: TrainingContext,
     saved: Saved | None,
 ) -> Trained:
     """Train with each learning rate, each from the same start and with the same draws.
 
     Args:
         make: the model to start from, made anew for each, and its data.
-        settings: of the verb.
-        around: log, keeper and the other processes.
+        options: of the training.
+        context: log, checkpointing and the other processes.
         saved: where an earlier run was left; what it finished is not trained again.
 
     Raises:
@@ -53,40 +54,40 @@ def train_each(
     """
     results: list[dict[str, Any]] = saved.progress["results"] if saved else []
     chosen: dict[str, Tensor] = saved.part("chosen.") if saved else {}
-    for index in range(saved.progress["candidate"] if saved else 0, len(settings.lr)):
-        around.extra = Saved({"candidate": index, "results": results}, _named(chosen))
-        lr = settings.lr[index]
-        if len(settings.lr) > 1:
-            around.log.info(f"learning rate {lr:g}, {index + 1} of {len(settings.lr)}")
-            around.run_log.event("candidate", lr=lr)
+    for index in range(saved.progress["candidate"] if saved else 0, len(options.lr)):
+        context.extra = Saved({"candidate": index, "results": results}, _named(chosen))
+        lr = options.lr[index]
+        if len(options.lr) > 1:
+            context.log.info(f"learning rate {lr:g}, {index + 1} of {len(options.lr)}")
+            context.run_log.event("candidate", lr=lr)
         model, data = make()
-        run = Training(model, data, settings, lr, around)
+        run = Training(model, data, options, lr, context)
         if saved is not None and "steps" in saved.progress:
             run.load_state_dict(saved)
         saved = None
-        if len(settings.lr) == 1:
-            return Trained(run.run(), lr, [], run)
+        if len(options.lr) == 1:
+            return Trained(run.run().outcome(), lr, [], run)
         try:
             results.append(_result(lr, run.run()))
             if best_of(results) == len(results) - 1:
                 chosen = {name: p.detach().cpu().clone() for name, p in run.parameters.items()}
         except NonFiniteError as error:
-            if index == len(settings.lr) - 1 and not chosen:
+            if index == len(options.lr) - 1 and not chosen:
                 raise
-            around.log.warn(f"learning rate {lr:g} is out: {error.message}")
+            context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
-        if index < len(settings.lr) - 1 and not around.team.rank:
-            progress = {"candidate": index + 1, "results": results, "log": around.run_log.position()}
-            around.keeper.save(Saved(progress, _named(chosen)))
+        if index < len(options.lr) - 1 and not context.team.rank:
+            progress = {"candidate": index + 1, "results": results, "log": context.run_log.position()}
+            context.checkpointing.save(Saved(progress, _named(chosen)))
     run.put(chosen)
     run.model.eval()
     best = results[best_of(results)]
-    around.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
-    return Trained(_history(best), best["lr"], results, run)
+    context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
+    return Trained(best, best["lr"], results, run)
 
 
 def best_of(results: list[dict[str, Any]]) -> int:
-    """Where the highest validation accuracy is, the first of equals; one that failed is never it."""
+    """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
     order = [(-1.0 if r["val_accuracy"] is None else r["val_accuracy"], -index) for index, r in enumerate(results)]
     return -max(order)[1]
 
@@ -94,21 +95,7 @@ def best_of(results: list[dict[str, Any]]) -> int:
 def _result(lr: float, history: History) -> dict[str, Any]:
     assert history.kept_epoch is not None  # several learning rates have no snapshots
     kept = history.epochs[history.kept_epoch - 1]
-    return {
-        "lr": lr,
-        "val_accuracy": kept["val_accuracy"],
-        "val_nll": kept["val_nll"],
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
-        "epochs": history.epochs,
-        "loss_curve": history.loss_curve(),
-    }
-
-
-def _history(result: dict[str, Any]) -> History:
-    made = History(result["epochs"], result["kept_epoch"], [], result["stopped_early"])
-    made.curve = result["loss_curve"]
-    return made
+    return {"lr": lr, "val_accuracy": kept["val_accuracy"], "val_nll": kept["val_nll"], **history.outcome()}
 
 
 def _named(chosen: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
-from hydractl.log import Log, Progress
+from hydractl.log import Progress
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
-from hydractl.training.course import Around, History, TrainingData
-from hydractl.training.losses import make_loss, steps_per_epoch
-from hydractl.training.optimizer_state import load_optimizer, optimizer_tensors
-from hydractl.training.random_state import random_state, set_random_state
-from hydractl.training.schedule import factor, warmup_steps
-from hydractl.training.snapshots import Cycles
-from hydractl.training.state import Saved
-from hydractl.training.trained import make_optimizer, trained_by
-from hydractl.training.validation import Broken, validate
+from hydractl.training.checkpointing import (
+    Saved,
+    load_optimizer,
+    optimizer_tensors,
+    random_state,
+    set_random_state,
+)
+from hydractl.training.context import History, TrainingContext
+from hydractl.training.data import TrainingData
+from hydractl.training.losses import make_loss
+from hydractl.training.options import TrainOptions
+from hydractl.training.prepare import make_optimizer, trainable
+from hydractl.training.schedule import Cycles
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
-
-
-def train(model: HydraModel, data: TrainingData, settings: FinetuneSettings, log: Log | Around) -> History:
-    """Train in place with the first learning rate; with validation data the weights of the best epoch are kept.
-
-    Raises:
-        NonFiniteError: at the first step whose loss is not finite.
-        Interrupted: by a signal, after saving.
-    """
-    around = log if isinstance(log, Around) else Around(log)
-    return Training(model, data, settings, settings.lr[0], around).run()
+_LOWER = "lower --lr, or raise --warmup"
 
 
 class Training:
@@ -45,80 +40,77 @@ class Training:
 
     Args:
         model: trained in place.
-        data: what it is trained on.
-        settings: of the verb.
+        data: the samples it is trained and validated on.
+        options: of the training.
         lr: the peak of the learning rate.
-        around: log, keeper and the other processes.
+        context: log, checkpointing and the other processes.
 
     Attributes:
-        parameters: what is trained, by name.
-        history: what happened so far.
+        parameters: those that are trained, by name.
+        history: the course so far.
         position: how many samples of the current epoch are done.
         order, epoch_start: the generator of the order of the samples, and its state before the current epoch.
         best: the best validation accuracy and its weights.
         waited: epochs since then.
-        total, warmup: in steps.
-        cycles: of the learning rate; one but for ``--snapshots``.
+        total: steps in all.
+        cycles: of the learning rate; one but for snapshots.
         snapshots: the weights at the end of each cycle so far, on the CPU.
         device: where it computes.
-        loss: what is minimised.
+        loss: that is minimised.
     """
 
     def __init__(
-        self, model: HydraModel, data: TrainingData, settings: FinetuneSettings, lr: float, around: Around
+        self, model: HydraModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
         # Dropout differs between processes, as it would between the parts of one batch.
-        torch.manual_seed(settings.seed + around.team.rank)
-        self.model, self.data, self.settings, self.lr, self.around = model, data, settings, lr, around
-        self.parameters = trained_by(model, settings)
-        self.optimizer = make_optimizer(list(self.parameters.values()), settings)
-        self.loss = make_loss(model, settings, around.team)
-        self.per_step = settings.batch_size * settings.accumulate
-        self.per_epoch = steps_per_epoch(data.size, settings)
-        self.total = settings.steps if settings.steps is not None else (settings.epochs or 0) * self.per_epoch
-        self.cycles = Cycles(self.total, settings.snapshots or 1)
-        self.warmup = min(warmup_steps(settings.warmup, self.total), self.cycles.length)
+        torch.manual_seed(options.seed + context.team.rank)
+        self.model, self.data, self.options, self.lr, self.context = model, data, options, lr, context
+        self.parameters = trainable(model, options.weights)
+        self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
+        self.loss = make_loss(model, options.loss, context.team)
+        self.per_epoch = options.steps_per_epoch(data.size)
+        self.total = options.total_steps(data.size)
+        self.cycles = Cycles(self.total, options.schedule.cycles)
         self.snapshots: list[dict[str, Tensor]] = []
         self.history = History()
         self.position = 0
-        self.order = torch.Generator().manual_seed(settings.seed)
+        self.order = torch.Generator().manual_seed(options.seed)
         self.epoch_start = self.order.get_state()
         self.best: tuple[float, dict[str, Tensor]] | None = None
         self.waited = 0
-        self._signals = around.signals
         self.device = next(iter(self.parameters.values())).device
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
         """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it."""
-        history = self.history
-        with self._signals, self.around.log.progress("finetune", self.total, "steps") as progress:
+        history, per_step = self.history, self.options.per_step
+        with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(history.steps)
             # A run may have been saved between the last step of an epoch and its validation.
             while (history.steps < self.total or self.position) and not history.stopped_early:
                 self.epoch_start = self.order.get_state()
                 done = history.epochs[-1]["steps"] if history.epochs else 0
                 indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                self._steps(indices[: min(self.total - done, self.per_epoch) * self.per_step], progress)
+                self._steps(indices[: min(self.total - done, self.per_epoch) * per_step], progress)
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
         else:  # of the weights at the ends of cycles none is kept for its epoch
-            history.kept_epoch = len(history.epochs) if self.settings.snapshots is None else None
+            history.kept_epoch = len(history.epochs) if self.cycles.count == 1 else None
         self.model.eval()
         return history
 
     def _steps(self, indices: Sequence[int], progress: Progress) -> None:
         """The rest of one epoch."""
-        size, team = self.settings.batch_size, self.around.team
+        size, accumulate, team = self.options.data.batch_size, self.options.data.accumulate, self.context.team
         rest = indices[self.position :]
         batches = [rest[i : i + size] for i in range(0, len(rest), size)]
         mine = [index for batch in batches for index in batch[team.rank :: team.size]]
         self.model.train()
         stream = self.data.batches(mine, len(self.history.epochs))
-        for start in range(0, len(batches), self.settings.accumulate):
-            parts = batches[start : start + self.settings.accumulate]
+        for start in range(0, len(batches), accumulate):
+            parts = batches[start : start + accumulate]
             count = sum(map(len, parts))
             with_samples = [part for part in parts if len(part) > team.rank]
             with self._saving():
@@ -126,7 +118,7 @@ class Training:
             loss = self._step(read, count)
             self.history.losses.append(loss)
             self.position += count
-            self.around.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
+            self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
             progress.advance(1, f"loss {loss:.4f}")
             self._end_cycle()
             self._save_or_stop()
@@ -138,133 +130,128 @@ class Training:
             yield
         except HydraError:
             time.sleep(_SIGNALS_APART_S)
-            if self._requested and self.around.team.size == 1:
+            if self._interrupted_alone():
                 self._interrupt()
             raise
 
     def _rate(self, offset: int = 0) -> float:
         """The learning rate of the step that comes, or of one before it."""
-        settings, step = self.settings, self.history.steps + offset
-        start, length = self.cycles.of(step)
-        warmup = 0 if start else self.warmup
-        return self.lr * factor(step - start, length, warmup, settings.schedule, settings.lr_floor)
+        return self.lr * self.cycles.share_of_peak(self.history.steps + offset, self.options.schedule)
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
         """One update from the batches of this process, of ``count`` samples in all. Returns the mean loss before it."""
-        settings, team = self.settings, self.around.team
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad(set_to_none=True)
         value = self.loss.backward(batches, count)
-        if team.size > 1:
-            value = self._shared(value)
-        self._check(value)
-        if settings.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), settings.clip)
+        if self.context.team.size > 1:
+            value = self._all_reduce(value)
+        self._check_loss(value)
+        if self.options.optimizer.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
         self.optimizer.step()
         self.loss.after_step()
         return value
 
-    def _check(self, value: float) -> None:
+    def _check_loss(self, value: float) -> None:
         if math.isfinite(value):
             return
-        file, hint = self.around.keeper.file, "lower --lr, or raise --warmup; nothing was written"
+        file, rest = self.context.checkpointing.file, "nothing was written"
         if file is not None and file.exists():
-            hint = f"lower --lr, or raise --warmup; {file.path} has the last good state"
-        raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=hint)
+            rest = f"{file.path} has the last good state"
+        raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=f"{_LOWER}; {rest}")
+
+    def _check_weights(self) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
+            raise NonFiniteError(f"the weights are not finite after step {self.history.steps}", hint=_LOWER)
 
     def _end_cycle(self) -> None:
-        """Where a cycle of ``--snapshots`` ends, keep its weights."""
+        """Take the snapshot where one of several cycles ends."""
         steps, number = self.history.steps, len(self.snapshots) + 1
-        if self.settings.snapshots is None or steps != self.cycles.ends[number - 1]:
+        if self.cycles.count == 1 or steps != self.cycles.ends[number - 1]:
             return
         self._check_weights()  # all that is written must be good before anything is
         self.snapshots.append({name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()})
-        self.around.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
-        self.around.run_log.event("cycle", cycle=number, step=steps)
+        self.context.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
+        self.context.run_log.event("cycle", cycle=number, step=steps)
 
     def _end_epoch(self, done: int) -> None:
         """Validate, and keep the weights if they are the best so far (the first of equals)."""
-        history, settings, data = self.history, self.settings, self.data
+        history = self.history
         losses = history.losses[done:]
         epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
-        if data.validation is not None:
-            # Processes can only stop together, which they agree on at the next step.
-            alone = self.around.team.size == 1
-            try:
-                with self._saving():
-                    found = validate(self.model, data.validation, self.around.team, lambda: alone and self._requested)
-                epoch.update(found)
-            except Broken:
-                self._interrupt()
+        if self.data.validation is not None:
+            epoch |= self._validated(self.data.validation)
         history.epochs.append(epoch)
         self.position = 0
-        said = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in epoch.items())
-        self.around.log.info(f"epoch {said}")
-        self.around.run_log.event("epoch", **epoch)
-        if data.validation is None or settings.snapshots is not None:
-            return
-        if self.best is None or epoch["val_accuracy"] > self.best[0] + settings.min_delta:
-            self.best = (float(epoch["val_accuracy"]), {k: p.detach().clone() for k, p in self.parameters.items()})
+        text = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items())
+        self.context.log.info(text)
+        self.context.run_log.event("epoch", **epoch)
+        if self.data.validation is not None and self.cycles.count == 1:
+            self._keep_best(epoch["val_accuracy"])
+
+    def _validated(self, batches: Callable[[], Iterator[tuple[Any, Tensor]]]) -> dict[str, float]:
+        """Validation of the weights as they are; saves and goes where it is interrupted."""
+        try:
+            with self._saving():
+                return validate(self.model, batches, self.context.team, self._interrupted_alone)
+        except ValidationStopped:
+            self._interrupt()
+
+    def _keep_best(self, accuracy: float) -> None:
+        history, patience = self.history, self.options.patience
+        if self.best is None or accuracy > self.best[0] + self.options.min_delta:
+            self.best = (float(accuracy), {k: p.detach().clone() for k, p in self.parameters.items()})
             history.kept_epoch, self.waited = len(history.epochs), 0
         else:
             self.waited += 1
-            if settings.patience is not None and self.waited >= settings.patience:
+            if patience is not None and self.waited >= patience:
                 history.stopped_early = history.steps < self.total
 
     def put(self, weights: Mapping[str, Tensor]) -> None:
-        """Set what is trained, in place."""
+        """Set the parameters that are trained, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(weights[name])
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _shared(self, value: float) -> float:
+    def _all_reduce(self, value: float) -> float:
         """Add up the gradients of all processes, their losses, and whether one of them wants to stop or to save."""
         for parameter in self.parameters.values():
             if parameter.grad is None:  # of a process without samples in the last batch of an epoch
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self.parameters.values()]
-        due = self.around.team.rank == 0 and self.around.keeper.due(self.history.steps + 1)
-        said = gradients[0].new_tensor([value, float(self._signals.requested), float(due)])  # type: ignore[union-attr]
-        flat = torch.cat([said, *[g.reshape(-1) for g in gradients]])  # type: ignore[union-attr]
-        self.around.team.add(flat)
-        position = 3
-        for gradient in gradients:
-            assert gradient is not None
-            gradient.copy_(flat[position : position + gradient.numel()].view_as(gradient))
-            position += gradient.numel()
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        due = self.context.team.rank == 0 and self.context.checkpointing.due(self.history.steps + 1)
+        flags = gradients[0].new_tensor([value, float(self.context.signals.requested), float(due)])
+        flat = torch.cat([flags, *[g.reshape(-1) for g in gradients]])
+        self.context.team.add(flat)
+        for gradient, part in zip(gradients, flat[3:].split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
         self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
         return float(flat[0])
 
-    def _check_weights(self) -> None:
-        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
-            raise NonFiniteError(
-                f"the weights are not finite after step {self.history.steps}", hint="lower --lr, or raise --warmup"
-            )
+    def _interrupted_alone(self) -> bool:
+        """Whether to stop at once. Processes can only stop together, which they agree on at the next step."""
+        return self.context.signals.requested and self.context.team.size == 1
 
-    # --- saving -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _requested(self) -> bool:
-        return self._signals.requested
+    # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        several = self.around.team.size > 1
-        if self._all_stop if several else self._requested:
+        several = self.context.team.size > 1
+        if self._all_stop if several else self.context.signals.requested:
             self._interrupt()
-        if self._all_save if several else self.around.keeper.due(self.history.steps):
+        if self._all_save if several else self.context.checkpointing.due(self.history.steps):
             self.save()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> NoReturn:
         """Save and go.
 
         Raises:
             Interrupted: always.
         """
         self.save()
-        file = self.around.keeper.file
+        file = self.context.checkpointing.file
         if file is None:
             raise KeyboardInterrupt
         where = f"{file.path} has step {self.history.steps} of {self.total}"
@@ -279,10 +266,7 @@ class Training:
         self._check_weights()
         saved = self.state_dict()
         if saved is not None:
-            extra = self.around.extra
-            self.around.keeper.save(Saved({**saved.progress, **extra.progress}, {**saved.tensors, **extra.tensors}))
-
-    # --- saving and going on ------------------------------------------------------------------------------------------
+            self.context.checkpointing.save(saved.with_extra(self.context.extra))
 
     def state_dict(self) -> Saved | None:
         """Everything that decides how the training goes on; None in processes other than the first.
@@ -290,8 +274,8 @@ class Training:
         All processes call it at the same step. Put back by :meth:`load_state_dict`, it gives the same bits as a
         training without a break.
         """
-        history, team = self.history, self.around.team
-        random = [bytes.fromhex(one) for one in team.gather(random_state(self.device).numpy().tobytes().hex())]
+        history, team = self.history, self.context.team
+        random = [bytes.fromhex(text) for text in team.gather(random_state(self.device).numpy().tobytes().hex())]
         if team.rank:
             return None
         progress = {
@@ -304,21 +288,21 @@ class Training:
             "waited": self.waited,
             "best": None if self.best is None else self.best[0],
             "snapshots": len(self.snapshots),
-            "log": self.around.run_log.position(),
+            "log": self.context.run_log.position(),
         }
         tensors = {
             **{f"model.{name}": p.detach() for name, p in self.parameters.items()},
             **{f"best.{name}": t for name, t in (self.best[1] if self.best else {}).items()},
             **{f"optimizer.{name}": t for name, t in optimizer_tensors(self.optimizer).items()},
             **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
-            **{f"snapshot.{index}.{n}": t for index, one in enumerate(self.snapshots) for n, t in one.items()},
+            **{f"snapshot.{i}.{n}": t for i, weights in enumerate(self.snapshots) for n, t in weights.items()},
             "order": self.epoch_start,
             "losses": torch.tensor(history.losses, dtype=torch.float64),
         }
         return Saved(progress, tensors)
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Set a training, newly made from the same settings, to where another was saved."""
+        """Set a training, newly made from the same options, to where another was saved."""
         progress, history = saved.progress, self.history
         self.put(saved.part("model."))
         load_optimizer(self.optimizer, saved.part("optimizer."))
@@ -331,4 +315,45 @@ class Training:
         self.position, self.waited = progress["position"], progress["waited"]
         random = saved.part("random.")
         # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
-        set_random_state(random.get(str(self.around.team.rank), random["0"]), self.device)
+        set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
+
+
+class ValidationStopped(Exception):
+    """The validation was left in its midst, because the run was interrupted."""
+
+
+@torch.inference_mode()
+def validate(
+    model: HydraModel,
+    batches: Callable[[], Iterator[tuple[Any, Tensor]]],
+    team: Processes,
+    stop: Callable[[], bool],
+) -> dict[str, float]:
+    """Accuracy and mean negative log-likelihood on the validation set.
+
+    Args:
+        model: set to eval mode.
+        batches: the samples of this process.
+        team: all processes, each with samples of its own.
+        stop: asked before each batch; True ends the validation.
+
+    Raises:
+        ValidationStopped: ``stop`` said so.
+        NonFiniteError: the loss is not finite.
+    """
+    model.eval()
+    correct, loss, count = 0, 0.0, 0
+    for inputs, labels in batches():
+        if stop():
+            raise ValidationStopped
+        log_p = model(inputs)
+        correct += int((log_p.argmax(-1) == labels).sum())
+        loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
+        count += len(labels)
+    if team.size > 1:
+        # As text: a sum that is not finite is passed on as well.
+        parts = [(c, float.fromhex(text), n) for c, text, n in team.gather([correct, loss.hex(), count])]
+        correct, loss, count = (sum(values) for values in zip(*parts, strict=True))
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
+    return {"val_accuracy": correct / count, "val_nll": loss / count}

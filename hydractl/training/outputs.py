@@ -1,39 +1,113 @@
-"""What a training leaves: ordinary checkpoints or published folders, with how they came to be."""
+"""Files of one training: how they are called, how its outputs are written, and whether they were written before.
+
+The outputs are ordinary checkpoints or published folders that say how they came to be; beside them lie the unfinished
+run and the log.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hydractl.files.atomic import Output, write_with
+from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.files.atomic import Output, file_path, named_apart
 from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
 from hydractl.files.fingerprints import entry, merged
-from hydractl.files.header import torch_dtype
+from hydractl.files.header import read_header, torch_dtype
 from hydractl.files.provenance import provenance
+from hydractl.log import Log
 from hydractl.model.checks import check_finite
-from hydractl.model.runtime import HydraModel
 from hydractl.model.slicing import zeroed
-from hydractl.settings import FinetuneSettings
+from hydractl.training.checkpointing import START_OVER, Saved, differences
 from hydractl.training.grid import Trained
-from hydractl.training.opening import Opened
+from hydractl.training.loop import Training
+from hydractl.training.run_log import FileLog, RunLog, Sink, TensorBoard, first_new_step
+from hydractl.training.start import Opened
+
+_ENDINGS = (".safetensors", ".st")
+# What the provenance of an output says beside what decided it.
+_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end")
 
 
-def write_all(
-    outputs: Sequence[Output],
-    opened: Opened,
-    settings: FinetuneSettings,
-    details: Mapping[str, Any],
-    trained: Trained,
-) -> list[str]:
-    """Write the weights that are kept, or those at the end of each cycle.
+@dataclass(frozen=True)
+class RunFiles:
+    """Paths that a training writes to.
+
+    Attributes:
+        paths: the checkpoints, or the published folders: one, or one for each cycle.
+        folder: whether they are folders.
+        state: the unfinished run.
+        log: the log, or None.
+        tensorboard: the folder for TensorBoard, or None.
+    """
+
+    paths: tuple[Path, ...]
+    folder: bool
+    state: Path
+    log: Path | None
+    tensorboard: Path | None = None
+
+    @classmethod
+    def of(cls, output: str, log: str | None, snapshots: int | None = None, tensorboard: str | None = None) -> RunFiles:
+        """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
+        folder = output.endswith("/") and bool(Path(output).name)
+        path = Path(output) if folder else file_path(output)
+        beside = path.with_name(f"{stem(output)}.log.jsonl")
+        logged = None if log is None else beside if log == "beside" else file_path(log)
+        state = path.with_name(f"{path.name}.state")
+        paths = (
+            (path,) if snapshots is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(snapshots))
+        )
+        taken = set(map(os.path.realpath, (*paths, state)))
+        if logged is not None and os.path.realpath(logged) in taken:
+            raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
+        if tensorboard is not None and os.path.realpath(tensorboard) in taken:
+            raise UsageError(f"--tensorboard {tensorboard} is the name of another file of this training")
+        return cls(paths, folder, state, logged, None if tensorboard is None else Path(tensorboard))
+
+    def weights(self) -> list[Path]:
+        """The files of the outputs that describe themselves; an output that is not there has none."""
+        if not self.folder:
+            return [path for path in self.paths if path.is_file()]
+        files = (next(iter(sorted(path.glob("*.safetensors"))), None) for path in self.paths if path.is_dir())
+        return [path for path in files if path is not None]
+
+    def open_log(self, saved: Saved | None, about: Mapping[str, Any], log: Log) -> RunLog:
+        """The log, going on where the saved run was."""
+        sinks: list[Sink] = []
+        if self.log is not None:
+            sinks.append(FileLog(self.log, None if saved is None else saved.progress["log"], about, log))
+        if self.tensorboard is not None:
+            sinks.append(TensorBoard(self.tensorboard, first_new_step(saved, about), log))
+        return RunLog(sinks)
+
+
+def stem(output: str) -> str:
+    """Name of an output without its folder and its ending: ``b/a.st`` is ``a``, the folder ``b/a.st/`` is ``a.st``."""
+    name = Path(output).name
+    return name if output.endswith("/") else next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e)), name)
+
+
+def numbered(output: str, number: int) -> str:
+    """``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
+    folder = output.endswith("/")
+    return f"{named_apart(Path(output), number, folder=folder)}{'/' if folder else ''}"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
+    """Write the weights that are kept, or the snapshot at the end of each cycle.
 
     Args:
         outputs: claimed: one, or one for each cycle.
-        opened: what the training started from.
-        settings: of the verb.
-        details: what decided the result.
-        trained: what came out.
+        opened: data and model as the training started.
+        decisive: the settings and data that decided the result.
+        trained: the outcome.
 
     Returns:
         The SHA-256 of each.
@@ -42,44 +116,42 @@ def write_all(
         NonFiniteError: of weights that are not finite; nothing more is written.
         OutputError, StorageError: it cannot be written.
     """
-    history, run = trained.history, trained.run
-    details = {**details, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
-    if settings.snapshots is None:
+    outcome, run = trained.outcome, trained.run
+    details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    if not run.snapshots:
         results = {
-            "history": history.epochs,
-            "kept_epoch": history.kept_epoch,
-            "stopped_early": history.stopped_early,
+            "history": outcome["epochs"],
+            "kept_epoch": outcome["kept_epoch"],
+            "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
         }
-        return [_write(outputs[0], opened, settings, run.model, {**details, **results})]
+        return [_write(outputs[0], opened, run, {**details, **results})]
     digests = []
     for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
         results = {
-            "history": [epoch for epoch in history.epochs if epoch["steps"] <= end],
+            "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
             "stopped_early": False,
             "cycle": number,
             "cycle_end": end,
         }
-        digests.append(_write(output, opened, settings, run.model, {**details, **results}))
+        digests.append(_write(output, opened, run, {**details, **results}))
     return digests
 
 
-def _write(
-    output: Output, opened: Opened, settings: FinetuneSettings, model: HydraModel, made: Mapping[str, Any]
-) -> str:
-    """One output, committed. Returns its SHA-256."""
+def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
+    """Write one output and commit it. Returns its SHA-256."""
     source, family = opened.source, opened.source.family
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
         extra={},
-        provenance=provenance("finetune", settings, [source.sha256], made),
+        provenance=provenance("finetune", run.options, [source.sha256], details),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
-    stock = model.stock_tensors()
+    stock = run.model.stock_tensors()
     tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
     check_finite(f"{source.name} after training", tensors)
     if output.is_folder:
@@ -88,14 +160,51 @@ def _write(
         weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
-        output.commit()
-        return digest
-    digests: list[str] = []
-    write_with(output, lambda h: digests.append(write_tensors(h, tensors, description.to_json())))
-    return digests[0]
+    else:
+        with output.opened() as handle:
+            digest = write_tensors(handle, tensors, description.to_json())
+    output.commit()
+    return digest
 
 
 def _seen(opened: Opened) -> list[dict[str, Any]]:
     """The samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
     sets = (("train", opened.train_set), ("val", opened.val_set))
     return [entry("finetune", role, dataset) for role, dataset in sets if dataset is not None]
+
+
+# --- written before? --------------------------------------------------------------------------------------------------
+
+
+def finished(files: RunFiles, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
+    """The provenance of the (last) output that this very training has written; None where one of them is missing.
+
+    Args:
+        files: of this training.
+        fingerprint: what decides its result.
+        force: an output of another training is in the way and may be replaced: None.
+
+    Raises:
+        InputError: an output is of another training; all differences are listed.
+    """
+    outputs = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    return outputs[-1] if len(outputs) == len(files.paths) and None not in outputs else None
+
+
+def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
+    try:
+        made_by = (read_header(path).description or {}).get("provenance", {})
+    except HydraError:
+        return None  # a stranger's file, which --force may replace
+    if made_by.get("verb") != "finetune":
+        return None
+    there = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
+    there |= {key: value for key, value in made_by["settings"].items() if key not in _RESULTS}
+    if "grid" in made_by["settings"]:
+        there["lr"] = [entry["lr"] for entry in made_by["settings"]["grid"]]
+    now = {key: value for key, value in fingerprint.items() if value is not None}
+    problems = differences(there, now, "in the file")
+    if problems and not force:
+        hint = f"give the settings it was made with, or {START_OVER}"
+        raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
+    return None if problems else dict(made_by)

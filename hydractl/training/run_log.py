@@ -1,4 +1,4 @@
-"""The log of a training: lines of JSON with clocks and speeds, which belong into no artefact.
+"""Log of a training: lines of JSON and events for TensorBoard, with clocks and speeds, which belong into no artefact.
 
 The first line is ``{"schema": "hydractl.training-log/1", ...}``; then lines with ``"event"``: ``step``, ``epoch``,
 ``candidate`` (of a grid of learning rates), ``cycle`` (the end of one, of ``--snapshots``), ``resumed``, ``end``.
@@ -6,16 +6,22 @@ The first line is ``{"schema": "hydractl.training-log/1", ...}``; then lines wit
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from hydractl.errors import OutputError
+from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import storage_error
 from hydractl.log import Log
+from hydractl.training.checkpointing import Saved
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 SCHEMA = "hydractl.training-log/1"
 _BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
@@ -23,33 +29,35 @@ _LINES = 1000
 """About how many steps of a training have a line of their own."""
 _SECONDS = 60.0
 """After so long there is one anyway."""
+_TAGS = {"loss": "train/loss", "lr": "train/lr", "samples_per_s": "train/samples_per_s"}
+
+
+class Sink(Protocol):
+    """A place that the events of a training are written to."""
+
+    def event(self, event: str, **values: Any) -> None:
+        """Write an event."""
+
+    def position(self) -> int:
+        """Bytes written so far, all of them on the disk."""
+
+    def close(self) -> None:
+        """Nothing more will be written."""
 
 
 class RunLog:
-    """Keeps nothing; :class:`FileLog` does."""
+    """The log of a training in several places, or in none.
 
-    def position(self) -> int:
-        """Bytes written so far; asked for when the run is saved, so that what was logged by then is on the disk."""
-        return 0
+    Of all steps about a thousand become an event, one a minute at least, with the mean loss since the last.
+    """
 
-    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        """A step was made on so many samples."""
-
-    def event(self, event: str, **values: Any) -> None:
-        """Something happened."""
-
-    def close(self) -> None:
-        """Nothing more will be said."""
-
-
-class Thinned(RunLog):
-    """Makes about a thousand events ``step`` of all steps, one a minute at least, with the mean loss since the last."""
-
-    def __init__(self) -> None:
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = sinks
         self._losses: list[float] = []
         self._samples, self._since = 0, time.monotonic()
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
+        """A step was made on so many samples."""
         self._losses.append(loss)
         self._samples += samples
         now = time.monotonic()
@@ -60,32 +68,24 @@ class Thinned(RunLog):
         self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
         self._losses, self._samples, self._since = [], 0, now
 
-
-class Together(RunLog):
-    """Several logs of one training; the position is that of the first."""
-
-    def __init__(self, logs: Sequence[RunLog]) -> None:
-        self._logs = logs
+    def event(self, event: str, **values: Any) -> None:
+        """Write an event to every place."""
+        for sink in self._sinks:
+            sink.event(event, **values)
 
     def position(self) -> int:
-        positions = [log.position() for log in self._logs]  # each is asked
-        return positions[0]
-
-    def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        for log in self._logs:
-            log.step(step, total, loss, lr, samples)
-
-    def event(self, event: str, **values: Any) -> None:
-        for log in self._logs:
-            log.event(event, **values)
+        """That of the first place; asked for when the run is saved, so that what was logged by then is on the disk."""
+        positions = [sink.position() for sink in self._sinks]  # each is asked
+        return positions[0] if positions else 0
 
     def close(self) -> None:
-        for log in self._logs:
-            log.close()
+        """Close every place."""
+        for sink in self._sinks:
+            sink.close()
 
 
-class FileLog(Thinned):
-    """A log in a file. What cannot be written later on is warned of once; the training goes on.
+class FileLog:
+    """Lines of JSON in a file. What cannot be written later on is warned of once; the training goes on.
 
     Args:
         path: the file; one that is no log of this kind is never touched.
@@ -98,7 +98,6 @@ class FileLog(Thinned):
     """
 
     def __init__(self, path: Path, position: int | None, about: Mapping[str, Any], log: Log) -> None:
-        super().__init__()
         self.path, self._log, self._failed = path, log, False
         try:
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
@@ -107,21 +106,24 @@ class FileLog(Thinned):
             if start and start != _BIRTH:
                 raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
             # What a killed run logged behind the point where it is taken up happens again.
-            self._file.truncate(min(position or 0, self._size()))
+            self._file.truncate(min(position or 0, self.position()))
         except OSError as error:
             raise storage_error(error, path) from error
-        if self._size():
+        if self.position():
             self.event("resumed")
         else:
             self._write({"schema": SCHEMA, "time": _now(), **about})
 
     def position(self) -> int:
-        return self._size()
+        """Its size in bytes."""
+        return self._file.seek(0, 2)
 
     def event(self, event: str, **values: Any) -> None:
+        """One line."""
         self._write({"event": event, "time": _now(), **values})
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -133,8 +135,112 @@ class FileLog(Thinned):
             self._failed = True
             self._log.warn(f"the log {self.path} ends here: {error.strerror}")
 
-    def _size(self) -> int:
-        return self._file.seek(0, 2)
+
+def check_tensorboard() -> None:
+    """Refuse before any training what could not be written during it.
+
+    Raises:
+        UsageError: where TensorBoard is not installed.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        hint = "pip install 'hydractl[tensorboard]'"
+        raise UsageError("--tensorboard needs the package tensorboard, which is not installed", hint=hint)
+
+
+class TensorBoard:
+    """Events for TensorBoard, by ``torch.utils.tensorboard``.
+
+    Of steps ``train/loss``, ``train/lr``, ``train/samples_per_s``; of epochs ``train/epoch_loss`` and ``val/...``.
+
+    Of several learning rates each has a folder of its own. What cannot be written later on is warned of once; the
+    training goes on.
+
+    Args:
+        folder: where the files of events go; it is made where it is missing.
+        first_step: what earlier runs in this folder wrote from this step on is not shown any more.
+        log: hears of what cannot be written.
+
+    Raises:
+        OutputError, StorageError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, first_step: int, log: Log) -> None:
+        self._folder, self._first_step, self._log = folder, first_step, log
+        self._part = ""
+        self._writer: SummaryWriter | None = None
+        self._failed = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "the folder is not writable")
+        except OSError as error:
+            raise storage_error(error, folder) from error
+
+    def event(self, event: str, **values: Any) -> None:
+        """Points of a step or an epoch; a candidate begins another folder."""
+        if event == "candidate":
+            self.close()
+            if self._part:  # only the first one of a resumed run goes on
+                self._first_step = 0
+            self._part = f"lr-{values['lr']:g}"
+        elif event == "step":
+            self._write(values["step"], {tag: values[name] for name, tag in _TAGS.items()})
+        elif event == "epoch":
+            numbers = {k: v for k, v in values.items() if k not in ("epoch", "steps") and isinstance(v, (int, float))}
+            self._write(values["steps"], {_epoch_tag(name): value for name, value in numbers.items()})
+
+    def position(self) -> int:
+        """0, after flushing."""
+        if self._writer is not None and not self._failed:
+            self._try(self._writer.flush)
+        return 0
+
+    def close(self) -> None:
+        """Finish the file of events."""
+        if self._writer is not None:
+            self._try(self._writer.close)
+            self._writer = None
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if not self._failed:
+            self._try(lambda: self._add(step, numbers))
+
+    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder / self._part), purge_step=self._first_step)
+        for tag, value in numbers.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def _try(self, action: Any) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever its thread for writing has met is raised here
+            if not self._failed:
+                self._log.warn(f"what is written for TensorBoard in {self._folder} ends here: {error}")
+            self._failed = True
+
+
+def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
+    """The first step that a run makes anew: 0, or the one after the step it was saved at.
+
+    Saved between the last step of an epoch and its validation, the point of that validation comes again.
+
+    Args:
+        saved: the unfinished run.
+        about: ``samples`` and ``steps`` of the training.
+    """
+    if saved is None or "steps" not in saved.progress:
+        return 0
+    steps, position = saved.progress["steps"], saved.progress["position"]
+    at_end = position and (position >= about["samples"] or steps >= about["steps"])
+    return int(steps) if at_end else int(steps) + 1
+
+
+def _epoch_tag(name: str) -> str:
+    part, _, rest = name.partition("_")
+    return f"val/{rest}" if part == "val" and rest else f"train/epoch_{name}"
 
 
 def _now() -> str:

@@ -1,20 +1,116 @@
-"""What a training starts from: the weights given, or drawn anew, a classifier of zeros, dropout."""
+"""Start of a training: data, and a model with the given weights or drawn ones, checked against each other.
+
+Before any long work: weights drawn anew, a classifier of zeros, dropout, the classes that the data name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hydractl.errors import UsageError
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
+from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import DictTensors, MappedTensors, replaced
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
+from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.slicing import sliced
 from hydractl.model.source import Source
+from hydractl.training.data import open_pairs
+from hydractl.training.options import DataOptions, TrainOptions
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Data and model as a training starts.
+
+    Attributes:
+        source: the model with the weights, the classes and the names it starts from.
+        train_set: the samples it is trained on.
+        val_set: the samples it is validated on, or None.
+    """
+
+    source: Source
+    train_set: Dataset
+    val_set: Dataset | None
+
+
+def open_all(source: Source, options: TrainOptions) -> Opened:
+    """Open the data and set the model up.
+
+    Raises:
+        InputError: for data that do not fit the model or each other.
+        UsageError: for a start that the model does not have.
+    """
+    data, weights = options.data, options.weights
+    if weights.init == "random":
+        source = drawn(source, options.seed)
+    if options.loss.name == "contrastive":
+        return _with_pairs(source, options)
+    source = named_by_data(source, data.train, data.limit)
+    names = None if weights.reset_head else source.description.labels
+    train_set = _open(data.train, "--data", source, data, names)
+    if weights.reset_head:
+        source = with_new_head(source, train_set.label_names, _classes(train_set))
+    if weights.init == "head":
+        source = with_drawn_head(source, options.seed)
+    check_labels(train_set, source)
+    # A model from scratch takes its class names from the data it learns.
+    labels = source.description.labels if source.description.labels is not None else train_set.label_names
+    if labels is not None and len(labels) != source.classes:
+        raise InputError(
+            f"{data.train} has {len(labels)} classes, {source.name} has {source.classes}",
+            hint="add --reset-head for a new classifier",
+        )
+    source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
+    return Opened(source, train_set, _validation(source, data, train_set, labels))
+
+
+def _validation(
+    source: Source, options: DataOptions, train_set: Dataset, labels: Sequence[str] | None
+) -> Dataset | None:
+    if options.val is None:
+        return None
+    val_set = _open(options.val, "--val", source, options, labels)
+    check_labels(val_set, source)
+    if val_set.sample_fingerprints() == train_set.sample_fingerprints():
+        raise InputError("--data and --val are the same samples", hint="give a validation set of its own")
+    return val_set
+
+
+def _with_pairs(source: Source, options: TrainOptions) -> Opened:
+    """Pairs have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
+    data = options.data
+    train_set = open_pairs(source, data, options.per_step)
+    if options.weights.init == "head":
+        source = with_drawn_head(source, options.seed)  # says that there is none
+    if data.val is not None:
+        source = named_by_data(source, data.val, data.limit, "--val")
+    return Opened(source, train_set, _validation(source, data, train_set, source.description.labels))
+
+
+def _open(spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None) -> Dataset:
+    reads = {source.name: source.description.reads}
+    return open_data(spec, option=option, limit=options.limit, labels=names, need_labels=True, reads=reads)
+
+
+def _classes(dataset: Dataset) -> int:
+    """Number of classes of a labelled set: by its names, else by its highest label."""
+    if dataset.label_names is not None:
+        return len(dataset.label_names)
+    assert dataset.labels is not None  # it was opened with need_labels
+    count = int(dataset.labels.max()) + 1
+    if count < 2:
+        raise UsageError(f"--reset-head: {dataset.where} has one class")
+    return count
+
+
+# --- the weights ------------------------------------------------------------------------------------------------------
 
 
 def drawn(source: Source, seed: int) -> Source:
@@ -40,8 +136,8 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Sou
     config = family.with_classes(description.config, classes)
     zeros = {n: torch.zeros(t.shape) for n, t in _head(source, family.build(config).state_dict(), "--reset-head")}
     labels = None if labels is None else list(labels)
-    made = replace(source, description=replace(description, config=config, labels=labels))
-    return replace(made, tensors=_with(source, zeros))
+    changed = replace(source, description=replace(description, config=config, labels=labels))
+    return replace(changed, tensors=_with(source, zeros))
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -59,10 +155,10 @@ def with_drawn_head(source: Source, seed: int) -> Source:
 def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tuple[str, Tensor]]:
     """Of the tensors of a model those of its classifier."""
     pattern = source.family.named_parts.get("head", "$.")
-    found = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
-    if not found:
+    head = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
+    if not head:
         raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
-    return found
+    return head
 
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:

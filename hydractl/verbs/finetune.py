@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
+
+import hydractl
 from hydractl.distributed import Processes, local_device, processes
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
@@ -18,60 +23,75 @@ from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_sources
 from hydractl.settings import FinetuneSettings
-from hydractl.settings.finetuning import ADAPTERS
-from hydractl.training.board import check_tensorboard
-from hydractl.training.course import Around, TrainingData
+from hydractl.settings.finetuning import ADAPTERS, recipe_options
+from hydractl.training.adapters.base import Adapter, make_adapter
+from hydractl.training.checkpointing import Checkpointing, StateFile
+from hydractl.training.context import TrainingContext
+from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.grid import Trained, train_each
-from hydractl.training.keeping import Keeper
-from hydractl.training.losses import steps_per_epoch
-from hydractl.training.opening import Opened, open_all
-from hydractl.training.outputs import write_all
-from hydractl.training.pairs import report_all_cut
-from hydractl.training.reading import training_data
-from hydractl.training.run_files import RunFiles, begin, finished
-from hydractl.training.run_log import RunLog
-from hydractl.training.snapshots import Cycles
-from hydractl.training.speed import hasten
-from hydractl.training.start import with_dropout
-from hydractl.training.state import StateFile
-from hydractl.training.trained import adapt
+from hydractl.training.options import (
+    DataOptions,
+    LossOptions,
+    OptimizerOptions,
+    ScheduleOptions,
+    TrainOptions,
+    WeightOptions,
+)
+from hydractl.training.outputs import RunFiles, finished, write_all
+from hydractl.training.prepare import adapt, speed_up
+from hydractl.training.run_log import RunLog, check_tensorboard
+from hydractl.training.schedule import Cycles
+from hydractl.training.start import Opened, open_all, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
 
-DECISIVE = (
-    "epochs",
-    "steps",
-    "lr",
-    "optimizer",
-    "weight_decay",
-    "momentum",
-    "betas",
-    "eps",
-    "warmup",
-    "schedule",
-    "lr_floor",
-    "loss",
-    "label_smoothing",
-    "clip",
-    "accumulate",
-    "train_last",
-    "freeze",
-    "init",
-    "reset_head",
-    "dropout",
-    *ADAPTERS,
-    "augment",
-    "autocast",
-    "snapshots",
-    "patience",
-    "min_delta",
-    "batch_size",
-    "dtype",
-)
-"""The settings that decide the weights that come out, beside model, data and seed."""
+_SPEED = ("compile", "checkpoint_blocks")  # the result is the same, to rounding
+_RESOLVED = ("max_length", "tower")  # the provenance has their values once the model is known
+DECISIVE = tuple(o.name for o in recipe_options() if o.name not in (*_SPEED, *_RESOLVED))
+"""The settings that decide the weights that come out, beside model, data and seed: what a recipe may say."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that is known and checked before a training begins.
+
+    Attributes:
+        settings: of the verb.
+        options: of the training.
+        opened: data and model as it starts.
+        files: it writes.
+        plan: for its answer.
+    """
+
+    settings: FinetuneSettings
+    options: TrainOptions
+    opened: Opened
+    files: RunFiles
+    plan: dict[str, Any]
+
+    @cached_property
+    def decisive(self) -> dict[str, Any]:
+        """Settings and data that decide the result, for the provenance; reads all data."""
+        source, settings = self.opened.source, self.settings
+        decisive = {key: getattr(settings, key) for key in DECISIVE}
+        if len(settings.lr) == 1:
+            decisive["lr"] = settings.lr[0]
+        val_set = self.opened.val_set
+        return {
+            **decisive,
+            "max_length": source.description.preprocess.get("max_length"),
+            **asked_classes(source, settings.tower),
+            "data": self.opened.train_set.fingerprint(),
+            "val": None if val_set is None else val_set.fingerprint(),
+        }
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Tells one unfinished run, or one output, from another; hashes the model."""
+        return {"model": self.opened.source.sha256, "seed": self.options.seed, **self.decisive}
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
@@ -85,17 +105,26 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 
 
 def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
-    opened, files, plan = _prepared(settings, log)
+    prepared = _prepared(settings, log)
+    files, plan = prepared.files, prepared.plan
     if settings.dry_run:
         if team.rank:
             return Outcome({}, silent=True)
         check_outputs(files.paths, force=settings.force or settings.resume, folder=files.folder)
         return Outcome({"schema": SCHEMA, "dry_run": True, **plan, "recipe": settings.effective()})
-    return _train_and_write(opened, settings, files, plan, log, team)
+    if not settings.resume and not team.rank:
+        check_files(files, settings)
+    announce_reading([prepared.opened.source], log)
+    state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
+    if settings.resume and not state.exists():
+        made_by = finished(files, prepared.fingerprint, force=settings.force)
+        if made_by is not None:
+            log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
+            return Outcome(_finished(files, made_by, plan), files=list(files.paths), silent=bool(team.rank))
+    return _train_and_write(prepared, state, log, team)
 
 
-def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, dict[str, Any]]:
-    """Everything that is known and checked before a training begins; the plan is for its answer."""
+def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     source = only_one(open_sources(settings.model, model_options(settings)), "finetune")
     sites_of(source, settings.tower)
     if settings.dtype not in ("float32", "float64"):
@@ -107,117 +136,149 @@ def _prepared(settings: FinetuneSettings, log: Log) -> tuple[Opened, RunFiles, d
         check_tensorboard()
     for note in settings.passed_over:
         log.info(note)
-    opened = open_all(source, settings)
+    options = train_options(settings)
+    opened = open_all(source, options)
     differences = label_differences(
         opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
     )
     if differences:
         raise InputError(f"--val against the training set: {'; '.join(differences)}")
+    return Prepared(settings, options, opened, files, _plan(opened, options, files, log))
+
+
+def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> dict[str, Any]:
     source, samples = opened.source, len(opened.train_set)
-    per_step = settings.batch_size * settings.accumulate
-    steps = settings.steps or (settings.epochs or 0) * steps_per_epoch(samples, settings)
+    steps, cycles = options.total_steps(samples), options.schedule.cycles
     cost = cost_of(source.description, source.tensors)
     plan = {"output": str(files.paths[-1]), "model": source.name, "samples": samples, "steps": steps, "cost": cost}
-    if settings.snapshots is not None:
-        ends = enumerate(zip(files.paths, Cycles(steps, settings.snapshots).ends, strict=True), start=1)
+    if cycles > 1:
+        ends = enumerate(zip(files.paths, Cycles(steps, cycles).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
-    work = f", about {3 * cost['macs'] * steps * per_step * len(settings.lr):.2g} mult-adds"
-    log.info(f"{steps} steps of {per_step} {'pairs' if settings.loss == 'contrastive' else f'samples{work}'}")
-    return opened, files, plan
+    work = f", about {3 * cost['macs'] * steps * options.per_step * len(options.lr):.2g} mult-adds"
+    contrastive = options.loss.name == "contrastive"
+    log.info(f"{steps} steps of {options.per_step} {'pairs' if contrastive else f'samples{work}'}")
+    return plan
 
 
 def _check(settings: FinetuneSettings, log: Log) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """One of several trainings before they begin: its plan, and what finds out what decides its result."""
-    opened, _, plan = _prepared(settings, log)
-    return plan, lambda: {"model": opened.source.sha256, "seed": settings.seed, **_decisive(opened, settings)}
+    """One of several trainings before they begin: its plan, and what computes its fingerprint."""
+    prepared = _prepared(settings, log)
+    return prepared.plan, lambda: prepared.fingerprint
 
 
-def _train_and_write(
-    opened: Opened, settings: FinetuneSettings, files: RunFiles, plan: dict[str, Any], log: Log, team: Processes
-) -> Outcome:
-    if not settings.resume and not team.rank:
-        check_files(files, settings)
-    announce_reading([opened.source], log)
-    details = _decisive(opened, settings)
-    fingerprint = {"model": opened.source.sha256, "seed": settings.seed, **details}
-    state = StateFile(files.state, fingerprint, _environment(settings, team))
-    going_on = settings.resume and state.exists()
-    if settings.resume and not going_on:
-        made = finished(files, fingerprint, force=settings.force)
-        if made is not None:
-            log.info(f"the training of {' '.join(map(str, files.paths))} is finished: nothing to do")
-            return Outcome(_finished(files, made, plan), files=list(files.paths), silent=bool(team.rank))
+def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
+    opened, files, plan, settings = prepared.opened, prepared.files, prepared.plan, prepared.settings
+    resumed = settings.resume and state.exists()
     with ExitStack() as stack:
         outputs: list[Output] = []
         saved = None
         if team.rank == 0:
             # A run that is resumed replaces what an earlier end of it wrote.
-            force = settings.force or going_on
+            force = settings.force or resumed
             outputs = [stack.enter_context(Output(p, force=force, folder=files.folder)) for p in files.paths]
-            saved = begin(files, state, settings, log)
-        elif going_on:
+            saved = state.begin(log, resume=settings.resume, force=settings.force)
+        elif resumed:
             saved = state.load(Log())
         team.gather(None)  # nobody saves before all have read
         run_log = RunLog() if team.rank else files.open_log(saved, _about(plan, settings), log)
         stack.callback(run_log.close)
-        first = _model(opened, settings)
+        first = _model(prepared)
         report_all_cut(first, (opened.train_set, opened.val_set), log)
-        around = Around(log, run_log, Keeper(state, settings.save_every), team)
-        trained = train_each(_maker(first, opened, settings, team), settings, around, saved)
-        run_log.event("end", lr=trained.lr, kept_epoch=trained.history.kept_epoch)
+        context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
+        trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
+        run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
         if team.rank:
             return Outcome({}, silent=True)
-        digests = write_all(outputs, opened, settings, details, trained)
+        digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
     return Outcome(_answer(trained, plan, digests), files=list(files.paths))
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def train_options(settings: FinetuneSettings) -> TrainOptions:
+    """The options of the verb as those of a training."""
+    assert settings.data is not None  # settings.check() holds it
+    mean, square = settings.betas
+    return TrainOptions(
+        data=DataOptions(
+            train=settings.data,
+            val=settings.val,
+            limit=settings.limit,
+            batch_size=settings.batch_size,
+            accumulate=settings.accumulate,
+            workers=settings.workers,
+            augment=tuple(settings.augment),
+        ),
+        seed=settings.seed,
+        lr=tuple(settings.lr),
+        epochs=settings.epochs or 0,
+        steps=settings.steps,
+        patience=settings.patience,
+        min_delta=settings.min_delta,
+        weights=WeightOptions(
+            init=settings.init,
+            reset_head=settings.reset_head,
+            train_last=settings.train_last,
+            tower=settings.tower,
+            freeze=tuple(settings.freeze),
+            lenient="freeze" in settings.from_recipe,
+            adapter=_adapter(settings),
+        ),
+        optimizer=OptimizerOptions(
+            name=settings.optimizer,
+            weight_decay=settings.weight_decay,
+            momentum=settings.momentum,
+            betas=(mean, square),
+            eps=settings.eps,
+            clip=settings.clip,
+        ),
+        schedule=ScheduleOptions(
+            shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
+        ),
+        loss=LossOptions(name=settings.loss, label_smoothing=settings.label_smoothing, autocast=settings.autocast),
+    )
+
+
+def _adapter(settings: FinetuneSettings) -> Adapter | None:
+    """The adapter that the options ask for; they exclude each other."""
+    for name in ADAPTERS:
+        value = getattr(settings, name)
+        if value is not None and value is not False:  # 0.0 is a value
+            return make_adapter(name, value)
+    return None
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _model(opened: Opened, settings: FinetuneSettings) -> HydraModel:
-    model = build_model(with_dropout(opened.source, settings.dropout), local_device(settings.device), settings.dtype)
-    adapt(model, settings)
-    hasten(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+def _model(prepared: Prepared) -> HydraModel:
+    settings, options = prepared.settings, prepared.options
+    source = with_dropout(prepared.opened.source, settings.dropout)
+    model = build_model(source, local_device(settings.device), settings.dtype)
+    adapt(model, options.weights, options.seed)
+    speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     return model
 
 
-def _maker(first: HydraModel, opened: Opened, settings: FinetuneSettings, team: Processes) -> Any:
+def _maker(first: HydraModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[HydraModel, TrainingData]]:
     """Gives the model to start from, again and again, and the data of the first one, which suit all."""
-    data = training_data(first, opened.train_set, opened.val_set, settings, team)
+    data = training_data(first, prepared.opened.train_set, prepared.opened.val_set, prepared.options, team)
     waiting = [first]
 
     def make() -> tuple[HydraModel, TrainingData]:
-        return waiting.pop() if waiting else _model(opened, settings), data
+        return waiting.pop() if waiting else _model(prepared), data
 
     return make
 
 
-# --- what decided the result ------------------------------------------------------------------------------------------
-
-
-def _decisive(opened: Opened, settings: FinetuneSettings) -> dict[str, Any]:
-    """What the provenance says of settings and data; it also tells one unfinished run from another."""
-    source = opened.source
-    decisive = {key: getattr(settings, key) for key in DECISIVE}
-    if len(settings.lr) == 1:
-        decisive["lr"] = settings.lr[0]
-    return {
-        **decisive,
-        "max_length": source.description.preprocess.get("max_length"),
-        **asked_classes(source, settings.tower),
-        "data": opened.train_set.fingerprint(),
-        "val": None if opened.val_set is None else opened.val_set.fingerprint(),
-    }
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
-    """What may change the rounding, and so the weights by a little."""
-    import torch
-
-    import hydractl
-
+    """Surroundings that may change the rounding, and so the weights by a little."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -237,39 +298,25 @@ def _about(plan: dict[str, Any], settings: FinetuneSettings) -> dict[str, Any]:
 
 
 def _answer(trained: Trained, plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    history = trained.history
-    return {
-        "schema": SCHEMA,
-        **_with_digests(plan, digests),
-        "epochs": history.epochs,
-        "kept_epoch": history.kept_epoch,
-        "stopped_early": history.stopped_early,
-        "lr": trained.lr,
-        "trained_params": sum(p.numel() for p in trained.run.parameters.values()),
-        **({"grid": trained.grid} if trained.grid else {}),
-        "loss_curve": history.loss_curve(),
-        "sha256": digests[-1],
-    }
+    trained_params = sum(p.numel() for p in trained.run.parameters.values())
+    grid = {"grid": trained.grid} if trained.grid else {}
+    more = {"trained_params": trained_params, **grid, "loss_curve": trained.outcome["loss_curve"]}
+    return _document(plan, digests, trained.outcome, trained.lr, more)
 
 
-def _with_digests(plan: dict[str, Any], digests: list[str]) -> dict[str, Any]:
-    """The plan, with the SHA-256 of each snapshot where there are some."""
-    if "snapshots" not in plan:
-        return plan
-    each = [{**one, "sha256": digest} for one, digest in zip(plan["snapshots"], digests, strict=True)]
-    return {**plan, "snapshots": each}
-
-
-def _finished(files: RunFiles, made: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def _finished(files: RunFiles, made_by: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """The answer for a training that was finished before."""
-    digests, settings = [sha256_file(path) for path in files.weights()], made["settings"]
-    return {
-        "schema": SCHEMA,
-        **_with_digests(plan, digests),
-        "epochs": settings["history"],
-        "kept_epoch": settings.get("kept_epoch"),
-        "stopped_early": settings["stopped_early"],
-        "lr": settings["lr"],
-        **({"grid": settings["grid"]} if "grid" in settings else {}),
-        "sha256": digests[-1],
-    }
+    settings = made_by["settings"]
+    outcome = {key: settings.get(key) for key in ("kept_epoch", "stopped_early")} | {"epochs": settings["history"]}
+    grid = {"grid": settings["grid"]} if "grid" in settings else {}
+    return _document(plan, [sha256_file(path) for path in files.weights()], outcome, settings["lr"], grid)
+
+
+def _document(
+    plan: dict[str, Any], digests: list[str], outcome: dict[str, Any], lr: float, more: dict[str, Any]
+) -> dict[str, Any]:
+    if "snapshots" in plan:
+        snapshots = zip(plan["snapshots"], digests, strict=True)
+        plan = {**plan, "snapshots": [{**snapshot, "sha256": digest} for snapshot, digest in snapshots]}
+    course = {key: outcome[key] for key in ("epochs", "kept_epoch", "stopped_early")}
+    return {"schema": SCHEMA, **plan, **course, "lr": lr, **more, "sha256": digests[-1]}

@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import check_outputs
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
+from hydractl.model.source import open_sources
 from hydractl.settings import FinetuneSettings
+from hydractl.settings.words import to_argv
+from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Command, Ended, run_commands
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.member import Member, device_name, members_of
-from hydractl.training.run_files import RunFiles, finished
-from hydractl.training.state import StateFile
+from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
-Check = Callable[["FinetuneSettings", Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
-"""Checks one training without beginning it; gives its plan, and what finds out what decides its result."""
+_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
+
+Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+"""Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
 Finished = Callable[[RunFiles, dict[str, Any], dict[str, Any]], dict[str, Any]]
 """The answer of a training that was finished before, from its files, its provenance and its plan."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several trainings.
+
+    Attributes:
+        name: its output without the ending.
+        settings: of its training alone.
+        files: it writes.
+    """
+
+    name: str
+    settings: FinetuneSettings
+    files: RunFiles
+
+    def argv(self, device: str) -> list[str]:
+        """The command line that trains it on a device."""
+        settings = self.settings
+        level = ["--quiet"] if settings.quiet else ["--verbose"] if settings.verbose else []
+        own = [f"--output={settings.output}", f"--seed={settings.seed}", f"--device={device}"]
+        given = to_argv(settings, _REPLACED)
+        # /dev/null instead of hydra.yaml: what that says is among the arguments.
+        return ["finetune", *given, *own, "--config=/dev/null", "--json", *level, "--", *settings.model]
 
 
 class MembersError(HydraError):
@@ -48,7 +78,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
     devices = _devices(settings)
-    members = members_of(settings, model_options(settings))
+    members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
     threads = _threads(at_once)
@@ -56,11 +86,11 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         return _dry_run(members, plans, done, devices[:at_once], threads)
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
-    commands = [Command(member.name, member.words) for member in members if member.name not in done]
+    commands = [Command(member.name, member.argv) for member in members if member.name not in done]
     with Interruptions() as signals:
         ended = run_commands(commands, devices[:at_once], threads, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
-    answers = {name: _answer(name, one) for name, one in ended.items()} | done
+    answers = {name: _answer(name, end) for name, end in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
     return Outcome(
         {"schema": SCHEMA, "members": entries}, files=[path for member in members for path in member.files.paths]
@@ -92,16 +122,51 @@ def _devices(settings: FinetuneSettings) -> list[str]:
 
 def _threads(at_once: int) -> int | None:
     """The threads of each of several processes; None: as the environment says, or all for one alone."""
-    import os
-
-    import torch
-
     if at_once == 1 or os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(1, torch.get_num_threads() // at_once)
 
 
+def device_name(device: str) -> str:
+    """``0`` is short for ``cuda:0``."""
+    return f"cuda:{device}" if device.isdigit() else device
+
+
 # --- before -----------------------------------------------------------------------------------------------------------
+
+
+def members_of(settings: FinetuneSettings) -> list[Member]:
+    """The trainings that are asked for: of each model as many as there are members.
+
+    Raises:
+        UsageError: two of them would write the same file.
+        InputError: for models that cannot be opened.
+    """
+    members = []
+    for model, output in zip(settings.model, _outputs(settings), strict=True):
+        for index in range(settings.members):
+            path = numbered(output, index) if settings.members > 1 else output
+            files = RunFiles.of(path, settings.log, settings.snapshots)
+            name = stem(path)
+            events = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
+            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
+            members.append(Member(name, replace(settings, **own, tensorboard=events), files))  # type: ignore[arg-type]
+    names = [member.name for member in members]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            f"several trainings would write {', '.join(twice)}", hint="give MODELs with different file names"
+        )
+    return members
+
+
+def _outputs(settings: FinetuneSettings) -> list[str]:
+    """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
+    several = len(settings.model) > 1
+    if settings.output is not None and not several:
+        return [settings.output]
+    folder = settings.output or ""
+    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, model_options(settings))]
 
 
 def _checked(
@@ -127,9 +192,9 @@ def _checked(
         if begun and state.exists():
             StateFile(state, fingerprint(), {}).check()
         elif begun:
-            made = finished(member.files, fingerprint(), force=settings.force)
-            if made is not None:
-                done[member.name] = answer(member.files, made, plan)
+            made_by = finished(member.files, fingerprint(), force=settings.force)
+            if made_by is not None:
+                done[member.name] = answer(member.files, made_by, plan)
     _check_files([member for member in members if member.name not in done])
     return done, plans
 
@@ -139,7 +204,7 @@ def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     plan = {**other, "output": str(files.paths[-1])}
     if "snapshots" in plan:
         pairs = zip(plan["snapshots"], files.paths, strict=True)
-        plan["snapshots"] = [{**one, "output": str(path)} for one, path in pairs]
+        plan["snapshots"] = [{**snapshot, "output": str(path)} for snapshot, path in pairs]
     return plan
 
 
@@ -149,26 +214,24 @@ def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
     Raises:
         OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
     """
-    begun = files.state.exists()
-    check_outputs(files.paths, force=settings.force or (settings.resume and begun), folder=files.folder)
-    if begun and not settings.resume and not settings.force:
-        hint = "add --resume to go on with it, or --force to start over"
-        raise OutputError(f"an unfinished run is saved in {files.state}", hint=hint)
+    force = settings.force or (settings.resume and files.state.exists())
+    check_outputs(files.paths, force=force, folder=files.folder)
+    refuse_unfinished(files.state, force=settings.force or settings.resume)
 
 
 def _check_files(members: Sequence[Member]) -> None:
     """See that every output can be written and no unfinished run is in the way."""
-    found: list[HydraError] = []
+    errors: list[HydraError] = []
     for member in members:
         try:
             check_files(member.files, member.settings)
         except HydraError as error:
-            found.append(error)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        problems = [error.message for error in found]
-        raise OutputError(f"{len(found)} outputs are in the way", hint=found[0].hint, problems=problems)
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        problems = [error.message for error in errors]
+        raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
 
 
 def _dry_run(
@@ -178,10 +241,10 @@ def _dry_run(
     devices: Sequence[str],
     threads: int | None,
 ) -> Outcome:
-    entries = []
-    for member in members:
-        finished_before = {"finished": True} if member.name in done else {}
-        entries.append({"name": member.name, "seed": member.settings.seed, **plans[member.name], **finished_before})
+    entries = [
+        {"name": m.name, "seed": m.settings.seed, **plans[m.name], **({"finished": True} if m.name in done else {})}
+        for m in members
+    ]
     at_once = {"devices": list(devices), **({} if threads is None else {"threads": threads})}
     recipe = members[0].settings.effective()
     return Outcome({"schema": SCHEMA, "dry_run": True, **at_once, "members": entries, "recipe": recipe})
@@ -192,10 +255,9 @@ def _dry_run(
 
 def _answer(name: str, ended: Ended) -> dict[str, Any]:
     try:
-        found = json.loads(ended.answer)
+        return dict(json.loads(ended.answer))
     except ValueError:
         raise InputError(f"{name} ended without an answer") from None
-    return dict(found)
 
 
 def _raise_failures(
@@ -213,12 +275,12 @@ def _raise_failures(
     if interrupted:
         said = f"{len(written)} of {len(members)} members are finished"
         raise Interrupted(hint=f"add --resume to the same command to go on; {said}")
-    failed = {name: one for name, one in ended.items() if one.code != 0}
+    failed = {name: end for name, end in ended.items() if end.code != 0}
     first = next(iter(failed))
     problems = []
-    for name, one in failed.items():
-        problems.append(f"{name}: {one.message or 'it said nothing'} (exit code {one.code})")
-        problems += [f"{name}: {problem}" for problem in one.problems]
+    for name, end in failed.items():
+        problems.append(f"{name}: {end.message or 'it said nothing'} (exit code {end.code})")
+        problems += [f"{name}: {problem}" for problem in end.problems]
     done_text = f"; {', '.join(written)} finished" if written else ""
     message = f"{len(failed)} of {len(members)} members failed, first {first}{done_text}"
     raise MembersError(message, failed[first].code, failed[first].hint, problems)

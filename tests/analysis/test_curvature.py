@@ -11,7 +11,7 @@ from torch import Tensor
 from examples.analyses import curvature
 from hydractl.heads.mask import all_heads
 from hydractl.model.runtime import HydraModel
-from tests.pico import images, logits, source_of, stock, zero_columns
+from tests.pico import images, logits, shared_stock, source_of, stock, zero_columns
 
 VARIANTS = ["class-token", "qk-norm", "pre-norm-no-bias"]
 
@@ -79,7 +79,7 @@ def test_the_diagonal_of_a_diagonal_hessian_needs_one_draw() -> None:
 
 
 def pico(variant: str) -> tuple[HydraModel, list[tuple[Tensor, Tensor]]]:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)
     labels = torch.tensor([0, 1, 2])
     return model, [(images().double(), labels), (images(seed=2).double(), labels)]

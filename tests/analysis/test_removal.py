@@ -17,11 +17,11 @@ from hydractl.log import Log
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.rows import id_metrics, ood_metrics
 from hydractl.model.runtime import HydraModel
-from tests.pico import images, inputs, logits, source_of, stock, zero_columns
+from tests.pico import images, inputs, logits, shared_stock, source_of, stock, zero_columns
 
 
 def built(variant: str) -> HydraModel:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     return HydraModel(source.description, source.tensors)
 
 

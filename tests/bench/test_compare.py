@@ -21,14 +21,25 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, pruned
 from hydractl.settings import BenchSettings
 from hydractl.verbs.bench import run
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    stock,
+    zero_columns,
+)
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
 
 
 def fused(variant: str, merge: list[str]) -> tuple[list[Source], Source]:
     """Three members, and the fused model of them in memory."""
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     members = [prune_source(source, mask_of(source, kept)) for kept in KEPT]
     plan = plan_fusion(members, merge)
     return members, Source("hydra", "0" * 64, plan.description, plan.tensors)
@@ -45,7 +56,7 @@ def write(source: Source, path: str) -> str:
 def files() -> list[str]:
     """A whole model, one pruned member, and three members fused."""
     members, hydra = fused("class-token", ["mlp", "norm", "embed"])
-    whole = source_of(stock("class-token"), "class-token")
+    whole = source_of(shared_stock("class-token"), "class-token")
     return [write(whole, "base.st"), write(members[0], "a.st"), write(hydra, "hydra.st")]
 
 
@@ -136,7 +147,7 @@ def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
 def test_stock_attends_by_the_fused_operator(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each site, as the library calls it: no attention written out in products and a softmax."""
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     model = StockModel(source, torch.device("cpu"))
     calls: list[int] = []
     attend = F.scaled_dot_product_attention
@@ -180,7 +191,7 @@ def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, me
 
 
 def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     _, hydra = fused("class-token", [])
     rows = rows_of([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
     deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")

@@ -234,18 +234,19 @@ def test_those_are_listed_that_the_forecast_puts_first(every: int) -> None:
             slope = naive_forecasts(reference, paths, gone, data)
         now = naive_quantities(zero_columns(reference, gone), data, "msp")[LABEL]
         values = {one: torch.nn.functional.logsigmoid(now - slope[one]).mean() for one in slope if one not in gone}
-        first = sorted(values, key=lambda one: -values[one])[:2]
+        *first, third = sorted(values, key=lambda one: -values[one])[:3]
+        assert values[first[-1]] - values[third] > 1e-3, "the differences are not exact"
         assert {(paths[site], head) for site, head in lists[number]} == set(first)
-        scores = {one: naive.score(zero_columns(reference.float(), [*gone, one]), "nll", data) for one in first}
+        scores = [naive.score(zero_columns(reference.float(), [*gone, one]), "nll", data) for one in first]
         reference.double()
         site, head = step.candidate
-        assert (paths[site], head) == max(first, key=scores.__getitem__)
+        assert (paths[site], head) == first[naive.first_highest(scores)]
         gone.append((paths[site], head))
     assert search.evaluations == 6
 
 
 def test_heads_of_the_labels_are_listed_by_their_last_gain() -> None:
-    reference, data = stock("clip"), naive.data("clip")
+    reference, data = stock("clip"), naive.data("clip", draw=3)
     memory = Kept()
     searched(partial(Shortlist, size=1, memory=memory), reference, "clip", data, ["avg"], 3)
     gains: dict[int, Any] = {}
@@ -282,9 +283,9 @@ def naive_lazy(model: Any, measure: Callable[[Any], Any], budget: int, paths: Se
     return removed, count
 
 
-@pytest.mark.parametrize(("variant", "objective"), [("class-token", "avg"), ("clip", "ood")])
-def test_lazy_is_lazy(variant: str, objective: str) -> None:
-    reference, data = stock(variant, seed=1), naive.data(variant)
+@pytest.mark.parametrize(("variant", "objective", "draw"), [("class-token", "avg", 1), ("clip", "ood", 4)])
+def test_lazy_is_lazy(variant: str, objective: str, draw: int) -> None:
+    reference, data = stock(variant, seed=1), naive.data(variant, draw=draw)
     (found, search) = searched(Lazy, reference, variant, data, [objective], 5)
     model, _ = evaluator_of(reference, variant, data)
     paths = [site.path for site in model.sites]
@@ -313,9 +314,9 @@ def test_a_draw_is_of_each_set_and_nested() -> None:
     assert drawn(batches, 5, 1) != few == drawn(batches, 5, 0)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-def test_a_part_chooses_and_everything_is_counted(variant: str) -> None:
-    reference, data = stock(variant), naive.data(variant, inside=15, outside=11)
+@pytest.mark.parametrize(("variant", "draw"), [("class-token", 0), ("bert", 0), ("clip", 2)])
+def test_a_part_chooses_and_everything_is_counted(variant: str, draw: int) -> None:
+    reference, data = stock(variant), naive.data(variant, inside=15, outside=11, draw=draw)
     model, evaluator = evaluator_of(reference, variant, data)
     search = Subset(evaluator, HEADS, samples=6, seed=2)
     found = search.run(["avg", "acc"], 3)

@@ -206,6 +206,8 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], m
         ('"of": "', '"of": "x'),
         ('"id": [', '"id": [40, '),
         ('"given_up": [', '"given_up": {}, "x": ['),
+        ('"doubt": [', '"doubt": [-1, '),
+        ('"removed": "', '"rivals": [{"head": [0, 0]}], "removed": "'),
     ],
 )
 def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +218,44 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", code=3)
     assert "k.json.journal is broken" in capsys.readouterr().err
     assert not Path("k.acc.json").exists()
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples that are ID and OOD at once have no order, whatever the model makes of them."""
+    for objective in ("acc", "ood", "avg"):
+        assert "rounding" not in read(f"full.{objective}.json")
+    with np.load("id.npz") as inside, np.load("ood.npz") as outside:
+        np.savez("both.npz", x=np.concatenate([inside["x"][:8], outside["x"][8:]]))
+    one = [*SEARCH[:4], "--ood", "both.npz", *SEARCH[6:], "--objective", "acc,ood,avg", "--budget", "6", "--resume"]
+    run(*one, "-o", "r.json")
+    documents = {objective: read(f"r.{objective}.json") for objective in ("acc", "ood", "avg")}
+    assert "rounding" not in documents["acc"]
+    noted = {objective: [step["step"] for step in documents[objective]["rounding"]] for objective in ("ood", "avg")}
+    told = "; ".join(f"{objective} {', '.join(map(str, steps))}" for objective, steps in noted.items())
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"warning: steps decided by less than rounding, which may go otherwise on another machine: {told}"
+    )
+    for objective in ("ood", "avg"):
+        document = documents[objective]
+        assert 0 < len(noted[objective]) < 6
+        for step in document["rounding"]:
+            score = document["removed"][step["step"] - 1]["score"]
+            gone = removed(f"r.{objective}.json")[: step["step"]]
+            assert step["lead"] == score - step["rivals"][0]["score"] >= 0
+            assert step["least"] <= score
+            for rival in step["rivals"]:
+                assert (rival["site"], rival["head"]) not in gone
+                assert step["least"] <= rival["most"] and rival["score"] <= min(score, rival["most"])
+    whole = Path("r.json.journal").read_bytes().splitlines(keepends=True)
+    for cut in (2, len(whole) // 2, len(whole) - 1, len(whole)):
+        Path("s.json.journal").write_bytes(b"".join(whole[:cut]))
+        run(*one, "-o", "s.json")
+        same("s", "r")
+    run(*one, "--no-bounds", "-o", "n.json")
+    same("n", "r")
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

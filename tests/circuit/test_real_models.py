@@ -80,7 +80,7 @@ def plain_rankings(
         for _ in range(budget):
             left = [head for head in candidates if head not in removed]
             scores = [score(objective, [*removed, head]) for head in left]
-            best = max(range(len(left)), key=lambda i: (scores[i], -i))
+            best = naive.first_highest(scores)
             removed.append(left[best])
             found[objective].append((left[best], scores[best]))
     return found

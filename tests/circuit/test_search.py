@@ -42,13 +42,17 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
     return [(model.sites[site].path, heads[site][position]) for site, position in found.removed]
 
 
-@pytest.mark.parametrize("variant", ["class-token", "average-pooling", "qk-norm", "bert", "distilbert", "clip"])
+# Draws of the data of which the reference refuses none.
+DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31}
+
+
+@pytest.mark.parametrize("variant", DRAWS)
 def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
-    reference, data = stock(variant), naive.data(variant)
+    reference, data = stock(variant), naive.data(variant, draw=DRAWS[variant])
     model = model_of(reference, variant)
     paths = [site.path for site in model.sites]
     # Without any (visual) head all samples are the same, and rounding would decide.
-    budget = 6 if variant in CLIP else 8
+    budget = 5 if variant in CLIP else 8
     expected = {o: naive.ranking(reference, lambda m, o=o: naive.score(m, o, data), budget, paths) for o in OBJECTIVES}
     for bounds in (True, False):
         evaluator = Evaluator(model, samples(data), lanes=2)
@@ -60,6 +64,7 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
             for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
                 assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
                 assert step.measured.n_ood == 7  # counted for every objective
+                assert not step.rivals  # the reference has seen that nothing rests on rounding
         assert found["acc"].base.score("avg") == pytest.approx(float(naive.score(reference, "avg", data)), abs=1e-12)
 
 
@@ -83,10 +88,10 @@ def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
         assert evaluator.work < plain.work
 
 
-@pytest.mark.parametrize("tower", ["visual", "text"])
-def test_the_heads_of_one_tower(tower: str) -> None:
+@pytest.mark.parametrize(("tower", "draw"), [("visual", 1), ("text", 0)])
+def test_the_heads_of_one_tower(tower: str, draw: int) -> None:
     """Here more classes than run at once make several passes of the text tower, and removed heads lie in both."""
-    reference, data = stock("clip"), naive.data("clip")
+    reference, data = stock("clip"), naive.data("clip", draw=draw)
     source = source_of(reference, "clip")
     gone = [("visual.transformer.resblocks.1.attn", 1), ("transformer.resblocks.0.attn", 2)]
     mask = HeadMask.full(source.sites).without(gone)
@@ -130,6 +135,7 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
             measure = lambda m, o=objective: naive.score(m, o, data)  # noqa: E731
             expected = naive.ranking(reference, measure, 6, [site.path for site in model.sites])
             assert names(model, found) == [(site, head) for site, head, _ in expected]
+            assert not any(step.rivals for step in found.steps)  # the same model twice is no matter of rounding
             ranks = [names(model, found).index(head) for head in idle if head in names(model, found)]
             assert ranks == sorted(ranks)
 

@@ -23,7 +23,7 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.header import read_header
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from tests.pico import images, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 from tests.pico_clip import pico_clip, publish_clip
 
 # --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_what_is_not_finite_is_no_class() -> None:
 
 
 def test_too_few_samples_of_a_class() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
 
     def given(labels: list[int]) -> Calibration:

@@ -12,7 +12,18 @@ from torch.nn import functional as F
 from hydractl.criteria import Calibration, get_criterion
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from tests.pico import LABELS, TEMPLATES, images, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import (
+    LABELS,
+    TEMPLATES,
+    images,
+    logits,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    stock,
+    zero_columns,
+)
 from tests.pico_clip import clip_tokenizer
 
 VARIANTS = ["class-token", "qk-norm", "average-pooling"]
@@ -112,7 +123,7 @@ def test_magnitude_is_the_mean_absolute_weight() -> None:
 
 
 def test_random_follows_the_seed_and_not_the_mask() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     first = get_criterion("random").score(model, calibration(5, seed=1), range(3))
     assert first == get_criterion("random").score(model, calibration(5, seed=1), range(3))
@@ -123,7 +134,7 @@ def test_random_follows_the_seed_and_not_the_mask() -> None:
 
 
 def test_scoring_leaves_the_model_as_it_was() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     before = [p.requires_grad for p in model.parameters()]
     for name in ("taylor", "gate", "magnitude", "random"):

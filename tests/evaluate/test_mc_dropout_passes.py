@@ -17,14 +17,14 @@ from hydractl.evaluate.mc_dropout import MCDropout, with_layers
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import build_model
 from hydractl.model.sequential import SequentialEnsemble
-from tests.pico import close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
 KINDS = ["class-token", "layer-scale", "bert", "roberta", "distilbert", "hf-vit", "clip", "clip-layer-scale"]
 KEPT = [[0, 2], [1], [0, 1, 2]]
 
 
 def source(variant: str, seed: int = 0) -> Any:
-    return source_of(stock(variant, seed), variant)
+    return source_of(shared_stock(variant, seed), variant)
 
 
 def passes(models: list[Any], p: float, samples: int = 2, seed: int = 3, **run: Any) -> MCDropout:

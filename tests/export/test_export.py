@@ -31,7 +31,7 @@ from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.terminal import render
-from tests.pico import LABELS, images, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import LABELS, images, inputs, mask_of, prune_source, shared_stock, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Ragged, and with members that have no head at a site.
@@ -55,7 +55,7 @@ torch.save(found, "answers")
 
 def plan_of(variant: str) -> FusionPlan:
     """Two members with weights of their own."""
-    sources = [source_of(stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
+    sources = [source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
     return plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)])
 
 

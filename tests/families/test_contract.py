@@ -9,6 +9,7 @@ from hydractl.families.base import attention_names
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from hydractl.model.slicing import zeroed
+from hydractl.model.source import Source
 from tests.pico import (
     CLIP,
     HF,
@@ -19,9 +20,11 @@ from tests.pico import (
     mask_of,
     prompts,
     prune_source,
+    shared_stock,
     source_of,
+    spread,
     stock,
-    zero_columns,
+    stock_logits,
 )
 
 MASKS = {
@@ -37,67 +40,69 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def pico(variant: str) -> Source:
+    return source_of(shared_stock(variant), variant)
+
+
+def without(variant: str, mask: HeadMask) -> torch.Tensor:
+    """What the library says with the columns of the removed heads zeroed."""
+    return stock_logits(variant, tuple(mask.removed_heads))
+
+
 @torch.no_grad()
 def test_full_mask_gives_the_original_logits(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     model = HydraModel(source.description, source.tensors)
-    close(model.member_logits(inputs(variant))[0], logits(reference, inputs(variant)))
+    close(model.member_logits(inputs(variant))[0], stock_logits(variant))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", list(MASKS))
+@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS, each=2))
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, name: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     mask = mask_of(source, MASKS[name])
     sliced = prune_source(source, mask)
     model = HydraModel(sliced.description, sliced.tensors)
     assert [a.head_counts[0] for a in model.attentions] == mask.counts()
-    expected = logits(zero_columns(reference, mask.removed_heads), inputs(variant))
-    assert not torch.allclose(expected, logits(reference, inputs(variant)), atol=1e-3), "the removed heads must matter"
+    expected = without(variant, mask)
+    assert not torch.allclose(expected, stock_logits(variant), atol=1e-3), "the removed heads must matter"
     close(model.member_logits(inputs(variant))[0], expected)
 
 
 @torch.no_grad()
 def test_gating_equals_the_stock_model_with_zeroed_columns(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     mask = mask_of(source, MASKS["unequal"])
     model = HydraModel(source.description, source.tensors)
     for attention, (path, heads) in zip(model.attentions, mask.heads.items(), strict=True):
         gate = [1.0 if h in mask.kept[path] else 0.0 for h in range(heads)]
         attention.head_gate = torch.tensor([gate])
-    close(model.member_logits(inputs(variant))[0], logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+    close(model.member_logits(inputs(variant))[0], without(variant, mask))
 
 
 @torch.no_grad()
 def test_the_zeroed_layout_loads_in_the_stock_model(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     mask = mask_of(source, MASKS["one-site-empty"])
     tensors = zeroed(source.tensors, source.family, source.sites, HeadMask.full(source.sites), mask)
     loaded = stock(variant, seed=9)
     loaded.load_state_dict({name: tensors.read(name) for name in tensors.names()})
-    close(logits(loaded, inputs(variant)), logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+    close(logits(loaded, inputs(variant)), without(variant, mask))
 
 
 @torch.no_grad()
 def test_a_sliced_model_expands_to_the_stock_shapes(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     mask = mask_of(source, MASKS["unequal"])
     sliced = prune_source(source, mask)
     tensors = zeroed(sliced.tensors, source.family, source.sites, mask, mask)
     loaded = stock(variant, seed=9)
     loaded.load_state_dict({name: tensors.read(name) for name in tensors.names()})
-    close(logits(loaded, inputs(variant)), logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+    close(logits(loaded, inputs(variant)), without(variant, mask))
 
 
 def test_read_then_write_is_bitwise_identity(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
-    before = reference.state_dict()
+    source, before = pico(variant), shared_stock(variant).state_dict()
     for site in source.sites:
         after = {n: before[n] for n in attention_names(source.family, before, source.sites, site)}
         written: dict[str, torch.Tensor] = {}
@@ -107,8 +112,7 @@ def test_read_then_write_is_bitwise_identity(variant: str) -> None:
 
 
 def test_the_runtime_gives_its_weights_back_bitwise(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     sliced = prune_source(source, mask_of(source, MASKS["one-site-empty"]))
     back = HydraModel(sliced.description, sliced.tensors).stock_tensors()
     assert sorted(back) == sliced.tensors.names()
@@ -117,27 +121,24 @@ def test_the_runtime_gives_its_weights_back_bitwise(variant: str) -> None:
 
 @torch.no_grad()
 def test_pruning_twice_composes_in_original_numbers(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    source = pico(variant)
     first = prune_source(source, mask_of(source, [[0, 2], [1, 2], [0, 1, 2]]))
     second = prune_source(first, mask_of(source, [[2], [1, 2], [0, 2]]))
-    removed = second.description.mask.removed_heads
     assert second.description.mask.kept[source.sites[0].path] == (2,)
     model = HydraModel(second.description, second.tensors)
-    close(model.member_logits(inputs(variant))[0], logits(zero_columns(reference, removed), inputs(variant)))
+    close(model.member_logits(inputs(variant))[0], without(variant, second.description.mask))
 
 
 @torch.no_grad()
 def test_stages_put_together_are_the_model(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
+    reference, source = shared_stock(variant), pico(variant)
     outputs = []
     for stages in source.family.stages(reference):
         state = stages.stem(prompts(source) if stages.of_labels else inputs(variant))
         for block in stages.blocks:
             state = block(state)
         outputs.append(stages.readout(state))
-    together, expected = source.family.logits(reference, outputs), logits(reference, inputs(variant))
+    together, expected = source.family.logits(reference, outputs), stock_logits(variant)
     if len(outputs) == 1:
         assert torch.equal(together, expected)
     close(together, expected)  # a shorter text is summed in another order
@@ -149,7 +150,7 @@ READ |= {"hf-dinov2": None, "hf-dinov2-swiglu": None}
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
     """With padding, causal masks, repeated samples, and a site without heads."""
-    source = source_of(stock(variant), variant)
+    source = pico(variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [1], [0, 2]]))
     for one in (source, pruned, prune_source(source, mask_of(source, [[], [0, 1, 2], []]))):
         model = HydraModel(one.description, one.tensors)
@@ -224,17 +225,17 @@ PARTS = {
 
 
 def test_every_parameter_belongs_to_a_part(variant: str) -> None:
-    reference = stock(variant)
-    source = source_of(reference, variant)
-    parts = {name: source.family.part(name, source.sites) for name, _ in reference.named_parameters()}
+    source = pico(variant)
+    names = [name for name, _ in shared_stock(variant).named_parameters()]
+    parts = {name: source.family.part(name, source.sites) for name in names}
     assert set(parts.values()) == {"attention", "mlp", "norm", "embed", "own"}
     expected = PARTS.get(variant, {} if variant in (*HF, *CLIP) else PARTS["class-token"])
     assert {name: parts[name] for name in expected} == expected
 
 
 def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
-    reference = dict(stock(variant).named_buffers())
-    source = source_of(stock(variant), variant)
+    reference = dict(shared_stock(variant).named_buffers())
+    source = pico(variant)
     skeleton = source.family.build(source.description.config)
     built = dict(skeleton.named_buffers())
     assert sorted(built) == sorted(reference)

@@ -33,6 +33,8 @@ from tests.pico import (
     mask_of,
     prune_source,
     publish,
+    published,
+    spread,
     stock,
     write_tokenizer,
     zero_columns,
@@ -54,11 +56,6 @@ def refusal(folder: Path | str, kind: type[Exception] = InputError) -> Any:
     return caught.value
 
 
-def published(variant: str, folder: Path) -> Path:
-    publish(stock(variant), variant, folder)
-    return folder
-
-
 def rewrite(folder: Path, changes: Mapping[str, Any], file: str = "config.json") -> Path:
     path = folder / file
     document = json.loads(path.read_text()) | changes
@@ -78,8 +75,7 @@ def reload(variant: str, folder: Path) -> Any:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("variant", HF)
+@pytest.mark.parametrize(("variant", "dtype"), spread(HF, [torch.float32, torch.float16]))
 @torch.no_grad()
 def test_a_saved_folder_gives_the_librarys_logits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     publish(stock(variant).to(dtype), variant, tmp_path)
@@ -264,19 +260,18 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [TEXTS, TWO], ids=["texts", "pairs"])
 @pytest.mark.parametrize("variant", TEXT)
-def test_tokens_are_those_of_the_library(variant: str, samples: list[Any], tmp_path: Path) -> None:
+def test_tokens_are_those_of_the_library(variant: str, tmp_path: Path) -> None:
     collate = build_model(open_source(str(published(variant, tmp_path)))).preprocess
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    columns = [samples] if isinstance(samples[0], str) else [list(column) for column in zip(*samples, strict=True)]
-    expected = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
-    found = collate(samples)
-    assert sorted(found) == sorted(expected) and ("token_type_ids" in found) == (variant in PAIRS)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert found["input_ids"].shape[1] == 16 and bool((found["attention_mask"] == 0).any())
-    if variant in PAIRS and columns[1:]:
-        assert bool(found["token_type_ids"].any())
+    for samples, columns in ((TEXTS, [TEXTS]), (TWO, [list(column) for column in zip(*TWO, strict=True)])):
+        expected = theirs(*columns, padding="longest", truncation=True, return_tensors="pt")
+        found = collate(samples)
+        assert sorted(found) == sorted(expected) and ("token_type_ids" in found) == (variant in PAIRS)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        assert found["input_ids"].shape[1] == 16 and bool((found["attention_mask"] == 0).any())
+        if variant in PAIRS and columns[1:]:
+            assert bool(found["token_type_ids"].any())
 
 
 def test_texts_and_pairs_in_one_batch(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from hydractl.fusion.selfcheck import compute_in_float32
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.stacking import PerMember, StackedProjections
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    spread,
+    stock_logits,
+)
 
 EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
 NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [0, 2], [0, 1, 2]]]
@@ -29,27 +39,22 @@ FEW = ["class-token", "qk-norm", "layer-scale", "registers", "bert", "distilbert
 
 def own_weights(variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str] = ()) -> HydraModel:
     """Members of different weights."""
-    sources = [source_of(stock(variant, seed=m), variant, name=f"member{m}") for m in range(len(kept))]
+    sources = [source_of(shared_stock(variant, m), variant, name=f"member{m}") for m in range(len(kept))]
     plan = plan_fusion([prune_source(s, mask_of(s, heads)) for s, heads in zip(sources, kept, strict=True)], merge)
     return HydraModel(plan.description, plan.tensors)
 
 
 def one_weight(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> HydraModel:
     """Members that are the same but for their heads."""
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     plan = plan_fusion([prune_source(source, mask_of(source, heads)) for heads in kept])
     return HydraModel(plan.description, plan.tensors)
 
 
 def library(variant: str, kept: Sequence[Sequence[Sequence[int]]], *, seeds: bool) -> list[Tensor]:
     """What the library says of each member, its heads removed by zeroed columns."""
-    found = []
-    for member, heads in enumerate(kept):
-        reference = stock(variant, seed=member if seeds else 0)
-        mask = mask_of(source_of(reference, variant), heads)
-        with torch.no_grad():
-            found.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
-    return found
+    masks = [mask_of(source_of(shared_stock(variant), variant), heads) for heads in kept]
+    return [stock_logits(variant, tuple(m.removed_heads), i if seeds else 0) for i, m in enumerate(masks)]
 
 
 @pytest.fixture
@@ -78,32 +83,25 @@ def answers(model: HydraModel, variant: str, expected: Sequence[Tensor]) -> None
 
 RAN = {"equal": [2, 1, 2], "nearly": [2, 2, 3], "empty": [1, 2], "shared": [2, 2, 2], "uneven": [2, 2]}
 KEPT = {"equal": EQUAL, "nearly": NEARLY, "empty": EMPTY, "shared": SHARED, "uneven": UNEVEN}
-CASES = [(v, case) for v in VARIANTS for case in KEPT if v in FEW or case == "equal"]
+# Every model with members of their own weights and of one, every case with several models.
+CASES = spread(VARIANTS, KEPT, [False, True], each=2)
 
 
-@pytest.mark.parametrize(("variant", "case"), CASES)
+@pytest.mark.parametrize(("variant", "case", "same"), CASES)
 @torch.inference_mode()
-def test_unmerged_members_equal_the_library(variant: str, case: str, sites: list[int]) -> None:
-    kept, ran = KEPT[case], RAN[case]
-    model = batched(own_weights(variant, kept))
-    for _ in range(2):  # the second call finds the stacks made
-        answers(model, variant, library(variant, kept, seeds=True))
-    # The prompts of a zero-shot model are read once, and its tower of the labels comes first.
-    assert sites == ran * 2 or (model.prompted is not None and set(sites) == set(ran))
-
-
-@pytest.mark.parametrize(("variant", "case"), CASES)
-@torch.inference_mode()
-def test_members_of_the_same_weights_equal_the_library(variant: str, case: str, sites: list[int]) -> None:
+def test_members_equal_the_library(variant: str, case: str, same: bool, sites: list[int]) -> None:
     kept = KEPT[case]
-    model = batched(one_weight(variant, kept))
-    for _ in range(2):
-        answers(model, variant, library(variant, kept, seeds=False))
+    model = batched(one_weight(variant, kept) if same else own_weights(variant, kept))
+    for _ in range(2):  # the second call finds the stacks made
+        answers(model, variant, library(variant, kept, seeds=not same))
     assert sites, "nothing ran batched"
+    if not same and model.prompted is None:
+        assert sites == RAN[case] * 2
+    elif not same:  # the prompts of a zero-shot model are read once, and its tower of the labels comes first
+        assert set(sites) == set(RAN[case])
 
 
-@pytest.mark.parametrize("kept", [EQUAL, UNEVEN])
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize(("variant", "kept"), spread(FEW, [EQUAL, UNEVEN]))
 @torch.inference_mode()
 def test_the_whole_last_block_is_the_last_block(variant: str, kept: Any) -> None:
     for model in (batched(own_weights(variant, kept, ["mlp"])), batched(one_weight(variant, kept))):
@@ -123,8 +121,7 @@ def test_on_a_cpu_it_is_not_the_default(sites: list[int]) -> None:
     assert sites == []
 
 
-@pytest.mark.parametrize("variant", FEW)
-@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(("variant", "same"), spread(FEW, [False, True]))
 def test_gradients(variant: str, same: bool) -> None:
     found = []
     for together in (False, True):
@@ -296,8 +293,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("variant", ["class-token", "bert"])
+@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "bert"], [False, True]))
 @torch.inference_mode()
 def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> None:
     graphs: list[torch.fx.GraphModule] = []
@@ -327,7 +323,7 @@ def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> 
 
 
 def test_one_member_is_never_batched(sites: list[int]) -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = batched(HydraModel(source.description, source.tensors))
     with torch.no_grad():
         model.member_logits(inputs("class-token"))

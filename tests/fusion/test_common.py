@@ -19,7 +19,20 @@ from hydractl.model.loading import build_model
 from hydractl.model.projections import neighbours, runs_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, open_source
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    spread,
+    stock,
+    stock_logits,
+    zero_columns,
+)
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
@@ -32,10 +45,9 @@ MASKS = {"at-once": AT_ONCE, "second": SECOND, "third": THIRD, "never": NEVER, "
 
 def of_one_checkpoint(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
     """Members that differ in their heads only, and the logits of the library's model with zeroed columns."""
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     masks = [mask_of(source, heads) for heads in kept]
-    with torch.no_grad():
-        expected = [logits(zero_columns(stock(variant), m.removed_heads), inputs(variant)) for m in masks]
+    expected = [stock_logits(variant, tuple(mask.removed_heads)) for mask in masks]
     return [prune_source(source, mask) for mask in masks], expected
 
 
@@ -45,10 +57,10 @@ def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
     return len(same) if all(same) else same.index(False)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["read", "whole"])
-@pytest.mark.parametrize("together", [True, False], ids=["side-by-side", "in-turn"])
-@pytest.mark.parametrize("case", MASKS)
-@pytest.mark.parametrize("variant", VARIANTS)
+# What is run once does not depend on the library: two of the twenty ways with each model, all of them in all.
+@pytest.mark.parametrize(
+    ("variant", "case", "together", "whole"), spread(VARIANTS, MASKS, [True, False], [False, True], each=2)
+)
 @torch.no_grad()
 def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, together: bool, whole: bool) -> None:
     members, expected = of_one_checkpoint(variant, MASKS[case])
@@ -95,7 +107,7 @@ PARTS = {
 @pytest.mark.parametrize("where", PARTS)
 @torch.no_grad()
 def test_members_part_where_their_weights_do(where: str) -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     members = [source, changed(source, where), source]
     alone = [build_model(m).member_logits(inputs("class-token"))[0] for m in members]
     plan = plan_fusion(members, [])
@@ -111,7 +123,7 @@ def test_members_part_where_their_weights_do(where: str) -> None:
 @torch.no_grad()
 def test_a_head_that_differs_is_kept_by_its_member() -> None:
     """All other heads of the site are equal: they are not taken apart from it."""
-    source = source_of(stock("qk-norm"), "qk-norm")
+    source = source_of(shared_stock("qk-norm"), "qk-norm")
     for name in (
         "blocks.0.attn.qkv.weight",
         "blocks.0.attn.proj.weight",
@@ -246,7 +258,7 @@ def test_threads_do_not_mix_their_calls(together: bool) -> None:
 
 
 def test_a_copy_would_run_the_blocks_of_the_original() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     with pytest.raises(TypeError, match=r"^a HydraModel cannot be copied; build it again from its checkpoint$"):
         copy.deepcopy(build_model(source))
 

@@ -18,8 +18,11 @@ from tests.pico import (
     mask_of,
     merged_names,
     prune_source,
+    shared_stock,
     source_of,
+    spread,
     stock,
+    stock_logits,
     zero_columns,
 )
 
@@ -30,48 +33,37 @@ KEPT = [
     [[], [1, 2], [0, 1]],
     [[2], [0], [1]],
 ]
-EMPTY_EVERYWHERE = [[[0], [], [1]], [[1, 2], [], [0]], [[0, 1, 2], [], [2]]]
+MASKS = {
+    **{f"{count}-members": KEPT[:count] for count in (1, 2, 3, 5)},
+    "empty-in-all": [[[0], [], [1]], [[1, 2], [], [0]], [[0, 1, 2], [], [2]]],
+}
 
 
 def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Source], list[torch.Tensor]]:
     """Members with weights of their own, and the logits of the stock models with zeroed columns."""
     sources, expected = [], []
     for index, heads in enumerate(kept):
-        reference = stock(variant, seed=index)
-        source = source_of(reference, variant, name=f"member{index}")
+        source = source_of(shared_stock(variant, index), variant, name=f"member{index}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
-        with torch.no_grad():
-            expected.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+        expected.append(stock_logits(variant, tuple(mask.removed_heads), index))
     return sources, expected
 
 
-@pytest.mark.parametrize("side_by_side", [True, False])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize(("variant", "case", "side_by_side"), spread(VARIANTS, MASKS, [True, False], each=2))
 @torch.no_grad()
-def test_unmerged_members_equal_the_library(variant: str, count: int, side_by_side: bool) -> None:
-    sources, expected = members(variant, KEPT[:count])
+def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_side: bool) -> None:
+    sources, expected = members(variant, MASKS[case])
     plan = plan_fusion(sources, [])
     fused = HydraModel(plan.description, plan.tensors)
     fused.side_by_side = side_by_side
     together = fused.member_logits(inputs(variant))
-    assert together.shape == (count, 3, 5)
+    assert together.shape == (len(MASKS[case]), 3, 5)
     for member, reference in zip(together, expected, strict=True):
         close(member, reference)
     pooled = torch.stack(expected).softmax(-1).mean(0)
     assert torch.allclose(fused(inputs(variant)).exp(), pooled, atol=1e-6)
     assert torch.allclose(fused(inputs(variant)).exp().sum(-1), torch.ones(3), atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@torch.no_grad()
-def test_a_site_empty_in_all_members(variant: str) -> None:
-    sources, expected = members(variant, EMPTY_EVERYWHERE)
-    plan = plan_fusion(sources, [])
-    together = HydraModel(plan.description, plan.tensors).member_logits(inputs(variant))
-    for member, reference in zip(together, expected, strict=True):
-        close(member, reference)
 
 
 def averaged_references(
@@ -88,8 +80,18 @@ def averaged_references(
         return [logits(zero_columns(m, r), inputs(variant)) for m, r in zip(models, removed, strict=True)]
 
 
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]])
+MERGES = [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_merged_parts_are_those_of_the_library(variant: str) -> None:
+    sources, _ = members(variant, KEPT[:2])
+    for merge in MERGES:
+        expected = merged_names(variant, shared_stock(variant), merge)
+        assert sorted(plan_fusion(sources, merge).averaged) == sorted(expected), merge
+
+
+@pytest.mark.parametrize(("variant", "merge"), spread(VARIANTS, MERGES))
 @torch.no_grad()
 def test_merged_members_equal_the_library_with_averaged_weights(variant: str, merge: list[str]) -> None:
     sources, _ = members(variant, KEPT[:3])
@@ -101,8 +103,7 @@ def test_merged_members_equal_the_library_with_averaged_weights(variant: str, me
 
 @torch.no_grad()
 def test_equal_parts_survive_averaging_bit_for_bit() -> None:
-    reference = stock("class-token")
-    source = source_of(reference, "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     pruned = [prune_source(source, mask_of(source, heads)) for heads in KEPT[:3]]
     plan = plan_fusion(pruned)
     for name in plan.averaged:

@@ -15,7 +15,7 @@ from hydractl.fusion.plan import FusedTensors, plan_fusion
 from hydractl.fusion.selfcheck import BATCH, self_check
 from hydractl.log import Log
 from hydractl.model.source import Source
-from tests.pico import logits, mask_of, merged_names, prune_source, source_of, stock, zero_columns
+from tests.pico import logits, mask_of, merged_names, prune_source, shared_stock, source_of, stock, zero_columns
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
 
@@ -27,7 +27,7 @@ def members(variant: str, seeds: list[int]) -> tuple[list[Source], list[Any]]:
     """Sources, and the stock models with zeroed columns that they are."""
     sources, models = [], []
     for seed, heads in zip(seeds, KEPT, strict=True):
-        source = source_of(stock(variant, seed), variant, name=f"m{len(sources)}")
+        source = source_of(shared_stock(variant, seed), variant, name=f"m{len(sources)}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
         models.append(zero_columns(stock(variant, seed), mask.removed_heads))
@@ -77,7 +77,7 @@ def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
     for widened in (False, True):
         sources = []
         for seed, heads in enumerate(KEPT):
-            source = source_of(stock(variant, seed), variant, name=f"m{seed}")
+            source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
             halves = {name: source.tensors.read(name).half() for name in source.tensors.names()}
             halves = {name: tensor.float() if widened else tensor for name, tensor in halves.items()}
             source = replace(source, tensors=DictTensors(halves))

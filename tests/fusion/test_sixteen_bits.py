@@ -9,7 +9,7 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.selfcheck import compute_in_float32, storage_dtype
 from hydractl.model.runtime import HydraModel
-from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]
 
@@ -18,15 +18,15 @@ def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object
     """Description and 16-bit tensors of a fused model."""
     sources = []
     for index, heads in enumerate(KEPT):
-        source = source_of(stock(variant, seed=index), variant, name=f"member{index}")
+        source = source_of(shared_stock(variant, index), variant, name=f"member{index}")
         sources.append(prune_source(source, mask_of(source, heads)))
     plan = plan_fusion(sources, merge)
     return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype", "merge"), spread(VARIANTS, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
+)
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:
     description, tensors = narrowed(variant, dtype, merge)

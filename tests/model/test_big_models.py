@@ -31,7 +31,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.slicing import StoredHeads
 from hydractl.model.source import Source, open_source, pruned
-from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 TINY = f"timm:vit_tiny_patch16_224?{SMALL}"
@@ -394,7 +394,7 @@ def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytes
     kept = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
     sources = []
     for seed, heads in enumerate(kept):
-        source = source_of(stock(variant, seed), variant, name=f"m{seed}")
+        source = source_of(shared_stock(variant, seed), variant, name=f"m{seed}")
         sources.append(prune_source(source, mask_of(source, heads)))
     plan = plan_fusion(sources)
     assert plan.averaged
@@ -405,7 +405,7 @@ def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stored_heads_are_those_of_the_model(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     source = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     stored = StoredHeads(source.tensors, source.description, source.family, torch.float32)
     model: Any = HydraModel(source.description, source.tensors)

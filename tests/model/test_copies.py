@@ -19,7 +19,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.sequential import SequentialEnsemble
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.speed import hasten
+from hydractl.training.prepare import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 
@@ -142,7 +142,7 @@ def test_a_model_in_training_is_copied(adapter: Any) -> None:
     model = HydraModel(source.description, source.tensors)
     if adapter is not None:
         adapter.add(model, seed=0)
-    hasten(model, checkpoint_blocks=True, compile=False)
+    speed_up(model, checkpoint_blocks=True, compile=False)
     copied = copy.deepcopy(model.train())
     gradients = []
     for each in (model, copied):

@@ -17,7 +17,7 @@ from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
-from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of, spread
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
 POSITION_AND_CLASS = T * D + D
@@ -216,9 +216,9 @@ def pico_macs(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> int:
 
 @pytest.mark.parametrize("variant", list(FORMS))
 def test_the_counter_agrees_with_the_formula(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     assert cost(source)["macs"] == pico_macs(variant, [[[0, 1, 2]] * 3])
-    others = [source_of(stock(variant, seed=seed), variant) for seed in range(3)]
+    others = [source_of(shared_stock(variant, seed=seed), variant) for seed in range(3)]
     members = [prune_source(other, mask_of(source, kept)) for other, kept in zip(others, KEPT, strict=True)]
     for member, kept in zip(members, KEPT, strict=True):
         assert cost(member)["macs"] == pico_macs(variant, [kept])
@@ -226,10 +226,9 @@ def test_the_counter_agrees_with_the_formula(variant: str) -> None:
     assert macs(plan.description, plan.tensors) == pico_macs(variant, KEPT)
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
+@pytest.mark.parametrize(("variant", "merge"), spread(VARIANTS, [["mlp", "norm", "embed"], []]))
 def test_nothing_is_counted_per_batch(variant: str, merge: list[str]) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     plan = plan_fusion([prune_source(source, mask_of(source, kept)) for kept in KEPT], merge)
     one = macs(plan.description, plan.tensors)
     assert one > 0 and macs(plan.description, plan.tensors, batch=2) == 2 * one
@@ -237,7 +236,7 @@ def test_nothing_is_counted_per_batch(variant: str, merge: list[str]) -> None:
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_parameters_are_those_of_the_library(variant: str) -> None:
-    model = stock(variant)
+    model = shared_stock(variant)
     source = source_of(model, variant)
     assert parameters(source.tensors) == sum(p.numel() for p in model.parameters())
     assert weight_bytes(source.tensors) == 4 * parameters(source.tensors)

@@ -17,14 +17,14 @@ from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.sequential import SequentialEnsemble
 from hydractl.model.source import Source
-from tests.pico import images, source_of, stock
+from tests.pico import images, shared_stock, source_of, stock
 
 VARIANT = "class-token"
 NAMED = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes="
 
 
 def sources(count: int) -> list[Source]:
-    return [source_of(stock(VARIANT, seed), VARIANT, name=f"m{seed}") for seed in range(count)]
+    return [source_of(shared_stock(VARIANT, seed), VARIANT, name=f"m{seed}") for seed in range(count)]
 
 
 def write(source: Source, path: Path) -> str:

@@ -15,7 +15,7 @@ from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
 from hydractl.families import get_family
 from hydractl.training.augment import Augmentation, Numbered
-from tests.pico import source_of, stock
+from tests.pico import shared_stock, source_of
 
 ALL = ["crop:0.3", "flip", "randaugment:2:12"]
 IMAGES = ["class-token", "hf-vit", "clip"]
@@ -29,7 +29,7 @@ def dataset(tmp_path: Path) -> Any:
 
 
 def augmentation(variant: str, items: list[str], seed: int = 3) -> Augmentation:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     return Augmentation(items, source.family, source.description.preprocess, seed)
 
 
@@ -89,7 +89,7 @@ def test_the_random_numbers_of_the_caller_are_left_alone(dataset: Any) -> None:
 
 
 def test_without_a_crop_images_are_resized_as_in_evaluation(dataset: Any) -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     plain = source.family.collate(source.description.preprocess)([dataset[i] for i in range(len(dataset))])
     flipped = inputs(dataset, augmentation("class-token", ["flip"]), 0)
     same = [bool(torch.equal(a, b)) for a, b in zip(plain, flipped, strict=True)]

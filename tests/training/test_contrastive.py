@@ -18,18 +18,18 @@ from hydractl.distributed import Processes
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import HeadMask
-from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.slicing import sliced
 from hydractl.model.source import Source, open_source
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import TrainingData
-from hydractl.training.loop import train
-from hydractl.training.losses import contrastive
-from hydractl.training.losses.contrastive import Contrastive
-from hydractl.training.trained import trainable
+from hydractl.training import losses
+from hydractl.training.data import TrainingData
+from hydractl.training.losses import Contrastive
+from hydractl.training.options import LossOptions, WeightOptions
+from hydractl.training.prepare import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+from tests.training.test_loop import train
 
 WORDS = ["tin", "a large oak in the snow", "salt", "two boats", "an egg", "fog over a lake at night", "rust", "a cat"]
 PAIRS = 32
@@ -87,9 +87,9 @@ def gradients(
     freeze: Sequence[str] = (),
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients under the names of the library: the weights are lost."""
-    trainable(model, None, tower, freeze)
+    trainable(model, WeightOptions(tower=tower, freeze=tuple(freeze)))
     model.train()
-    loss = Contrastive(model, settings(), team or Processes()).backward(batches, PAIRS)
+    loss = Contrastive(model, LossOptions(name="contrastive"), team or Processes()).backward(batches, PAIRS)
     for parameter in model.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     return loss, {name: tensor.clone() for name, tensor in model.stock_tensors().items()}
@@ -158,7 +158,8 @@ def test_four_batches_of_eight_are_one_of_thirty_two(variant: str, published: An
     # Added up, the losses of small batches are something else.
     model = HydraModel(source.description, source.tensors).train()
     alone = [
-        Contrastive(model, settings(), Processes()).backward([part], 8) for part in pairs(variant, torch.float32, 8)
+        Contrastive(model, LossOptions(name="contrastive"), Processes()).backward([part], 8)
+        for part in pairs(variant, torch.float32, 8)
     ]
     assert abs(sum(alone) / 4 - loss) > 0.01
 
@@ -175,20 +176,20 @@ def test_random_draws_are_the_same_the_second_time(published: Any) -> None:
         torch.manual_seed(5)
         with pytest.MonkeyPatch.context() as patch:
             if not parts:  # keeps everything, as a plain step does
-                patch.setattr(contrastive, "checkpoint", lambda run, *given, **_: run(*given))
+                patch.setattr(losses, "checkpoint", lambda run, *given, **_: run(*given))
             results.append(gradients(model, pairs("clip", torch.float64, 8)))
     assert results[0][0] == results[1][0]
     agree(results[0][1], results[1][1], 1e-12)
-    assert contrastive.checkpoint is checkpoint
+    assert losses.checkpoint is checkpoint
 
 
 @pytest.mark.parametrize("variant", ["clip", "clip-bias"])
 def test_large_steps_are_compared_in_parts(variant: str, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = published(variant)
     loss, theirs = stock_gradients(pico_clip(variant), variant, torch.float64)
-    plain = contrastive.sigmoid_loss if variant == "clip-bias" else contrastive.softmax_loss
+    plain = losses.sigmoid_loss if variant == "clip-bias" else losses.softmax_loss
     name = plain.__name__
-    monkeypatch.setattr(contrastive, name, lambda compare, images, texts: plain(compare, images, texts, rows=5))
+    monkeypatch.setattr(losses, name, lambda compare, images, texts: plain(compare, images, texts, rows=5))
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)
     found, ours = gradients(model, pairs(variant, torch.float64))
     assert found == pytest.approx(loss, rel=1e-12)
@@ -257,7 +258,7 @@ def test_a_step_is_that_of_open_clip_and_the_factor_stays_below_a_hundred(publis
     s = settings(batch_size=4, accumulate=2, epochs=2, lr=0.05, optimizer="sgd", momentum=0.0, clip=0.0, warmup=0,
                  schedule="constant", weight_decay=0.0, tower="text", seed=3)  # fmt: skip
     model = HydraModel(source.description, source.tensors)
-    history = train(model, data_of("clip", 4, 20), s, Log())
+    history = train(model, data_of("clip", 4, 20), s)
     assert history.steps == 4 and [e["steps"] for e in history.epochs] == [2, 4]
     pixels, tokens = clip_images("clip", 20), clip_tokenizer("clip")(TEXTS[:20])
     stock.visual.requires_grad_(False)

@@ -14,11 +14,14 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.settings import FinetuneSettings
-from hydractl.training.course import TrainingData
-from hydractl.training.loop import train
+from hydractl.training.context import History, TrainingContext
+from hydractl.training.data import TrainingData
+from hydractl.training.loop import Training
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import adapt, trainable
 from hydractl.training.schedule import factor, warmup_steps
-from hydractl.training.trained import trainable
-from tests.pico import images, mask_of, prune_source, source_of, stock, zero_columns
+from hydractl.verbs.finetune import train_options
+from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
 SIZE, BATCH = 20, 8
 
@@ -28,6 +31,16 @@ def settings(**changes: Any) -> FinetuneSettings:
     made = FinetuneSettings(**values)
     made.check()
     return made
+
+
+def prepare(model: HydraModel, s: FinetuneSettings) -> None:
+    """Put an adapter on the model, as the verb does."""
+    adapt(model, train_options(s).weights, s.seed)
+
+
+def train(model: HydraModel, data: TrainingData, s: FinetuneSettings) -> History:
+    """Train in place, as the verb does."""
+    return Training(model, data, train_options(s), s.lr[0], TrainingContext(Log())).run()
 
 
 def sample() -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +100,7 @@ def test_training_equals_a_plain_loop_on_the_stock_model(optimizer: str, schedul
         **more,
     )
     model = HydraModel(source.description, source.tensors)
-    train(model, training_data(), s, Log())
+    train(model, training_data(), s)
     after = {
         "constant": [1.0, 1.0, 1.0],
         "linear": [1.0, 2 / 3, 1 / 3],
@@ -109,10 +122,10 @@ def test_accumulated_batches_are_one_batch() -> None:
     """20 samples: steps of 8, 8 and 4, the last of them a single batch of 4."""
     trained = []
     for size, count in ((8, 1), (4, 2)):
-        source = source_of(stock("class-token"), "class-token")
+        source = source_of(shared_stock("class-token"), "class-token")
         model = HydraModel(source.description, source.tensors)
         s = settings(batch_size=size, accumulate=count, epochs=2, lr=0.02, optimizer="sgd", label_smoothing=0.1)
-        history = train(model, training_data(size=size), s, Log())
+        history = train(model, training_data(size=size), s)
         assert history.steps == 6
         trained.append((model.stock_tensors(), history.losses))
     (one, losses), (other, same_losses) = trained
@@ -128,7 +141,7 @@ def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:
         optimizer="sgd", steps=3, lr=1e-2, clip=0.0, weight_decay=0.0, momentum=0.0, warmup=0, schedule="constant"
     )
     model = HydraModel(pruned.description, pruned.tensors)
-    train(model, training_data(), s, Log())
+    train(model, training_data(), s)
     removed = pruned.description.mask.removed_heads
     stock_model = zero_columns(reference, removed)
     x, y = sample()
@@ -145,11 +158,11 @@ def test_a_pruned_model_trains_as_the_stock_model_with_dead_heads() -> None:
 
 
 def test_the_best_epoch_is_kept_and_patience_ends_the_training() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     # A learning rate of nearly nothing: no epoch is better than the first.
     s = settings(epochs=6, lr=1e-12, patience=2, val="v.npz")
-    history = train(model, training_data(validation=True), s, Log())
+    history = train(model, training_data(validation=True), s)
     assert len(history.epochs) == 3
     assert history.kept_epoch == 1
     assert history.stopped_early
@@ -159,9 +172,9 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_training() -> None:
 
 
 def test_validation_reports_accuracy_and_nll() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
-    history = train(model, training_data(validation=True), settings(epochs=2, lr=1e-3), Log())
+    history = train(model, training_data(validation=True), settings(epochs=2, lr=1e-3))
     kept = history.epochs[history.kept_epoch - 1]
     x, y = sample()
     with torch.no_grad():
@@ -171,21 +184,21 @@ def test_validation_reports_accuracy_and_nll() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_at_once() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     with pytest.raises(NonFiniteError, match="the loss is"):
-        train(model, training_data(), settings(steps=20, lr=1e30, clip=0.0, warmup=0, optimizer="sgd"), Log())
+        train(model, training_data(), settings(steps=20, lr=1e30, clip=0.0, warmup=0, optimizer="sgd"))
 
 
 def test_what_is_frozen() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
-    trainable(model, 1)
+    trainable(model, WeightOptions(train_last=1))
     names = {n for n, p in model.networks[0].named_parameters() if p.requires_grad}
     assert all(n.startswith(("blocks.2.", "norm.", "head.")) for n in names)
     assert any(n.startswith("blocks.2.") for n in names)
     with pytest.raises(UsageError, match=r"--train-last 4 is outside 0\.\.3"):
-        trainable(model, 4)
+        trainable(model, WeightOptions(train_last=4))
 
 
 def test_the_schedule() -> None:

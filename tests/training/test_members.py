@@ -24,10 +24,10 @@ from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse, main
 from hydractl.log import Log
 from hydractl.settings import SETTINGS, merge
-from hydractl.settings.words import bare_environment, words_of
+from hydractl.settings.words import bare_environment, to_argv
+from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import Command, run_commands
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.member import numbered
+from hydractl.training.outputs import numbered
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--batch-size", "8"]
@@ -329,7 +329,7 @@ def test_words_give_the_same_settings_again(flags: list[str], env: dict[str, str
     Path("hydra.yaml").write_text(yaml)
     first = ["finetune", "--data", "d.npz", "--val", "v.npz", *flags, "--", "-odd.st"]
     given = merge(kind, parsed(first), env, tmp_path)
-    words = ["finetune", *words_of(given), "--config=/dev/null", "--", *given.model]
+    words = ["finetune", *to_argv(given), "--config=/dev/null", "--", *given.model]
     again = merge(kind, parsed(words), bare_environment({**env, "HYDRACTL_LR": "9", "HOME": "/"}), tmp_path)
     again.config = given.config
     assert again == given

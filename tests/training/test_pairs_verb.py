@@ -138,7 +138,7 @@ def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int) -> None
 def test_workers_and_memory_change_nothing(more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = [*TRAIN, "clip", "--steps", "3", "--batch-size", "16", *more]
     run(*command, "-o", "kept.st")
-    monkeypatch.setattr("hydractl.training.reading.CACHE_BYTES", 0)
+    monkeypatch.setattr("hydractl.training.data.CACHE_BYTES", 0)
     run(*command, "-o", "none.st")
     run(*command, "-o", "two.st", "--workers", "2")
     assert Path("kept.st").read_bytes() == Path("none.st").read_bytes() == Path("two.st").read_bytes()

@@ -184,7 +184,7 @@ def test_an_augmentation_that_torchvision_does_not_have_is_refused(item: str) ->
 
 
 def test_the_log_is_no_other_file_of_the_training(tmp_path: Path) -> None:
-    from hydractl.training.run_files import RunFiles
+    from hydractl.training.outputs import RunFiles
 
     for log in (str(tmp_path / "a.st"), str(tmp_path / "a.st.state"), f"{tmp_path}/./a.st"):
         with pytest.raises(UsageError, match="another file of this training"):

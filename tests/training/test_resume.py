@@ -65,13 +65,15 @@ def forked(arguments: list[str], then: Callable[[int], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
+@pytest.mark.parametrize("kills_wanted", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> None:
+    clean("timed")
     draw = random.Random(0)
     begun = time.monotonic()
     run(*TRAIN, "-o", "timed.st")
     length = time.monotonic() - begun
     kills, resumed = 0, 0
-    while kills < 20:
+    while kills < kills_wanted:
         clean("killed")
         command = [*TRAIN, "-o", "killed.st", "--save-every", "2", "--resume"]
         while True:
@@ -90,12 +92,12 @@ def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
             assert not Path("killed.st").exists() or Path("killed.st").read_bytes() == Path("whole.st").read_bytes()
         same("killed.st")
         assert not [f for f in os.listdir() if f.startswith((".killed", "killed.st."))]
-    assert resumed > 5
+    assert resumed > kills_wanted // 4
 
 
-@pytest.mark.parametrize("step", [1, 5, 6, 7, 11, 12, 29, 30])
+@pytest.mark.parametrize("step", [1, 6, 7, 30])
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """6 steps make an epoch: after a step in the middle, at a boundary, after the first and the last."""
+    """6 steps make an epoch: after the first step, at a boundary and behind it, after the last."""
     clean("stopped")
     command = [*TRAIN, "-o", "stopped.st"]
     stop_after(step, command, capsys)
@@ -151,10 +153,10 @@ def test_every_save_is_a_place_to_go_on_from(monkeypatch: pytest.MonkeyPatch) ->
         saved.append(Path("each.st.state").read_bytes())
 
     monkeypatch.setattr(loop.Training, "save", kept)
-    command = [*TRAIN, "-o", "each.st", "--save-every", "4"]
+    command = [*TRAIN, "-o", "each.st", "--save-every", "7"]
     run(*command)
     same("each.st")
-    assert len(saved) == 30 // 4
+    assert len(saved) == 30 // 7
     states = list(saved)
     for state in states:
         clean("each")

@@ -26,8 +26,9 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
-from hydractl.training.course import Around
-from hydractl.training.snapshots import Cycles
+from hydractl.training.context import TrainingContext
+from hydractl.training.schedule import Cycles
+from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
@@ -54,7 +55,7 @@ def test_training_equals_a_plain_loop_with_the_rate_of_the_paper(warmup: int) ->
         warmup=warmup,
     )  # fmt: skip
     model = HydraModel(source.description, source.tensors)
-    run = loop.Training(model, training_data(), s, 0.02, Around(Log()))
+    run = loop.Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
     run.run()
     rates = [rate(t, 12, 3) for t in range(1, 13)]
     if warmup:  # in the first cycle only, whose cosine has the steps that are left

@@ -9,17 +9,17 @@ from torch import nn
 from hydractl.errors import UsageError
 from hydractl.model.checks import check_tensors
 from hydractl.model.loading import build_model
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import trainable
 from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
-from hydractl.training.trained import trainable
-from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, source_of, stock
+from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, spread
 
 CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
 
 
-@pytest.mark.parametrize("variant", CLASSIFIERS)
-@pytest.mark.parametrize("classes", [5, 7])
+@pytest.mark.parametrize(("variant", "classes"), spread(CLASSIFIERS, [5, 7]))
 def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: int) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     made = with_new_head(source, [f"c{i}" for i in range(classes)], classes)
     check_tensors("made", made.tensors, made.family, made.description)
     assert made.classes == classes
@@ -37,12 +37,12 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def test_a_zero_shot_model_has_no_head() -> None:
     with pytest.raises(UsageError, match="--reset-head: open_clip models have no classifier"):
-        with_new_head(source_of(stock("clip"), "clip"), ["a"], 1)
+        with_new_head(source_of(shared_stock("clip"), "clip"), ["a"], 1)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "distilled", "bert", "roberta", "hf-deit-distilled"])
 def test_a_drawn_head_is_the_librarys(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     made, other = with_drawn_head(source, 3), with_drawn_head(source, 4)
     torch.manual_seed(3)
     library = _as_the_library_draws(variant).state_dict()
@@ -72,12 +72,12 @@ def _as_the_library_draws(variant: str) -> nn.Module:
 
 def test_a_zero_shot_model_has_no_head_to_draw() -> None:
     with pytest.raises(UsageError, match="--init head: .* has no classifier"):
-        with_drawn_head(source_of(stock("clip"), "clip"), 0)
+        with_drawn_head(source_of(shared_stock("clip"), "clip"), 0)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
 def test_drawn_weights_are_the_librarys(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     one, same, other = drawn(source, 3), drawn(source, 3), drawn(source, 4)
     check_tensors("drawn", one.tensors, one.family, one.description)
     names = [
@@ -92,7 +92,7 @@ def test_drawn_weights_are_the_librarys(variant: str) -> None:
 
 
 def test_drawn_weights_of_a_pruned_model_stay_pruned() -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     whole, cut = drawn(source, 1), drawn(pruned, 1)
     check_tensors("cut", cut.tensors, cut.family, cut.description)
@@ -102,7 +102,7 @@ def test_drawn_weights_of_a_pruned_model_stay_pruned() -> None:
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "distilbert", "hf-vit"])
 def test_dropout_in_each_layer(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     batch = inputs(variant)
     plain, dropped = build_model(source), build_model(with_dropout(source, 0.3))
     assert torch.equal(plain.member_logits(batch), dropped.member_logits(batch))  # not in evaluation
@@ -120,7 +120,7 @@ def test_dropout_in_each_layer(variant: str) -> None:
 
 def test_a_model_without_dropout_says_so() -> None:
     with pytest.raises(UsageError, match="--dropout: open_clip models have no dropout"):
-        with_dropout(source_of(stock("clip"), "clip"), 0.1)
+        with_dropout(source_of(shared_stock("clip"), "clip"), 0.1)
 
 
 FROZEN = {
@@ -142,8 +142,8 @@ FROZEN = {
 
 @pytest.mark.parametrize(("variant", "part"), FROZEN)
 def test_a_part_is_frozen(variant: str, part: str) -> None:
-    model = build_model(source_of(stock(variant), variant))
-    trainable(model, None, freeze=[part])
+    model = build_model(source_of(shared_stock(variant), variant))
+    trainable(model, WeightOptions(freeze=(part,)))
     left = [n for n, p in model.networks[0].named_parameters() if not p.requires_grad]
     assert sorted(left) == sorted(FROZEN[variant, part])
 
@@ -152,8 +152,8 @@ def test_a_part_is_frozen(variant: str, part: str) -> None:
 @pytest.mark.parametrize("part", ["attention", "mlp", "norm"])
 def test_the_parts_of_blocks(variant: str, part: str) -> None:
     """By shape: what has the width of the MLP, what is 1-D and of the stream, and the banks of heads."""
-    model = build_model(source_of(stock(variant), variant))
-    trainable(model, None, freeze=[part])
+    model = build_model(source_of(shared_stock(variant), variant))
+    trainable(model, WeightOptions(freeze=(part,)))
     left = {n for n, p in model.networks[0].named_parameters() if not p.requires_grad}
     by_module = {n for n, m in model.networks[0].named_modules() if isinstance(m, nn.LayerNorm)}
     norms = {n for n, _ in model.networks[0].named_parameters() if n.rpartition(".")[0] in by_module}
@@ -168,10 +168,10 @@ def test_the_parts_of_blocks(variant: str, part: str) -> None:
 
 
 def test_a_part_that_is_not_there() -> None:
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     with pytest.raises(UsageError, match="--freeze words: vit_tiny_patch16_224 has no such part"):
-        trainable(model, None, freeze=["words"])
-    trained = trainable(model, None, freeze=["words", "head"], lenient=True)
+        trainable(model, WeightOptions(freeze=("words",)))
+    trained = trainable(model, WeightOptions(freeze=("words", "head"), lenient=True))
     assert not [name for name in trained if ".head." in name]
     with pytest.raises(UsageError, match="nothing is left to train"):
-        trainable(model, 0, freeze=["norm", "head"])
+        trainable(model, WeightOptions(train_last=0, freeze=("norm", "head")))

@@ -21,7 +21,8 @@ from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.settings import FinetuneSettings
 from hydractl.training import loop
-from hydractl.training.reading import training_data
+from hydractl.training.data import training_data
+from hydractl.verbs.finetune import train_options
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -222,4 +223,4 @@ def test_a_batch_must_be_divided_evenly() -> None:
     team.size = 2
     given = FinetuneSettings(model=["m"], data="train.npz", batch_size=7)
     with pytest.raises(UsageError, match="--batch-size 7 cannot be divided among 2 processes"):
-        training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, given, team)
+        training_data(hydractl.load(MODEL, device="cpu"), open_data("train.npz"), None, train_options(given), team)

@@ -1,1 +1,1 @@
-"""What is trained in the place of whole weights: few numbers that adapt them, one file each."""
+"""Adapters: few numbers that are trained in the place of whole weights, one file each."""

@@ -1,4 +1,4 @@
-"""What ``finetune`` trains in the place of the weights themselves, each chosen by an option of its own.
+"""Adapters: what is trained in the place of the weights themselves, each chosen by an option of its own.
 
 The module named as the option has a function ``adapter(value)``, which makes an :class:`Adapter` of what the option
 says. That works by torch's parametrisations: whoever asks for a weight gets the adapted one, so what is written is an
@@ -8,13 +8,11 @@ ordinary checkpoint.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.nn.utils import parametrize
 
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
-from hydractl.settings.finetuning import ADAPTERS
 
 _INSIDE = ".parametrizations."
 
@@ -36,14 +34,10 @@ class Adapter(Protocol):
         ...
 
 
-def adapter_of(settings: FinetuneSettings) -> Adapter | None:
-    """What the options ask for, or None; they exclude each other."""
-    for name in ADAPTERS:
-        value = getattr(settings, name)
-        if value is not None and value is not False:
-            made: Adapter = import_module(f"hydractl.training.adapters.{name}").adapter(value)
-            return made
-    return None
+def make_adapter(option: str, value: Any) -> Adapter:
+    """The adapter of an option, such as ``lora``, that has this value."""
+    adapter: Adapter = import_module(f"hydractl.training.adapters.{option}").adapter(value)
+    return adapter
 
 
 def added_names(model: HydraModel) -> set[str]:

@@ -100,14 +100,14 @@ def _mlp_layers(model: HydraModel) -> list[nn.Linear]:
 
 
 def _biases(model: HydraModel) -> set[str]:
-    found = set()
+    names = set()
     for path, module in model.networks[0].named_modules():
         if parametrize.is_parametrized(module):
             for name in module.parametrizations:
                 bias = "bias" if name == "weight" else f"{name}_bias"  # a bank has several
                 if getattr(module, bias, None) is not None:
-                    found.add(f"{path}.{bias}")
-    return found
+                    names.add(f"{path}.{bias}")
+    return names
 
 
 def adapter(value: float) -> BatchEnsemble:

@@ -17,23 +17,22 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
-from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
-from hydractl.training.loop import train
-from hydractl.training.trained import adapt, trainable
+from hydractl.training.prepare import trainable
+from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
-from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock
-from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
+from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 STD = 0.3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
     BatchEnsemble(0.0).add(adapted, seed=0)
@@ -166,9 +165,9 @@ def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() ->
         schedule="constant",
     )  # fmt: skip
     model = HydraModel(source.description, source.tensors)
-    adapt(model, s)
+    prepare(model, s)
     layers = scaled(model, reference, "class-token")
-    train(model, training_data(), s, Log())
+    train(model, training_data(), s)
 
     factors = [factor.requires_grad_() for layer in layers for factor in (layer.r, layer.s)]
     biases = [layer.layer.bias for layer in layers]
@@ -205,10 +204,10 @@ def test_training_equals_a_plain_training_of_the_factors_on_the_stock_model() ->
 
 
 def names_of(**options: Any) -> tuple[HydraModel, set[str]]:
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     s = settings(batch_ensemble=STD, **options)
-    adapt(model, s)
-    trained = trainable(model, s.train_last, s.tower, s.freeze, adapter=BatchEnsemble(STD))
+    prepare(model, s)
+    trained = trainable(model, train_options(s).weights)
     return model, {name.removeprefix("networks.0.") for name in trained}
 
 
@@ -227,7 +226,7 @@ def test_what_is_not_trained_has_no_factors() -> None:
     """Else a part that is left as it is would be scaled by what was drawn."""
     for options, kept in (({"train_last": 1}, "blocks.2."), ({"freeze": ["mlp"]}, ""), ({"freeze": ["attention"]}, "")):
         model, names = names_of(**options)
-        whole = build_model(source_of(stock("class-token"), "class-token")).stock_tensors()
+        whole = build_model(source_of(shared_stock("class-token"), "class-token")).stock_tensors()
         changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
         assert changed and all(n.startswith(f"{kept or 'blocks.'}") for n in changed)
         if "freeze" in options:
@@ -236,9 +235,9 @@ def test_what_is_not_trained_has_no_factors() -> None:
 
 
 def test_one_tower_can_be_trained() -> None:
-    model = build_model(source_of(stock("clip"), "clip"))
-    adapt(model, settings(batch_ensemble=STD, tower="visual"))
-    whole = build_model(source_of(stock("clip"), "clip")).stock_tensors()
+    model = build_model(source_of(shared_stock("clip"), "clip"))
+    prepare(model, settings(batch_ensemble=STD, tower="visual"))
+    whole = build_model(source_of(shared_stock("clip"), "clip")).stock_tensors()
     changed = {n for n, t in model.stock_tensors().items() if not torch.equal(t, whole[n])}
     assert changed and all(n.startswith("visual.transformer.resblocks.") for n in changed)
     assert {n.split("resblocks.")[1].split(".")[1] for n in changed} == {"attn", "mlp"}
@@ -299,7 +298,7 @@ def test_it_goes_on_with_the_same_bytes(folder: Path, monkeypatch: pytest.Monkey
 
     def signalled(self: Any) -> None:
         if self.history.steps == 4 and self.lr == 0.02:
-            self.around.signals.requested = True
+            self.context.signals.requested = True
         before(self)
 
     monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)

@@ -15,21 +15,20 @@ from torch.nn import functional as F
 from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
-from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.loop import train
-from hydractl.training.trained import adapt, trainable
-from tests.pico import VARIANTS, inputs, mask_of, prune_source, source_of, stock
-from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import trainable
+from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, stock
+from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 R, ALPHA = 2, 6.0
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+    source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
     LoRA(R, ALPHA).add(adapted, seed=0)
@@ -38,16 +37,16 @@ def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
 
 
 def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     LoRA(R, ALPHA).add(model, seed=0)
-    trained = trainable(model, None, adapter=LoRA(R, ALPHA))
+    trained = trainable(model, WeightOptions(adapter=LoRA(R, ALPHA)))
     shapes = sorted(tuple(p.shape) for name, p in trained.items() if "parametrizations" in name)
     assert shapes == sorted([(3, R, 24), (3, 24, R), (1, R, 24), (1, 24, R)] * 3)
     assert {n.removeprefix("networks.0.") for n in trained if "parametrizations" not in n} == {
         "head.weight",
         "head.bias",
     }
-    few = trainable(model, 1, adapter=LoRA(R, ALPHA))
+    few = trainable(model, WeightOptions(train_last=1, adapter=LoRA(R, ALPHA)))
     assert len(few) == 4 + 2
     assert all(".blocks.2." in name or ".head." in name for name in few)
 
@@ -68,7 +67,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
         schedule="constant",
     )
     model = HydraModel(source.description, source.tensors)
-    adapt(model, s)
+    prepare(model, s)
     factors: dict[str, Any] = {}
     for block, attention in enumerate(model.attentions):
         added = attention.only.bank.parametrizations
@@ -76,7 +75,7 @@ def test_training_equals_a_plain_training_of_a_and_b_on_the_stock_model() -> Non
         factors |= {f"{block}.{side}": [qkv.a[i].detach().clone(), qkv.b[i].detach().clone()]
                     for i, side in enumerate("qkv")}  # fmt: skip
         factors[f"{block}.o"] = [out.a[0].detach().clone(), out.b[0].detach().clone()]
-    train(model, training_data(), s, Log())
+    train(model, training_data(), s)
 
     leaves = [tensor.requires_grad_() for pair in factors.values() for tensor in pair]
     head = [reference.head.weight, reference.head.bias]

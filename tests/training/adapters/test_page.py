@@ -12,8 +12,9 @@ from hydractl.model.loading import build_model
 from hydractl.training.adapters.base import Adapter
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.trained import trainable
-from tests.pico import source_of, stock
+from hydractl.training.options import WeightOptions
+from hydractl.training.prepare import trainable
+from tests.pico import shared_stock, source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")
 
@@ -29,7 +30,7 @@ def test_the_adapter_of_the_page(tmp_path: Path) -> None:
     model = build_model(source_of(reference, "class-token"))
     adapter: Adapter = module.adapter(True)
     adapter.add(model, 0)
-    trained = trainable(model, None, adapter=adapter)
+    trained = trainable(model, WeightOptions(adapter=adapter))
     biases = sum(p.numel() for name, p in reference.named_parameters() if name.endswith("bias"))
     assert sum(p.numel() for p in trained.values()) == biases + reference.head.weight.numel()
 
@@ -41,8 +42,8 @@ def test_the_table_counts_what_is_trained(kind: str) -> None:
     adapter: Adapter = LoRA(r, 8.0) if kind == "lora" else BatchEnsemble(0.1)
     text = "8 d r L + (d + 1) C" if kind == "lora" else "(15 d + 3 m) L + (d + 1) C"
     assert f"| {text} |" in PAGE
-    model = build_model(source_of(stock("class-token"), "class-token"))
+    model = build_model(source_of(shared_stock("class-token"), "class-token"))
     adapter.add(model, 0)
     count = 8 * d * r * blocks if kind == "lora" else (15 * d + 3 * m) * blocks
-    trained = trainable(model, None, adapter=adapter)
+    trained = trainable(model, WeightOptions(adapter=adapter))
     assert sum(p.numel() for p in trained.values()) == count + (d + 1) * classes

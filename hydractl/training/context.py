@@ -1,56 +1,48 @@
-"""What a training loop is given beside model and settings, and what it leaves: data, surroundings, history."""
+"""Surroundings of a training beside model and data (log, checkpointing, processes), and its history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from hydractl.distributed import Processes
 from hydractl.log import Log
-from hydractl.training.interruptions import Interruptions
-from hydractl.training.keeping import Keeper
+from hydractl.training.checkpointing import Checkpointing, Interruptions, Saved
 from hydractl.training.run_log import RunLog
-from hydractl.training.state import Saved
-
-Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
-"""Given indices and the epoch (from 0), batches of (inputs, labels), or of (images, captions), on the model's device,
-``--batch-size`` samples divided by the number of processes in each, the last one of an epoch smaller."""
 
 _POINTS = 60
 
 
 @dataclass
-class TrainingData:
-    """What the loop reads: a training set and optionally a validation set, of which each process has its part."""
-
-    size: int
-    batches: Batches
-    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
-
-
-@dataclass
 class History:
-    """What happened: one entry per epoch, the loss of each step, and the epoch whose weights were kept (None: several).
+    """Course of a training.
 
-    ``curve`` stands for the losses where only it is known.
+    Attributes:
+        epochs: an entry for each.
+        kept_epoch: whose weights were kept; None: of several.
+        losses: of each step.
+        stopped_early: for want of a better validation accuracy.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
-    curve: list[float] = field(default_factory=list)
 
     def loss_curve(self) -> list[float]:
         """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
         count, points = len(self.losses), min(len(self.losses), _POINTS)
-        if not count:
-            return self.curve
         parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
         return [sum(part) / len(part) for part in parts]
+
+    def outcome(self) -> dict[str, Any]:
+        """The course in short, as JSON."""
+        return {
+            "kept_epoch": self.kept_epoch,
+            "stopped_early": self.stopped_early,
+            "epochs": self.epochs,
+            "loss_curve": self.loss_curve(),
+        }
 
     @property
     def steps(self) -> int:
@@ -59,13 +51,13 @@ class History:
 
 
 @dataclass
-class Around:
-    """What a training may have around it beside its model and data.
+class TrainingContext:
+    """Surroundings of a training.
 
     Attributes:
         log: hears what happens.
         run_log: is written a line for each step.
-        keeper: saves the unfinished run.
+        checkpointing: saves the unfinished run.
         team: the processes among which each batch is divided.
         extra: added to what is saved: progress and tensors of whoever runs several trainings.
         signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
@@ -73,7 +65,7 @@ class Around:
 
     log: Log
     run_log: RunLog = field(default_factory=RunLog)
-    keeper: Keeper = field(default_factory=lambda: Keeper(None, "1"))
+    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing(None, "1"))
     team: Processes = field(default_factory=Processes)
     extra: Saved = field(default_factory=lambda: Saved({}))
     signals: Interruptions = field(default_factory=Interruptions)

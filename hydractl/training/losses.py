@@ -1,14 +1,17 @@
-"""The contrastive losses of CLIP (softmax) and SigLIP (sigmoid) on pairs of images and captions, as in open_clip.
+"""Losses: the cross-entropy of the classes, and the contrastive losses of CLIP (softmax) and SigLIP (sigmoid).
 
-Radford et al. 2021 (arXiv 2103.00020, figure 3) and Zhai et al. 2023 (arXiv 2303.15343, algorithm 1). Every pair of a
-step is compared with every other one, of all its batches and of all processes, so batches that are accumulated are not
-added up: their features come first, without what gradients need, then one loss of all of them, then each batch is
-computed again for its gradients, as in GradCache (Gao et al. 2021, arXiv 2101.06983).
+The contrastive losses are those of open_clip on pairs of images and captions: Radford et al. 2021 (arXiv 2103.00020,
+figure 3) and Zhai et al. 2023 (arXiv 2303.15343, algorithm 1). Every pair of a step is compared with every other one,
+of all its batches and of all processes, so batches that are accumulated are not added up: their features come first,
+without what gradients need, then one loss of all of them, then each batch is computed again for its gradients, as in
+GradCache (Gao et al. 2021, arXiv 2101.06983).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hydractl.distributed import Processes
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
-from hydractl.training.losses.base import Loss
+from hydractl.training.options import LossOptions
 
 ROWS = 4096
 """Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each
@@ -29,14 +31,71 @@ Compare = Callable[[Tensor, Tensor], Tensor]
 """Features of images ``[I, D]`` and of texts ``[T, D]`` to logits ``[I, T]``."""
 
 
+class Loss(ABC):
+    """A loss of one model.
+
+    Args:
+        model: with one member, its trained parameters marked.
+        options: of the loss.
+        team: the processes among which each batch is divided.
+    """
+
+    def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+        self.model, self.options, self.team = model, options, team
+        self.device = next(model.parameters()).device
+
+    @abstractmethod
+    def backward(self, batches: Sequence[tuple[Any, Any]], count: int) -> float:
+        """Add the gradients of one step to those of the parameters.
+
+        Args:
+            batches: what this process has of the batches of the step.
+            count: the samples of the step, those of all processes together.
+
+        Returns:
+            The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
+            The same holds for the gradients.
+        """
+
+    def after_step(self) -> None:  # noqa: B027 - most losses have nothing to do
+        """Called when the parameters have changed."""
+
+    def autocast(self) -> Any:
+        """The context that activations are computed in."""
+        if self.options.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.options.autocast))
+
+
+def make_loss(model: HydraModel, options: LossOptions, team: Processes) -> Loss:
+    """The loss of this name."""
+    return (Contrastive if options.name == "contrastive" else CrossEntropy)(model, options, team)
+
+
+class CrossEntropy(Loss):
+    """Batches are inputs and labels ``[B]``. Several batches count as one, each sample with the same weight."""
+
+    def backward(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
+        value = 0.0
+        for inputs, labels in batches:
+            with self.autocast():
+                logits = self.model.member_logits(inputs)[0]
+            loss = F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
+            if len(labels) < count:
+                loss = loss * (len(labels) / count)
+            value += float(loss.detach())
+            loss.backward()
+        return value
+
+
 class Contrastive(Loss):
     """Batches are images and their captions. A model with a logit bias is trained by the sigmoid, else by the softmax.
 
     The factor of the similarities is trained as all else and kept between 1 and 100, as in open_clip.
     """
 
-    def __init__(self, model: HydraModel, settings: FinetuneSettings, team: Processes) -> None:
-        super().__init__(model, settings, team)
+    def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+        super().__init__(model, options, team)
         self._loss = sigmoid_loss if model.family.judges_each_pair(model.networks[0]) else softmax_loss
         prefixes = tuple(p for stages in model.family.stages(model.networks[0]) for p in stages.prefixes)
         # Of no tower: factor and bias of the similarities.
@@ -71,7 +130,7 @@ class Contrastive(Loss):
                 return chain(inputs)[0]
 
         features: Tensor = checkpoint(compute, use_reentrant=False) if twice else compute()
-        return features if features.dtype == torch.float64 else features.float()
+        return _at_least_float32(features)
 
     def _gathered(self, features: Tensor) -> Tensor:
         """The features of all processes, of which this process's own have gradients."""
@@ -127,3 +186,7 @@ def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
         return part(0)
     parts = [checkpoint(part, start, use_reentrant=False) for start in range(0, count, rows)]
     return torch.stack(parts).sum()
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()

@@ -15,7 +15,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.log import Log
 from hydractl.training import loop
-from hydractl.training.board import Board
+from hydractl.training.run_log import RunLog, TensorBoard
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -123,12 +123,13 @@ def test_what_cannot_be_written_later_is_warned_of_once() -> None:
     said: list[str] = []
     log = Log()
     log.warn = said.append  # type: ignore[method-assign]
-    board = Board(Path("runs"), 0, log)
-    board.step(1, 5, 2.0, 0.1, 8)
+    board = TensorBoard(Path("runs"), 0, log)
+    run_log = RunLog([board])
+    run_log.step(1, 5, 2.0, 0.1, 8)
     board._writer.add_scalar = None  # type: ignore[union-attr, assignment, method-assign]
     for step in range(2, 6):
-        board.step(step, 5, 2.0, 0.1, 8)
-    board.position()
-    board.close()
+        run_log.step(step, 5, 2.0, 0.1, 8)
+    run_log.position()
+    run_log.close()
     assert len(said) == 1 and "ends here" in said[0]
     assert scalars("runs")["train/loss"] == [(1, 2.0)]

@@ -1,0 +1,283 @@
+"""The unfinished run on the disk: what decides how a training goes on, when it is saved, and what interrupts it.
+
+It lies beside the output, as one safetensors file that is replaced as a whole each time, so a kill leaves the one or
+the other. Its header is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.errors import InputError, OutputError
+from hydractl.files.atomic import Output, storage_error
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
+from hydractl.jsonio import canonical_json, shown
+from hydractl.log import Log
+
+SCHEMA = "hydractl.training/1"
+START_OVER = "start over with --force and without --resume"
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+# A scheduler may send its signal to every process, and whoever started this one pass it on as well: that is one wish.
+_ONE_WISH_S = 1.0
+
+
+@dataclass
+class Saved:
+    """State of a run, as it is saved.
+
+    Attributes:
+        progress: counters and results so far, as JSON.
+        tensors: weights, the optimizer's memory and the states of random generators, by name.
+    """
+
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names start so, by the rest of their names."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    def with_extra(self, other: Saved) -> Saved:
+        """Both in one."""
+        return Saved({**self.progress, **other.progress}, {**self.tensors, **other.tensors})
+
+
+class StateFile:
+    """The file of one run.
+
+    Args:
+        path: beside the output.
+        fingerprint: what must be equal for a saved run to be of use; a flat object of JSON values.
+        environment: what may differ, with a warning.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        self.path = path
+        self.fingerprint, self.environment = dict(fingerprint), dict(environment)
+
+    def exists(self) -> bool:
+        """Whether an unfinished run is saved."""
+        return self.path.exists()
+
+    def begin(self, log: Log, *, resume: bool, force: bool) -> Saved | None:
+        """The saved run to go on with, or None for a new one. To be called while the output is claimed.
+
+        Raises:
+            OutputError: a run is saved, and it is neither to be resumed nor to be replaced by ``force``.
+            InputError: the saved run is of other settings, or damaged.
+        """
+        with Output(self.path, force=True):  # removes what a killed process left of a file it was writing
+            pass
+        if resume and self.exists():
+            saved = self.load(log)
+            log.info(f"going on with the run in {self.path}, at step {saved.progress.get('steps', 0)}")
+            return saved
+        if resume:
+            log.info(f"no unfinished run is saved in {self.path}: starting afresh")
+        refuse_unfinished(self.path, force=force)
+        self.remove()
+        return None
+
+    def save(self, saved: Saved) -> None:
+        """Replace the file in one step.
+
+        Raises:
+            OutputError, StorageError: it cannot be written; what was there stays.
+        """
+        header = {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint,
+            "environment": self.environment,
+            "progress": saved.progress,
+            "data_sha256": _digest(saved.tensors),
+        }
+        with Output(self.path, force=True) as output:
+            with output.opened() as handle:
+                write_tensors(handle, DictTensors(saved.tensors), header)
+            output.commit()
+
+    def load(self, log: Log) -> Saved:
+        """The state that was saved.
+
+        Raises:
+            InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
+        """
+        file = FileTensors(self.path)
+        header = self._checked(file)
+        tensors = {name: file.read(name) for name in file.names()}
+        if header["data_sha256"] != _digest(tensors):
+            raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
+        changed = differences(header["environment"], self.environment, "then")
+        if changed:
+            log.warn("the run was begun in another environment: " + "; ".join(changed))
+        return Saved(dict(header["progress"]), tensors)
+
+    def check(self) -> None:
+        """See, by its header, that what is saved is of this run.
+
+        Raises:
+            InputError: it is no such file, or it is of another run; all differences are listed.
+        """
+        self._checked(FileTensors(self.path))
+
+    def _checked(self, file: FileTensors) -> dict[str, Any]:
+        header = file.header.description or {}
+        if header.get("schema") != SCHEMA:
+            raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+        problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")
+        if problems:
+            hint = f"give the settings it was begun with, or {START_OVER}"
+            raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
+        return header
+
+    def remove(self) -> None:
+        """Delete the file, if there is one: the run is finished, or starts over."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+
+def refuse_unfinished(path: Path, *, force: bool) -> None:
+    """See that no unfinished run is in the way of a new one, unless ``force`` replaces it.
+
+    Raises:
+        OutputError: there is one.
+    """
+    if path.exists() and not force:
+        hint = "add --resume to go on with it, or --force to start over"
+        raise OutputError(f"an unfinished run is saved in {path}", hint=hint)
+
+
+class Checkpointing:
+    """Saves a run every so many steps or so much time.
+
+    Args:
+        file: where; None: nothing is kept.
+        every: ``200`` (steps), ``30s``, ``5m`` or ``1h``.
+    """
+
+    def __init__(self, file: StateFile | None, every: str) -> None:
+        self.file = file
+        unit = every[-1]
+        self.steps = None if unit in _UNIT_SECONDS else int(every)
+        self.seconds = int(every[:-1]) * _UNIT_SECONDS[unit] if unit in _UNIT_SECONDS else 0
+        self._last = time.monotonic()
+
+    def due(self, steps: int) -> bool:
+        """Whether it is time, after so many steps."""
+        if self.file is None:
+            return False
+        if self.steps is not None:
+            return steps % self.steps == 0
+        return time.monotonic() - self._last >= self.seconds
+
+    def save(self, saved: Saved) -> None:
+        """Save now."""
+        if self.file is not None:
+            self.file.save(saved)
+        self._last = time.monotonic()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Interruptions:
+    """While in this context, the first signal only sets ``requested``; one a second later or more ends the process.
+
+    Outside the main thread signals cannot be caught, and nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruptions:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _CAUGHT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # A signal that was only noted has done its work: the next one is the first again.
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if not self.requested:
+            self.requested, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since >= _ONE_WISH_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+# --- as tensors, as text ----------------------------------------------------------------------------------------------
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Memory of an optimizer: ``INDEX.KEY`` -> tensor, for each parameter in the order of the optimizer."""
+    states = optimizer.state_dict()["state"].items()
+    return {f"{i}.{key}": t for i, entries in states for key, t in entries.items() if isinstance(t, Tensor)}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer of the same parameters its memory back."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_state(device: torch.device) -> Tensor:
+    """State of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """The inverse of :func:`random_state`."""
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
+    """One line for each key that two runs do not agree on."""
+    lines = []
+    for key in (*now, *(key for key in there if key not in now)):
+        if key in there and key in now and _same(there[key], now[key]):
+            continue
+        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
+        name = key if key in now else shown(key)
+        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
+    return lines
+
+
+def _same(before: Any, after: Any) -> bool:
+    return canonical_json({"of": before}) == canonical_json({"of": after})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,133 @@
+"""Options of a training, in small records that a verb fills: nothing here knows where their values come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hydractl.training.adapters.base import Adapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Samples that are read, and how they are put into steps.
+
+    Attributes:
+        train, val: SPECs of labelled samples or pairs, and of validation data or None.
+        limit: the first so many samples of each; None: all.
+        batch_size: samples computed together, by all processes.
+        accumulate: batches of a step.
+        workers: processes that prepare samples.
+        augment: items of :class:`hydractl.training.augment.Augmentation`.
+    """
+
+    train: str
+    val: str | None = None
+    limit: int | None = None
+    batch_size: int = 64
+    accumulate: int = 1
+    workers: int = 0
+    augment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """Weights that a training starts from, and which of them it changes.
+
+    Attributes:
+        init: ``given``, ``head`` (a classifier drawn by the seed) or ``random`` (all weights).
+        reset_head: start from a classifier for the classes of the data.
+        train_last: number of blocks of each tower; None: all.
+        tower: the one tower to train; None or ``both``: all.
+        freeze: parts that stay as they are, of ``settings.finetuning.FREEZABLE``.
+        lenient: pass over parts that the model does not have: a recipe is for many models.
+        adapter: trained in the place of the weights, or None.
+    """
+
+    init: str = "given"
+    reset_head: bool = False
+    train_last: int | None = None
+    tower: str | None = None
+    freeze: tuple[str, ...] = ()
+    lenient: bool = False
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW (``betas``, ``eps``) or SGD (``momentum``); ``clip`` is the largest gradient norm, 0 for no limit."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """The learning rate over the steps, as a share of its peak.
+
+    Attributes:
+        shape: ``cosine``, ``linear`` or ``constant``, after the warm-up.
+        warmup: steps, or a share of all steps where it is below 1.
+        floor: where the cosine ends.
+        cycles: cosines one after another, with a snapshot of the weights at the end of each; 1: no snapshots.
+    """
+
+    shape: str = "cosine"
+    warmup: float = 0.05
+    floor: float = 1e-5
+    cycles: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """``cross-entropy`` or ``contrastive``; ``autocast`` is the dtype that activations are computed in, or None."""
+
+    name: str = "cross-entropy"
+    label_smoothing: float = 0.0
+    autocast: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """All that decides the result of a training, beside its model.
+
+    Attributes:
+        seed: of the order of samples, augmentation, dropout, and what is drawn at the start.
+        lr: peaks of the learning rate; of several each is trained.
+        epochs, steps: the length; ``steps`` weigh more.
+        patience: epochs without a better validation accuracy before it stops; None: never.
+        min_delta: how much better is better.
+    """
+
+    data: DataOptions
+    seed: int = 0
+    lr: tuple[float, ...] = (1e-4,)
+    epochs: int = 3
+    steps: int | None = None
+    patience: int | None = None
+    min_delta: float = 0.0
+    weights: WeightOptions = field(default_factory=WeightOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+
+    @property
+    def per_step(self) -> int:
+        """Samples of a step."""
+        return self.data.batch_size * self.data.accumulate
+
+    def steps_per_epoch(self, samples: int) -> int:
+        """Steps of one pass over the data.
+
+        A cross-entropy is a mean over samples, so the last step may have fewer of them. What a contrastive loss is
+        depends on how many pairs are compared: those that do not fill a step are left out, as open_clip leaves them
+        out. They are others in each epoch.
+        """
+        return samples // self.per_step if self.loss.name == "contrastive" else -(-samples // self.per_step)
+
+    def total_steps(self, samples: int) -> int:
+        """Steps of the whole training."""
+        return self.steps if self.steps is not None else self.epochs * self.steps_per_epoch(samples)

@@ -1,0 +1,214 @@
+"""What rounding leaves undecided: the naive reference refuses it, and a search says which of its steps hang on it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydractl.circuit.headmap import Headmap
+from hydractl.circuit.objective import Doubt, Measured
+from hydractl.circuit.rounding import SLOPES, TOLERANCE, contenders
+from hydractl.circuit.search import GreedySearch, Step
+from hydractl.circuit.tally import Tally, values_of
+from hydractl.metrics.ood_scores import OOD_SCORES
+from tests.circuit import naive
+from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two
+from tests.circuit.test_search import HEADS
+from tests.pico import logits, stock, zero_columns
+
+PATHS = [f"blocks.{site}.attn" for site in range(3)]
+
+
+def twins() -> Any:
+    """A model two of whose five classes are the same."""
+    model = stock("class-token")
+    with torch.no_grad():
+        model.head.weight[3] = model.head.weight[1]
+        model.head.bias[3] = model.head.bias[1]
+    return model
+
+
+def shared() -> naive.Data:
+    """One OOD sample is an ID sample too, and one ID sample is of a class that has a twin."""
+    data = naive.data(inside=15, outside=9)
+    data.outside[0][0] = data.inside[0][0]
+    for labels in data.labels:
+        labels[(labels == 1) | (labels == 3)] = 0
+    data.labels[0][0] = 3
+    return data
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_refuses_classes_that_are_the_same() -> None:
+    data, model = naive.data(), twins()
+    top = logits(model, data.inside[0]).argmax(-1)
+    assert bool(((top == 1) | (top == 3)).any())
+    data.labels[0][:] = 3
+    for objective in ("acc", "avg"):
+        naive.score(stock("class-token"), objective, data)
+        with pytest.raises(naive.RestsOnRounding, match="the label's logit and the highest other differ by"):
+            naive.score(model, objective, data)
+    naive.score(model, "ood", data)
+
+
+def test_the_reference_refuses_samples_that_are_the_same() -> None:
+    for objective in ("ood", "avg"):
+        naive.score(stock("class-token"), objective, naive.data(inside=15, outside=9))
+        with pytest.raises(naive.RestsOnRounding, match="the confidences of an ID and an OOD sample differ by"):
+            naive.score(stock("class-token"), objective, shared())
+    naive.score(stock("class-token"), "acc", shared())
+
+
+def test_the_reference_refuses_losses_that_nearly_tie() -> None:
+    assert naive.first_highest([-3.0, -2.0, -2.0]) == 1
+    assert naive.first_highest([Fraction(1, 3), Fraction(2, 3), Fraction(2, 3) - Fraction(1, 10**9)]) == 1
+    assert naive.first_highest([-3.0, -3.0 - 1e-6, -2.0]) == 2
+    with pytest.raises(naive.RestsOnRounding, match="two losses differ by"):
+        naive.first_highest([-3.0, -2.0, -2.0 - 1e-6])
+
+
+# --- what may be counted otherwise ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ood_score", SLOPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.dtype) -> None:
+    """Logits moved by less than half the tolerance, so that no two of them move apart or together by more."""
+    draw = torch.Generator().manual_seed(0)
+    labels = np.arange(60) % 4
+    inside, outside = (3 * torch.randn(60, 4, generator=draw) for _ in range(2))
+    near = torch.tensor([0.2, -0.2]).repeat(10) * TOLERANCE[dtype]
+    inside[range(20), labels[:20]] = inside[:20].amax(1) + near
+    outside[:30] = inside[15:45]
+    inside, outside = inside.to(dtype), outside.to(dtype)
+
+    def counted(*sides: torch.Tensor) -> Measured:
+        tally = Tally()
+        for batch, (side, own) in enumerate(zip(sides, (labels, None), strict=True)):
+            tally.add(batch, values_of(side, own, ood_score))
+        return tally.measured()
+
+    found = counted(inside, outside)
+    assert min(found.doubt[:4]) > 0
+    seen = set()
+    for _ in range(50):
+        sides = []
+        for side in (inside.double(), outside.double()):
+            most = 0.45 * TOLERANCE[dtype] * side.abs().amax(1, keepdim=True).clamp_min(1.0)
+            sides.append(side + most * (2 * torch.rand(side.shape, generator=draw, dtype=torch.float64) - 1))
+        noisy = counted(*sides)
+        seen.add((noisy.correct, noisy.two_u))
+        for objective in ("acc", "ood", "avg"):
+            assert found.least.key(objective) <= noisy.key(objective) <= found.most.key(objective)
+    assert len(seen) > 10
+
+
+def test_the_range_is_no_wider_than_the_samples_in_doubt() -> None:
+    """Margins of 2e-6 and confidences as far apart are in doubt, those of 2e-4 are not."""
+    near, far = 2e-6, 2e-4
+    sure = [[1.0, 0.0], [0.0, 1.0], [far, 0.0], [0.0, far]]
+    open_ = [[near, 0.0], [0.0, near], [0.5, 0.5]]
+    found = values_of(torch.tensor(sure + open_), np.zeros(7, int), "msp")
+    assert (found.correct, found.doubt) == (4, Doubt(fewer=2, more=1, loss=7))
+    tally = Tally()
+    tally.add(0, values_of(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), np.zeros(2, int), "msp"))
+    tally.add(1, values_of(torch.tensor([[1.0 + near, 0.0], [1.0 - far, 0.0], [0.0, 2.0]]), None, "msp"))
+    # Of the first sample: lower confidence, higher, higher; of the second: the first two higher, a tie.
+    assert tally.measured().two_u == (0 + 2 + 0) + (2 + 2 + 1)
+    assert tally.measured().doubt == Doubt(lower=0 + 1, higher=2 + 1, loss=2)
+
+
+def test_wider_numbers_leave_less_in_doubt() -> None:
+    z, labels = torch.tensor([[1.0, 1.0 - 1e-9], [1.0, 1.0 - 1e-3]]), np.zeros(2, int)
+    fewer = {dtype: values_of(z.to(dtype), labels, "msp").doubt.fewer for dtype in TOLERANCE}
+    assert fewer == {torch.float64: 1, torch.float32: 1, torch.float16: 2, torch.bfloat16: 2}
+    assert values_of(z.double() + torch.tensor([0.0, -1e-9]), labels, "msp").doubt == Doubt()
+    assert SLOPES.keys() <= OOD_SCORES.keys()
+
+
+def test_who_could_have_won() -> None:
+    def step(head: int, correct: int, fewer: int = 0, more: int = 0, nll: int = 0) -> Step:
+        return Step((0, head), Measured(correct, 20, None, 0, nll or head, 0, Doubt(fewer=fewer, more=more)))
+
+    def heads(*steps: Step) -> list[int]:
+        return [one.candidate[1] for one in contenders("acc", steps)]
+
+    assert heads(step(0, 7), step(1, 8), step(2, 8)) == [1]  # a tie that is one everywhere
+    assert heads(step(0, 7), step(1, 8, fewer=1)) == [1, 0]  # at 7 each the first would win
+    assert heads(step(0, 8, fewer=1), step(1, 7)) == [0]
+    assert heads(step(0, 7, more=1), step(1, 8), step(2, 7, more=1)) == [1, 0]
+    assert heads(step(0, 8), step(1, 9, fewer=3), step(2, 7, more=1), step(3, 7, more=2)) == [1, 0, 3]
+    assert heads(step(0, 8, 1, 1, nll=5), step(1, 8, 1, 1, nll=5)) == [0]  # the same model
+    assert heads(step(0, 8, 1, 1, nll=5), step(1, 8, 1, 1, nll=6)) == [0, 1]
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+
+def naive_range(model: Any, data: naive.Data) -> tuple[Fraction, Fraction]:
+    """The least and the most that the avg objective may be, sample by sample and pair by pair."""
+    with torch.no_grad():
+        inside, outside = (torch.cat([logits(model, x) for x in part]).double() for part in (data.inside, data.outside))
+    labels = torch.cat(data.labels)
+    own = inside.gather(1, labels[:, None])
+    margins = (own - inside.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True)).flatten()
+    gaps = (naive.log_odds(inside)[:, None] - naive.log_odds(outside)[None]).flatten()
+    scale = naive.ROUNDING * max(1.0, float(inside.abs().max()), float(outside.abs().max()))
+    differences = torch.cat([margins, gaps]).abs()
+    assert not bool(((differences > 0.1 * scale / 3) & (differences < 2 * scale)).any()), "neither apart nor together"
+    return tuple(
+        (Fraction(int((margins > bar).sum()), len(margins)) + Fraction(int((gaps > bar).sum()), len(gaps))) / 2
+        for bar in (scale, -scale)
+    )
+
+
+def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
+    """At each step those could have won whose most is not less than another one's least, of equal ones the first."""
+    reference, data = twins(), shared()
+    found, _ = searched(GreedySearch, reference, "class-token", data, ["avg"], 5)
+    gone: list[naive.Head] = []
+    for step in found["avg"].steps:
+        left = [(site, head) for site, head in HEADS if (PATHS[site], head) not in gone]
+        ranges = {}
+        for site, head in left:
+            ranges[site, head] = naive_range(zero_columns(reference, [*gone, (PATHS[site], head)]), data)
+        surest = max(left, key=lambda one: (ranges[one][0], -HEADS.index(one)))
+        could = {one for one in left if (ranges[one][1], surest) >= (ranges[surest][0], one)}
+        assert {step.candidate, *(rival.candidate for rival in step.rivals)} == could
+        assert 1 < len(could) < len(left)
+        gone.append((PATHS[step.candidate[0]], step.candidate[1]))
+
+
+@pytest.mark.parametrize("objectives", [["acc"], ["avg", "nll"], ["acc", "ood", "avg"]])
+def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) -> None:
+    reference, data = twins(), shared()
+    expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 5, bounds=False)
+    assert any(step.rivals for found in expected.values() for step in found.steps)
+    found, search = searched(GreedySearch, reference, "class-token", data, objectives, 5)
+    assert found == expected
+    assert search.evaluator.work < plain.evaluator.work
+    _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=30_000)
+    assert len(evaluator.chunks) > 2
+    assert GreedySearch(evaluator, HEADS).run(objectives, 5) == expected
+    evaluator.close()
+    resumes(GreedySearch, reference, "class-token", data, objectives, 5, cuts=6)
+    shared_by_two(GreedySearch, reference, "class-token", data, objectives, 5)
+
+
+def test_headmap_notes_heads_that_rounding_may_have_kept() -> None:
+    reference, data = twins(), shared()
+    make = partial(Headmap, kept=dict.fromkeys(range(3), 1))
+    found, _ = searched(make, reference, "class-token", data, ["avg", "acc"])
+    for ranking in found.values():
+        assert 0 < sum(bool(step.rivals) for step in ranking.steps) < 6
+        for step in ranking.steps:
+            chosen = next(one for one in HEADS if one[0] == step.candidate[0] and one not in ranking.removed)
+            assert all(rival.candidate == chosen for rival in step.rivals)
+    resumes(make, reference, "class-token", data, ["avg", "acc"])
