@@ -83,7 +83,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             ["fuse", "a.st", "b.st", "-o", "ab.st"],
             ["score", "b.st", "--method", "taylor", "--data", "train.npz", "-o", "taylor.json"],
             ["score", "a.st", "--method", "cahp", "--data", "train.npz", "-o", "cahp.json"],
-            ["extract-circuit", "b.st", "--data", "val.npz", "--ood", "other.npz", "--budget", "4", "-o", "avg.json"],
+            ["extract-circuit", "b.st", "--data", "val.npz", "--ood", "other.npz", "--budget", "3", "-o", "avg.json"],
             ["extract-circuit", "a.st", "--data", "val.npz", "--objective", "nll", "--budget", "1", "-o", "nll.json"],
             [
                 *("eval", "ab.st", "b.st", "deep=a.st+b.st", "--data", "test.npz", "--ood", "other:near=other.npz"),
@@ -92,7 +92,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
                 *("--allow-seen", "-o", "eval.json"),
             ],
             ["eval", "ab.st", "--data", "test.npz", "--mc-dropout", "0.1", "--predictions", "p.st", "-o", "mc.json"],
-            ["bench", "ab.st", "--compare", "stock", "--rounds", "1", "--batch-size", "1", "-o", "bench.json"],
+            ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
             assert main([*command, *QUIET]) == 0, command
         files = sorted(file for file in folder.glob("*.json"))

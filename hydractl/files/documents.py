@@ -252,7 +252,7 @@ class BenchRow(Form):
     device: str | None = Field(None, description="Where it ran.")
     compile: bool | None = Field(None, description="Whether it was compiled.")
     compile_mode: str | None = Field(None, description="Mode of `torch.compile`; null where it was not compiled.")
-    latency_ms: Latency = Field(description="Times of one call on one batch, in milliseconds.")
+    latency_ms: Latency = Field(description="How long a call takes.")
     throughput_per_s: Positive = Field(description="Batch size over median latency.")
     ratio: Positive = Field(description="Median over rounds of the time over the first model's in the same round.")
     ratio_ci: list[Positive] = Field(min_length=2, max_length=2, description="95 % bootstrap interval of the ratio.")
@@ -400,6 +400,24 @@ class Removal(Measured):
     head: Count = Field(description="The removed head, in the original numbering.")
 
 
+class Rival(Form):
+    """A head that could be removed instead on another machine."""
+
+    site: str = Field(description="Its site.")
+    head: Count = Field(description="The head, in the original numbering.")
+    score: float = Field(description="Its score.")
+    most: float = Field(description="The most that its score may be on another machine.")
+
+
+class Undecided(Form):
+    """A step whose winner led by less than rounding."""
+
+    step: Count = Field(description="Number of the step.")
+    lead: float = Field(description="The score of the step minus that of the best rival.")
+    least: float = Field(description="The least that the score may be on another machine.")
+    rivals: list[Rival] = Field(description="The heads that could go there instead, the best first.")
+
+
 class Agreement(Form):
     """How far a circuit agrees with an exact one."""
 
@@ -423,6 +441,7 @@ class Circuit(Form):
     sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
     base: Measured | None = Field(None, description="The counts before the first removal.")
     removed: list[Removal] = Field(description="The removals in order.")
+    rounding: list[Undecided] | None = Field(None, description="The steps whose winner led by less than rounding.")
     source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = Field(None, description="The tower that the search was kept to, of a model with two.")
     start_mask: Mask | None = Field(None, description="The heads that the search began with, where some were gone.")
