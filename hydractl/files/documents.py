@@ -10,11 +10,12 @@ This imports pydantic, so verbs that read such a document only now and then impo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sized
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 
 from hydractl.errors import InputError
 from hydractl.jsonio import read_json_file, shown
@@ -56,7 +57,7 @@ def check(document: Any, form: type[Form], message: str, hint: str | None = None
     try:
         form.model_validate(document)
     except ValidationError as error:
-        problems = [_line(**problem) for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]]
+        problems = [_line(problem) for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]]
         raise InputError(message, hint, problems) from None
 
 
@@ -84,17 +85,16 @@ def read_document(path: str, form: type[Form]) -> dict[str, Any]:
     return document
 
 
-def _line(type: str, loc: Sequence[str | int], input: Any, msg: str, ctx: Mapping[str, Any] | None = None) -> str:
-    """One error of pydantic, by the keys that it has there, in our words."""
-    context = ctx or {}
-    if type == "value_error":  # raised by one of our own validators
-        return f"{_place(loc)} {context['error']}" if loc else str(context["error"])
-    if type == "missing" or (input is None and loc and isinstance(loc[-1], str)):
-        return f"{_place(loc[:-1])} has no {_place(loc[-1:])}"
-    if input is None:
-        return f"{_place(loc)} is null"
-    needed = _NEEDED[type].format(**context) if type in _NEEDED else f"what it should be: {msg}"
-    return f"{_place(loc)} is {shown(input)}, not {needed}"
+def _line(problem: ErrorDetails) -> str:
+    kind, place, value, context = problem["type"], problem["loc"], problem["input"], problem.get("ctx", {})
+    if kind == "value_error":  # raised by one of our own validators
+        return f"{_place(place)} {context['error']}" if place else str(context["error"])
+    if kind == "missing" or (value is None and place and isinstance(place[-1], str)):
+        return f"{_place(place[:-1])} has no {_place(place[-1:])}"
+    if value is None:
+        return f"{_place(place)} is null"
+    needed = _NEEDED[kind].format(**context) if kind in _NEEDED else f"what it should be: {problem['msg']}"
+    return f"{_place(place)} is {shown(value)}, not {needed}"
 
 
 def _place(keys: Iterable[str | int]) -> str:

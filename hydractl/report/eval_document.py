@@ -147,7 +147,7 @@ class ScoreCounts(Form):
 
     @model_validator(mode="after")
     def _fits(self) -> ScoreCounts:
-        equally_long(self.edges[1:], self.id, *self.__pydantic_extra__.values())
+        equally_long(self.edges[1:], self.id, *(self.model_extra or {}).values())
         return self
 
 
