@@ -22,12 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-APPROXIMATIONS = "shortlist:8,shortlist:4,shortlist:2,lazy,subset:250,subset:100"
+APPROXIMATIONS = "shortlist:8,shortlist:4,shortlist:2"
 EXACT = {"exact, no bounds": ["--no-bounds"], "exact": []}
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--data", required=True, metavar="SPEC", help="in-distribution samples")
@@ -86,7 +86,7 @@ class Counted:
         session.tell_work = self.tell  # type: ignore[assignment]
 
     def tell(self, log: Any, plan: Any, evaluations: int, work: float, processes: int) -> None:
-        """What ``extract-circuit`` says at its end."""
+        """The closing lines of ``extract-circuit``."""
         self.evaluations, self.work, self.naive = evaluations, work, plan.naive_blocks
         self._tell(log, plan, evaluations, work, processes)
 
@@ -115,7 +115,7 @@ def main() -> None:
             print(f"{name}: {times[name][-1][0]:.1f} s, CPU {times[name][-1][1]:.1f} s", file=sys.stderr, flush=True)
             return found
 
-        search(asked, Path(folder), "warm", ["--approx", "subset:8"])  # imports, and files in memory
+        search(asked, Path(folder), "warm", ["--approx", "shortlist:2"])  # imports, and files in memory
         for _ in range(asked.rounds):
             order = [*sides, *(["plain"] if asked.plain else [])]
             draw.shuffle(order)

@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
-from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -304,17 +302,6 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
         return zero_shot_logits(model, model.pico, batch, LABELS, TEMPLATES)
     answer = model(**batch) if isinstance(batch, dict) else model(batch)
     return answer if isinstance(answer, torch.Tensor) else answer.logits
-
-
-def spread(first: Iterable[str], *others: Iterable[Any], each: int = 1) -> list[Any]:
-    """Cases for ``parametrize``: every value of the first axis with ``each`` points of the product of the others.
-
-    The points are taken in turn, far from each other, so that all of them occur where there are enough cases.
-    """
-    points = list(product(*others))
-    stride = next(n for n in range(round(len(points) * 0.618), 2 * len(points)) if gcd(n, len(points)) == 1)
-    cases = [value for value in first for _ in range(each)]
-    return [(value, *points[number * stride % len(points)]) for number, value in enumerate(cases)]
 
 
 def mask_of(source: Source, kept: Sequence[Sequence[int]]) -> HeadMask:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.circuit.approx import search_of
 from hydractl.circuit.documents import agreement, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
@@ -19,6 +18,7 @@ from hydractl.circuit.records import check_records
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope
 from hydractl.circuit.search import Found, GreedySearch, Observer
+from hydractl.circuit.shortlist import Shortlist
 from hydractl.circuit.telling import observed, tell_plan, tell_rounding, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
@@ -188,7 +188,7 @@ class Session:
         with self._journal(journal_path) as journal:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
-            bounds = settings.bounds and settings.algorithm == "greedy" and settings.approx != "lazy"
+            bounds = settings.bounds and settings.algorithm == "greedy"
             tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
@@ -212,7 +212,10 @@ class Session:
             kept = self.scope.kept or {}
             places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
             return Headmap(evaluator, heads, kept=places, **common)
-        return search_of(settings.approx, evaluator, heads, seed=settings.seed, bounds=settings.bounds, **common)
+        if settings.approx is None:
+            return GreedySearch(evaluator, heads, bounds=settings.bounds, **common)
+        size = int(settings.approx.removeprefix("shortlist:"))
+        return Shortlist(evaluator, heads, size=size, bounds=settings.bounds, **common)
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -250,7 +253,6 @@ class Session:
             "ood_score": settings.ood_score,
             "algorithm": settings.algorithm,
             "approx": settings.approx,
-            **({"seed": settings.seed} if settings.approx and settings.approx.startswith("subset") else {}),
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": settings.batch_size,
             "dtype": settings.dtype,

@@ -1,4 +1,4 @@
-"""The ``hydractl`` command: parse the command line, run what it asks for, exit with the right code."""
+"""The ``hydractl`` command: parse the command line, run the verb, exit with its code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """What the command line asks for; None if help or version was all.
+    """The request on the command line; None if it was only for help or the version.
 
     Raises:
         UsageError: for a command line that makes no sense.

@@ -212,33 +212,6 @@ class Chain:
                 context[name] = value.repeat(times, *[1] * (value.dim() - 1))
         return State(state.hidden.repeat(times, 1, 1), context)
 
-    def rows(self, state: State, index: Tensor) -> State:
-        """The samples at some positions ``[n]``, in a chain of one member."""
-        context = dict(state.context)
-        for name in self._stages[0].per_sample:
-            if context.get(name) is not None:
-                context[name] = context[name][index]
-        return State(state.hidden[index], context)
-
-    def joined(self, one: State, other: State) -> State:
-        """The samples of two states that are :meth:`alike`, one behind the other, in a chain of one member."""
-        context = dict(one.context)
-        for name in self._stages[0].per_sample:
-            if context.get(name) is not None:
-                context[name] = torch.cat([context[name], other.context[name]])
-        return State(torch.cat([one.hidden, other.hidden]), context)
-
-    def alike(self, one: State, other: State) -> bool:
-        """Whether two states differ in their samples only."""
-
-        def shape(value: Any) -> Any:
-            return tuple(value.shape[1:]) if isinstance(value, Tensor) else value
-
-        names = self._stages[0].per_sample
-        return one.hidden.shape[1:] == other.hidden.shape[1:] and all(
-            shape(one.context.get(name)) == shape(other.context.get(name)) for name in names
-        )
-
     def readout(self, state: State) -> Tensor:
         """The state after the last block to the output of every member, ``[M, B, ...]``."""
         once = self.start.blocks == len(self.sites)

@@ -40,11 +40,6 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         name = settings.output or f"{source.name}.circuit.json"
         paths = circuit_paths(name, objectives)
         journal = file_path(name).with_name(f"{file_path(name).name}.journal")
-    if settings.approx == "lazy" and team.size > 1:
-        raise UsageError(
-            f"--approx lazy runs in one process, not in {team.size}",
-            hint="the exact search and the other approximations share their work",
-        )
     if settings.dry_run:
         check_outputs(paths.values(), force=settings.force or settings.resume)
         return _dry_run(scope, settings, log, list(map(str, paths.values())), team)

@@ -1,9 +1,9 @@
-"""The approximate searches against short naive versions of them on the libraries' own models."""
+"""The approximate search against a short naive version of it on the libraries' own models."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.circuit.approx import parse_approx, search_of
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.lazy import Lazy
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.search import GreedySearch
 from hydractl.circuit.shortlist import Shortlist
@@ -28,45 +26,16 @@ from hydractl.circuit.slopes import (
     quantity,
     slopes,
 )
-from hydractl.circuit.subset import Subset, drawn
-from hydractl.errors import UsageError
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.model.runtime import HydraModel
 from hydractl.settings.option import options_of
 from hydractl.settings.pruning import CircuitSettings
 from tests.circuit import naive
-from tests.circuit.searching import Kept, Twin, evaluator_of, resumes, searched, shared_by_two
-from tests.circuit.test_search import HEADS, names, samples
+from tests.circuit.searching import Kept, evaluator_of, resumes, searched, shared_by_two
+from tests.circuit.test_search import HEADS, samples
 from tests.pico import logits, source_of, stock, zero_columns
 
 SITES = {"clip": [f"{tower}transformer.resblocks.{i}.attn" for tower, i in (("visual.", 0), ("visual.", 1), ("", 0))]}
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["shortlist:8", "lazy", "subset:500"])
-def test_names_of_approximations(text: str) -> None:
-    assert str(parse_approx(text)) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("greedy", "no approximation is called 'greedy'"),
-        ("", "no approximation is called ''"),
-        ("lazy:3", "lazy takes no number"),
-        ("shortlist", "shortlist takes a number of candidates"),
-        ("shortlist:0", "shortlist takes a number of candidates"),
-        ("subset:-5", "subset takes a number of samples of each set"),
-        ("subset:1.5", "subset takes a number of samples of each set"),
-        ("subset:²", "subset takes a number of samples of each set"),
-    ],
-)
-def test_what_is_no_approximation(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        parse_approx(text)
-    assert text in caught.value.message and caught.value.hint
 
 
 def test_every_objective_and_score_has_a_forecast() -> None:
@@ -77,21 +46,6 @@ def test_every_objective_and_score_has_a_forecast() -> None:
         # Samples stand in the order of the score itself.
         found = quantity(STRANGE, logits, None, name).numpy()
         assert (np.argsort(found) == np.argsort(OOD_SCORES[name](logits.numpy()[None]))).all()
-
-
-def test_which_search_it_is() -> None:
-    _, evaluator = evaluator_of(stock("class-token"), "class-token", naive.data())
-    make = partial(search_of, evaluator=evaluator, heads=HEADS, seed=3, at_once=2)
-    assert [type(make(text)) for text in (None, "shortlist:4", "lazy", "subset:5")] == [
-        GreedySearch,
-        Shortlist,
-        Lazy,
-        Subset,
-    ]
-    assert make("shortlist:4").size == 4
-    assert make("subset:5").part.n_id == make("subset:5").part.n_ood == 5
-    with pytest.raises(UsageError, match="one process, not in 2"):
-        make("lazy", processes=Twin(0, [], None))  # type: ignore[arg-type]
 
 
 # --- slopes -----------------------------------------------------------------------------------------------------------
@@ -264,133 +218,34 @@ def test_heads_of_the_labels_are_listed_by_their_last_gain() -> None:
         gone.append((SITES["clip"][site], head))
 
 
-# --- lazy -------------------------------------------------------------------------------------------------------------
+# --- as a search ------------------------------------------------------------------------------------------------------
+
+SHORTLIST: Any = partial(Shortlist, size=2, every=2)
 
 
-def naive_lazy(model: Any, measure: Callable[[Any], Any], budget: int, paths: Sequence[str]) -> tuple[list[Any], int]:
-    gains = {(path, head): float("inf") for path in paths for head in range(3)}
-    removed: list[naive.Head] = []
-    count, now = 0, measure(model)
-    for _ in range(budget):
-        fresh: dict[naive.Head, Any] = {}
-        while (top := max(gains, key=lambda one: gains[one])) not in fresh:
-            fresh[top] = measure(zero_columns(model, [*removed, top]))
-            gains[top] = fresh[top] - now
-            count += 1
-        del gains[top]
-        removed.append(top)
-        now = fresh[top]
-    return removed, count
-
-
-@pytest.mark.parametrize(("variant", "objective", "draw"), [("class-token", "avg", 1), ("clip", "ood", 4)])
-def test_lazy_is_lazy(variant: str, objective: str, draw: int) -> None:
-    reference, data = stock(variant, seed=1), naive.data(variant, draw=draw)
-    (found, search) = searched(Lazy, reference, variant, data, [objective], 5)
-    model, _ = evaluator_of(reference, variant, data)
-    paths = [site.path for site in model.sites]
-    expected, count = naive_lazy(reference, lambda m: naive.score(m, objective, data), 5, paths)
-    assert names(model, found[objective]) == expected
-    assert search.evaluations == count < 9 + 8 + 7 + 6 + 5
-    # Company changes nothing, several candidates at once neither.
-    together, shared = searched(Lazy, reference, variant, data, ["acc", "ood", "avg"], 5, at_once=2)
-    assert names(model, together[objective]) == expected
-    assert shared.evaluations < 3 * 35
-
-
-# --- subset -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_draw_is_of_each_set_and_nested() -> None:
-    batches = samples(naive.data(inside=31, outside=23))
-    few, more, all_ = (drawn(batches, n, 0) for n in (5, 25, 100))
-    sizes = [
-        [sum(len(r) for b, r in rows.items() if (b < 8) == first) for first in (True, False)]
-        for rows in (few, more, all_)
-    ]
-    assert sizes == [[5, 5], [25, 23], [31, 23]]
-    assert all(set(rows) <= set(more[batch]) for batch, rows in few.items())
-    assert all_ == {batch: list(range(sample.size)) for batch, sample in enumerate(batches)}
-    assert drawn(batches, 5, 1) != few == drawn(batches, 5, 0)
-
-
-@pytest.mark.parametrize(("variant", "draw"), [("class-token", 0), ("bert", 0), ("clip", 2)])
-def test_a_part_chooses_and_everything_is_counted(variant: str, draw: int) -> None:
-    reference, data = stock(variant), naive.data(variant, inside=15, outside=11, draw=draw)
-    model, evaluator = evaluator_of(reference, variant, data)
-    search = Subset(evaluator, HEADS, samples=6, seed=2)
-    found = search.run(["avg", "acc"], 3)
-    evaluator.close()
-    rows = drawn(samples(data), 6, 2)
-
-    def pick(batches: list[Any], first: int) -> list[Any]:
-        parts = [(batch, rows.get(first + number, [])) for number, batch in enumerate(batches)]
-        return [{k: v[r] for k, v in b.items()} if isinstance(b, dict) else b[r] for b, r in parts if r]
-
-    part = naive.Data(pick(data.inside, 0), pick(data.labels, 0), pick(data.outside, len(data.inside)))
-    assert sum(map(len, part.labels)) == 6
-    paths = [site.path for site in model.sites]
-    for objective in ("avg", "acc"):
-        measure = lambda m, o=objective: naive.score(m, o, part)  # noqa: E731
-        expected = naive.ranking(reference, measure, 3, paths)
-        assert names(model, found[objective]) == [(path, head) for path, head, _ in expected]
-        gone: list[naive.Head] = []
-        for step, (path, head, _) in zip(found[objective].steps, expected, strict=True):
-            gone.append((path, head))
-            assert (step.measured.n_id, step.measured.n_ood) == (15, 11)
-            whole = naive.score(zero_columns(reference, gone), "avg", data)
-            assert step.measured.score("avg") == pytest.approx(float(whole), abs=1e-12)
-
-
-def test_a_part_of_everything_is_exact_also_with_little_memory() -> None:
-    reference, data = stock("class-token"), naive.data(inside=19, outside=13)
-    exact, _ = searched(GreedySearch, reference, "class-token", data, ["avg"], 3)
-    for memory in (None, 20_000):
-        _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=memory)
-        assert (len(evaluator.chunks) > 1) == (memory is not None)
-        found = Subset(evaluator, HEADS, samples=19, seed=0).run(["avg"], 3)
-        evaluator.close()
-        # Losses may differ in the last unit: here the winner's are those of the model without it, not of a candidate.
-        counts = [[(s.candidate, s.measured.key("avg")) for s in one["avg"].steps] for one in (found, exact)]
-        assert counts[0] == counts[1]
-
-
-# --- all --------------------------------------------------------------------------------------------------------------
-
-ALL: dict[str, Any] = {
-    "shortlist": partial(Shortlist, size=2, every=2),
-    "lazy": Lazy,
-    "subset": partial(Subset, samples=5, seed=0),
-}
-
-
-def test_they_can_miss_what_the_exact_search_finds() -> None:
-    """So that the other tests are not of searches that agree whatever they do."""
+def test_it_can_miss_what_the_exact_search_finds() -> None:
+    """So that the other tests are not of a search that agrees whatever it does."""
     reference, data = stock("class-token", seed=1), naive.data()
     exact, most = searched(GreedySearch, reference, "class-token", data, ["avg"], 3)
-    for make in ALL.values():
-        found, search = searched(make, reference, "class-token", data, ["avg"], 3)
-        assert found["avg"].removed != exact["avg"].removed
-        assert len(set(found["avg"].removed)) == 3
-        assert search.evaluator.work < most.evaluator.work
+    found, search = searched(SHORTLIST, reference, "class-token", data, ["avg"], 3)
+    assert found["avg"].removed != exact["avg"].removed
+    assert len(set(found["avg"].removed)) == 3
+    assert search.evaluator.work < most.evaluator.work
 
 
-@pytest.mark.parametrize(("name", "variant"), [("shortlist", "clip"), ("lazy", "clip"), ("subset", "bert")])
-def test_they_go_on_where_they_were(name: str, variant: str) -> None:
-    resumes(ALL[name], stock(variant), variant, naive.data(variant), ["acc", "avg"], 3)
+def test_it_goes_on_where_it_was() -> None:
+    resumes(SHORTLIST, stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
 
 
-@pytest.mark.parametrize("name", ["shortlist", "subset"])
-def test_two_processes_share_the_work(name: str) -> None:
-    shared_by_two(ALL[name], stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
+def test_two_processes_share_the_work() -> None:
+    shared_by_two(SHORTLIST, stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
 
 
-@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_little_memory_changes_nothing(make: Any) -> None:
+def test_little_memory_changes_nothing() -> None:
     reference, data = stock("class-token"), naive.data(inside=19, outside=13)
-    expected, _ = searched(make, reference, "class-token", data, ["acc", "avg"], 3)
+    expected, _ = searched(SHORTLIST, reference, "class-token", data, ["acc", "avg"], 3)
     _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=20_000)
     assert len(evaluator.chunks) > 1
-    found = make(evaluator, HEADS).run(["acc", "avg"], 3)
+    found = SHORTLIST(evaluator, HEADS).run(["acc", "avg"], 3)
     evaluator.close()
     assert found == expected

@@ -15,7 +15,7 @@ from hydractl.circuit.objective import Doubt, Measured
 from hydractl.circuit.rounding import SLOPES, TOLERANCE, contenders
 from hydractl.circuit.search import GreedySearch, Step
 from hydractl.circuit.tally import Tally, values_of
-from hydractl.metrics.ood_scores import OOD_SCORES
+from hydractl.metrics.ood import OOD_SCORES
 from tests.circuit import naive
 from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS

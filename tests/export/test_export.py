@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +98,23 @@ class Exported:
             assert float((actual - expected).abs().max()) <= tolerance
 
 
+Export = Callable[[str], Exported]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """One model of each family."""
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """One model of a family, exported once."""
     folder = tmp_path_factory.mktemp("exported")
-    return {variant: Exported(variant, folder) for variant in ("class-token", "bert", "clip")}
+    return cache(lambda variant: Exported(variant, folder))
 
 
-FAMILIES = pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+CLIP = pytest.param("clip", marks=pytest.mark.long)
+FAMILIES = pytest.mark.parametrize("variant", ["class-token", "bert", CLIP])
 
 
 @FAMILIES
-def test_onnx_runtime_gives_what_the_model_gives(exported: dict[str, Exported], variant: str) -> None:
-    one = exported[variant]
+def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str) -> None:
+    one = exported(variant)
     session = onnxruntime.InferenceSession(str(one.onnx), providers=["CPUExecutionProvider"])
     shapes = {i.name: i.shape for i in session.get_inputs()}
     if variant == "bert":
@@ -125,21 +130,22 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: dict[str, Exported], 
         one.check(number, dict(zip(["probabilities", "member_logits"], given, strict=True)))
 
 
-def test_plain_pytorch_gives_what_the_model_gives(exported: dict[str, Exported]) -> None:
-    folder = exported["clip"].pt2.parent
-    torch.save({variant: one.inputs for variant, one in exported.items()}, folder / "inputs")
+@pytest.mark.parametrize("variants", [["class-token", "bert"], pytest.param(["clip"], marks=pytest.mark.long)])
+def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
+    folder = exported(variants[0]).pt2.parent
+    torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")
     done = subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for variant, (answers, told) in torch.load(folder / "answers").items():
         assert len(answers) == 3
         for number, answer in enumerate(answers):
-            exported[variant].check(number, answer)
-        assert json.loads(told["labels"]) == exported[variant].plan.description.labels
+            exported(variant).check(number, answer)
+        assert json.loads(told["labels"]) == exported(variant).plan.description.labels
 
 
 @FAMILIES
-def test_a_file_says_what_it_is_and_nothing_of_the_machine(exported: dict[str, Exported], variant: str) -> None:
-    one = exported[variant]
+def test_a_file_says_what_it_is_and_nothing_of_the_machine(exported: Export, variant: str) -> None:
+    one = exported(variant)
     description = one.plan.description
     told = {entry.key: entry.value for entry in onnx.load(one.onnx).metadata_props}
     assert told["hydractl.schema"] == "hydractl.export/1"
@@ -154,15 +160,16 @@ def test_a_file_says_what_it_is_and_nothing_of_the_machine(exported: dict[str, E
         assert os.fsencode(ROOT) not in data
 
 
-def test_the_tower_of_the_labels_is_not_exported(exported: dict[str, Exported]) -> None:
+@pytest.mark.long
+def test_the_tower_of_the_labels_is_not_exported(exported: Export) -> None:
     """Its embeddings alone would be 49408 * 24 * 4 bytes."""
-    one = exported["clip"]
+    one = exported("clip")
     assert one.plan.description.labels == LABELS
     assert one.onnx.stat().st_size < 1e6 and one.pt2.stat().st_size < 1e6
 
 
-def test_checks_are_told(exported: dict[str, Exported]) -> None:
-    for document in exported["bert"].documents:
+def test_checks_are_told(exported: Export) -> None:
+    for document in exported("bert").documents:
         check = document["check"]
         lengths = {tuple(sizes["input_ids"]) for sizes in check["inputs"]}
         assert lengths == {(1, 8), (3, 15)}  # the example has 2 texts of 16 tokens
@@ -217,7 +224,12 @@ def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
     assert [entry["check"]["runtime"].split()[0] for entry in document["exports"]] == ["onnxruntime", "torch"]
     table = rendered(document)
     assert "h.onnx" in table and "agrees with the model to" in table
-    # From the fused file, in a process of its own: the same bytes.
+
+
+@pytest.mark.long
+def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
+    code, _, err = run("fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "-q")
+    assert code == 0, err
     again = ["-m", "hydractl", "fuse", "h.st", "--export", "onnx,pt2", "-o", "again.onnx", "-q"]
     done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -283,7 +295,7 @@ def test_a_zero_shot_model_needs_names(tmp_path: Path) -> None:
     assert caught.value.hint == "name them: --labels FILE"
 
 
-@pytest.mark.parametrize("wrong", [2e-4, float("nan")])
+@pytest.mark.parametrize("wrong", [2e-4, pytest.param(float("nan"), marks=pytest.mark.long)])
 def test_a_file_that_deviates_is_not_left_behind(
     members: list[str], monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
@@ -319,25 +331,23 @@ def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeyp
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_snippets_of_the_page(
-    exported: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     image_onnx, text_onnx, image_pt2 = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     Image.new("RGB", (20, 30), "red").save("cat.png")
-    Path("hydra.onnx").symlink_to(exported["class-token"].onnx)
-    Path("hydra.pt2").symlink_to(exported["class-token"].pt2)
+    Path("hydra.onnx").symlink_to(exported("class-token").onnx)
+    Path("hydra.pt2").symlink_to(exported("class-token").pt2)
     scopes: list[dict[str, Any]] = [{}, {}, {}]
     exec(image_onnx, scopes[0])
     exec(image_pt2, scopes[2])
     Path("hydra.onnx").unlink()
-    Path("hydra.onnx").symlink_to(exported["bert"].onnx)
+    Path("hydra.onnx").symlink_to(exported("bert").onnx)
     exec(text_onnx, scopes[1])
     # The same image through both files, and the texts through hydractl itself.
     assert scopes[0]["probabilities"].shape == (1, 5)
     assert np.allclose(scopes[0]["probabilities"], scopes[2]["probabilities"].numpy(), atol=1e-5)
-    model = exported["bert"].model()
+    model = exported("bert").model()
     with torch.no_grad():
         expected = model(model.preprocess(scopes[1]["texts"])).exp()
     assert np.allclose(scopes[1]["probabilities"], expected.numpy(), atol=1e-5)

@@ -22,10 +22,10 @@ from tests.pico import (
     prune_source,
     shared_stock,
     source_of,
-    spread,
     stock,
     stock_logits,
 )
+from tests.spread import spread
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],

@@ -34,11 +34,11 @@ from tests.pico import (
     prune_source,
     publish,
     published,
-    spread,
     stock,
     write_tokenizer,
     zero_columns,
 )
+from tests.spread import spread
 
 declare_operators()
 

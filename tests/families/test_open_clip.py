@@ -22,7 +22,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.model.attention import HeadAttention
 from hydractl.model.projections import HeadBank, MemberProjections
-from tests.pico import close, spread
+from tests.pico import close
 from tests.pico_clip import (
     CLIP,
     class_features,
@@ -36,6 +36,7 @@ from tests.pico_clip import (
     zero_clip_columns,
     zero_shot_logits,
 )
+from tests.spread import spread
 
 declare_operators()
 

@@ -15,17 +15,8 @@ from hydractl.fusion.selfcheck import compute_in_float32
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.stacking import PerMember, StackedProjections
-from tests.pico import (
-    VARIANTS,
-    close,
-    inputs,
-    mask_of,
-    prune_source,
-    shared_stock,
-    source_of,
-    spread,
-    stock_logits,
-)
+from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
+from tests.spread import spread
 
 EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
 NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [0, 2], [0, 1, 2]]]

@@ -28,11 +28,11 @@ from tests.pico import (
     prune_source,
     shared_stock,
     source_of,
-    spread,
     stock,
     stock_logits,
     zero_columns,
 )
+from tests.spread import spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]

@@ -20,11 +20,11 @@ from tests.pico import (
     prune_source,
     shared_stock,
     source_of,
-    spread,
     stock,
     stock_logits,
     zero_columns,
 )
+from tests.spread import spread
 
 KEPT = [
     [[0, 2], [1], [0, 1, 2]],

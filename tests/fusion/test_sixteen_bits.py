@@ -9,7 +9,8 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.selfcheck import compute_in_float32, storage_dtype
 from hydractl.model.runtime import HydraModel
-from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, spread
+from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.spread import spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]
 

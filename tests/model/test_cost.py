@@ -17,7 +17,8 @@ from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
-from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of, spread
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.spread import spread
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
 POSITION_AND_CLASS = T * D + D

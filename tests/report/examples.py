@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,13 +31,18 @@ def sample(
     """
     models = models or {"base": 1, "taylor": 1, "hydra": 3}
     sets = SETS if sets is None else sets
+    return copy.deepcopy(_sample(tuple(models.items()), tuple(sets.items()), n, rounds))
+
+
+@cache
+def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ...], n: int, rounds: int) -> Any:
     draw = np.random.default_rng(1)
     labels = draw.integers(5, size=n)
     logits, more = {}, {}
-    for index, (name, members) in enumerate(models.items()):
+    for index, (name, members) in enumerate(models):
         good = 3 + index / len(models)
         logits[name] = {"id": drawn_logits(draw, labels, members, good, 0)}
-        for place, other in enumerate(sets):
+        for place, (other, _) in enumerate(sets):
             false = draw.integers(5, size=n // 2 + 10 * place)
             logits[name][other] = drawn_logits(draw, false, members, good * (0.2 + 0.3 * place), 0)
         heads = [
@@ -44,7 +51,7 @@ def sample(
         ]
         cost = {"params": 1000 * members, "macs": 10**6 * (1 + members), "single_macs": 2 * 10**6}
         more[name] = {"heads": heads, "cost": cost}
-    return document(logits, labels, sets, rounds, more)
+    return document(logits, labels, dict(sets), rounds, more)
 
 
 def kept(draw: np.random.Generator, pruned: bool) -> list[int]:

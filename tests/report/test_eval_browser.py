@@ -18,7 +18,7 @@ from hydractl.report.eval_html import render
 from tests.report.examples import HOSTILE, everything, sample
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")]
 FLAGS = (
     "--headless",
     "--no-sandbox",

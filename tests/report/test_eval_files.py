@@ -110,22 +110,22 @@ def test_whatever_is_there_is_refused_before_anything_is_written(
 ) -> None:
     Path(there).parent.mkdir(exist_ok=True)
     Path(there).write_text("mine")
-    options = {"report": "out.html", "plots": "pictures", "card": "README.md"}
     with pytest.raises(OutputError, match=f"the output exists: {there}"):
-        made(document, **options)
+        made(document, report="out.html", plots="pictures", card="README.md")
     assert files(here) == {there} and Path(there).read_text() == "mine"
-    assert there in [*made(document, force=True, **options), "pictures/corruptions.png"]
-    kept = there == "pictures/corruptions.png"  # nothing to draw there, so what was there stays
-    assert (Path(there).read_bytes() == b"mine") == kept
 
 
-def test_other_files_in_the_folder_stay(document: dict[str, Any], here: Path) -> None:
+def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path) -> None:
+    found = sample({"base": 1}, sets={}, n=40, rounds=0)
     Path("pictures").mkdir()
-    Path("pictures/notes.txt").write_text("mine")
-    made(document, plots="pictures", force=True)
-    assert Path("pictures/notes.txt").read_text() == "mine"
-    made(document, plots=".")  # the folder itself may be the working one
-    assert Path("roc.base.png").exists() and Path("pictures/notes.txt").exists()
+    replaced = {"out.html", "README.md", "pictures/heads.base.png"}
+    kept = {"pictures/notes.txt", "pictures/corruptions.png"}  # there are no corruptions to draw
+    for file in replaced | kept:
+        Path(file).write_text("mine")
+    assert replaced <= set(made(found, report="out.html", plots="pictures", card="README.md", force=True))
+    assert {file for file in replaced | kept if Path(file).read_bytes() == b"mine"} == kept
+    made(found, plots=".")  # the folder itself may be the working one
+    assert Path("heads.base.png").exists() and kept < files(here)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:

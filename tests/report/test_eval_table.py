@@ -14,6 +14,7 @@ from rich.console import Console
 from hydractl.report import columns
 from hydractl.report.terminal import render
 from tests.report.examples import HOSTILE, everything, sample, without_values
+from tests.spread import spread
 
 
 def shown(document: dict[str, Any], width: int = 80, terminal: bool = False, **more: Any) -> str:
@@ -98,10 +99,10 @@ def test_where_intervals_do_not_fit_it_says_where_they_are() -> None:
     assert not any("intervals" in line for line in lines(without_values(document), 80))
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-@pytest.mark.parametrize(
-    "names", [["a"], [f"model-{n}" for n in range(20)], HOSTILE, ["m" * 60 + str(n) for n in (1, 2)]]
-)
+NAMES = [["a"], [f"model-{n}" for n in range(20)], HOSTILE, ["m" * 60 + str(n) for n in (1, 2)]]
+
+
+@pytest.mark.parametrize(("names", "width"), spread(NAMES, [80, 120, 160], each=2))
 def test_every_line_fits(names: list[str], width: int) -> None:
     document = sample(dict.fromkeys(names, 2), n=60, rounds=3)
     found = lines(document, width)

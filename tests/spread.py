@@ -1,0 +1,19 @@
+"""Cases of a test of several axes, without the full product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from math import gcd
+from typing import Any
+
+
+def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[Any]:
+    """Cases for ``parametrize``: every value of the first axis with ``each`` points of the product of the others.
+
+    The points are taken in turn, far from each other, so that all of them occur where there are enough cases.
+    """
+    points = list(product(*others))
+    stride = next(n for n in range(round(len(points) * 0.618), 2 * len(points)) if gcd(n, len(points)) == 1)
+    cases = [value for value in first for _ in range(each)]
+    return [(value, *points[number * stride % len(points)]) for number, value in enumerate(cases)]
