@@ -25,7 +25,7 @@ help:
 	@echo "make demo      train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
 	@echo "make lint      style, format and types"
-	@echo "make docs      write docs/cli.md from the help texts"
+	@echo "make docs      write docs/cli.md from the help texts, and docs/schemas/"
 	@echo "make clean     remove $(VENV), $(DEMO) and caches"
 	@echo "PYTHON=...     the Python to set up $(VENV) with (3.11 or newer)"
 
@@ -45,6 +45,7 @@ lint: $(READY_DEV)
 
 docs: $(READY)
 	$(RUN) docs/make_cli.py
+	$(RUN) docs/make_schemas.py
 
 bench: $(DEMO)/bench.json
 	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/hydra-circuit.st \

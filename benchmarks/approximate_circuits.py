@@ -27,7 +27,7 @@ EXACT = {"exact, no bounds": ["--no-bounds"], "exact": []}
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--data", required=True, metavar="SPEC", help="in-distribution samples")
@@ -86,7 +86,7 @@ class Counted:
         session.tell_work = self.tell  # type: ignore[assignment]
 
     def tell(self, log: Any, plan: Any, evaluations: int, work: float, processes: int) -> None:
-        """What ``extract-circuit`` says at its end."""
+        """The closing lines of ``extract-circuit``."""
         self.evaluations, self.work, self.naive = evaluations, work, plan.naive_blocks
         self._tell(log, plan, evaluations, work, processes)
 

@@ -226,7 +226,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="vit_large_patch16_224", help="a vision transformer of timm")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])

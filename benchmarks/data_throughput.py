@@ -48,7 +48,7 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def bare(data: Dataset, transform: Callable[[Any], torch.Tensor], size: int) -> Iterator[torch.Tensor]:
-    """What one would write without hydractl."""
+    """A bare loop, as written without hydractl."""
     paths = data.paths  # type: ignore[attr-defined]
     for start in range(0, len(paths), size):
         parts = []

@@ -1,4 +1,4 @@
-"""What ``hydractl eval`` costs beside a bare loop over the same batches: everything between logits and the answer.
+"""Overhead of ``hydractl eval`` over a bare loop on the same batches: everything between logits and the result.
 
     python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
 

@@ -54,7 +54,7 @@ class Contestant:
 
 
 def timed(run: Callable[[], Any], work: Callable[[], float]) -> tuple[Any, Timed]:
-    """What ``run`` gives, and what it took."""
+    """The result of ``run``, and its time."""
     before, wall, cpu = work(), time.perf_counter(), time.process_time()
     found = run()
     return found, Timed(time.perf_counter() - wall, time.process_time() - cpu, work() - before)
@@ -249,7 +249,7 @@ def summary(sides: Mapping[str, Contestant]) -> dict[str, dict[str, float]]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL")
     parser.add_argument("--data", metavar="SPEC", help=f"in-distribution samples [{DEFAULT_DATA[0]}]")

@@ -1,4 +1,4 @@
-"""What a training step costs: the dense model, members pruned to fewer heads, and ways to train faster.
+"""Cost of a training step: the dense model, members pruned to fewer heads, and ways to train faster.
 
     python benchmarks/finetune_speed.py                     # four blocks of ViT-S/16 with random weights, on the CPU
     python benchmarks/finetune_speed.py MODEL --keep 8,6,4 --batch-size 8 --rounds 15 --also train-last,checkpoint

@@ -1,4 +1,4 @@
-"""What a fused model costs beside a single one, its members one after another and a deep ensemble, by shared sites.
+"""Cost of a fused model compared with a single one, its members run sequentially and a deep ensemble.
 
     python benchmarks/fused_cost.py                                     # ViT-B/16 with random weights, three members
     python benchmarks/fused_cost.py MODEL --heads 8 --shared 0,6,10 --batch-size 1,8 --rounds 9 -o FILE.json

@@ -1,4 +1,4 @@
-"""What a fused model costs on a GPU beside a single one, its members one after another and a deep ensemble.
+"""Cost of a fused model on a GPU compared with a single one, its members run sequentially and a deep ensemble.
 
     python benchmarks/gpu_cost.py -o gpu.json                           # everything, at most 8 minutes
     python benchmarks/gpu_cost.py --device cpu --arch vit_tiny_patch16_224 --batches 1 --rounds 2      # try it out
@@ -217,7 +217,7 @@ def difference(one: Any, other: Any, dtype: str, name: str) -> float:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, int, str, str]]:
-    """What to measure, the most telling first: format, batch, mode and architecture."""
+    """The measurements, the most informative first: format, batch, mode and architecture."""
     eager = [(d, b, "eager", a) for d in options.dtypes for a in options.arch for b in options.batches]
     small = [b for b in options.batches if b < 32]
     compiled = [(options.dtypes[0], b, "compiled", a) for a in options.arch for b in small]
@@ -258,7 +258,7 @@ def measure(options: argparse.Namespace, clock: Clock, folder: Path) -> tuple[li
 
 
 def machine(device: torch.device, dtypes: list[str]) -> dict[str, Any]:
-    """What the times depend on."""
+    """The software and hardware that the times depend on."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
@@ -292,7 +292,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command-line arguments."""
 
     def words(text: str) -> list[str]:
         return text.split(",")

@@ -26,7 +26,7 @@ SEEDS = ("0", "1", "2")
 
 @dataclass
 class Study:
-    """What to study.
+    """The definition of a study.
 
     Attributes:
         runs: the folder of all results; emptied at the start.
@@ -175,7 +175,7 @@ def tuned(study: Study, pruned: str, path: str) -> str:
 
 
 def again(study: Study) -> list[str]:
-    """What takes a long command up where it was."""
+    """The option that resumes a long command."""
     return ["--resume"] if study.resume else []
 
 

@@ -1,4 +1,4 @@
-"""What members gain by differing everywhere, and what they save by sharing their leading sites (Fashion-MNIST).
+"""Effect of sharing the leading sites among members on quality, diversity and cost (Fashion-MNIST).
 
     python examples/fashion_mnist.py DATA      # trains the model and makes the members that share nothing
     python examples/shared_sites.py DATA

@@ -36,6 +36,7 @@ LIBRARIES = {
     "timm": ["families/timm.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
+    "pydantic": ["files/documents.py", "report/eval_document.py"],
     "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],

@@ -1,4 +1,4 @@
-"""What the analyses share: models and data as the command line names them, commands, tables, figures."""
+"""Common parts of the analyses: models and data as the command line names them, commands, tables, figures."""
 
 from __future__ import annotations
 

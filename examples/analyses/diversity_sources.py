@@ -88,7 +88,7 @@ def main() -> None:
         figures = [accuracy, inside["accuracy"], inside["nll"], ood["auroc"], ood["fpr95"], overlaps.get(name)]
         figures += [spread["mi"], spread["disagreement"]]
         rows.append([name, *figures, mean_diversity(row, "mi"), mean_diversity(row, "disagreement")])
-    columns = ["varied", "accuracy of one", "accuracy", "NLL", "OOD AUROC", "FPR95", "overlap of heads removed"]
+    columns = ["varied", "member accuracy", "accuracy", "NLL", "OOD AUROC", "FPR95", "overlap of heads removed"]
     show([*columns, "MI, ID", "disagreement, ID", "MI, OOD", "disagreement, OOD"], rows)
 
 

@@ -1,4 +1,4 @@
-"""What averaging the MLPs of members costs (paper B.7, Table 11): fused, fused without averaging, and one by one.
+"""Effect of averaging the MLPs of members (paper B.7, Table 11): fused, fused without averaging, and one by one.
 
     python examples/analyses/fused_or_not.py a.st b.st c.st --data test.npz --ood svhn=svhn.npz
 

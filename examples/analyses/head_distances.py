@@ -90,7 +90,7 @@ def main() -> None:
             axis.scatter(*plane.outside.T, s=4, alpha=0.5, label=name)
             axis.set_title(f"{title}: the {SHOWN} {which} heads, {explained:.0%} of the variance", fontsize=9)
             axis.legend(fontsize=8)
-    columns = ["OOD set", "heads", "Euclidean, mean", "Mahalanobis, mean", "Mahalanobis in the plane", "variance in it"]
+    columns = ["OOD set", "heads", "Euclidean, mean", "Mahalanobis, mean", "Mahalanobis, 2-D", "variance explained"]
     show(columns, rows)
     save(figure, asked.output / "head_distances.png")
 

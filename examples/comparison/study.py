@@ -129,7 +129,7 @@ class Comparison:
 
 
 def study_of(path: Path) -> dict[str, Any]:
-    """What ``hydra.yaml`` says to this script."""
+    """The settings of this script in ``hydra.yaml``."""
     found: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))["x-study"]
     return found
 

@@ -1,1 +1,1 @@
-"""The command line: parsing with Typer, the one sink for everything said, and errors as one line with a hint."""
+"""The command line: parsing with Typer, a single sink for all output, and errors as one line with a hint."""

@@ -1,4 +1,4 @@
-"""Standard output: the answer, and nothing else."""
+"""Standard output: the result of the command, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def to_terminal(self) -> bool:
-        """Whether a person reads the answer on a terminal."""
+        """Whether standard output is a terminal."""
         return is_terminal(self._stream)
 
     def text(self, text: str) -> None:

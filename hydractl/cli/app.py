@@ -1,4 +1,4 @@
-"""The ``hydractl`` command: parse the command line, run what it asks for, exit with the right code."""
+"""The ``hydractl`` command: parse the command line, run the verb, exit with its code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """What the command line asks for; None if help or version was all.
+    """The request on the command line; None if it was only for help or the version.
 
     Raises:
         UsageError: for a command line that makes no sense.
@@ -95,7 +95,7 @@ def _complete(arguments: list[str], answer: Answer) -> None:
         command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
     except SystemExit as ended:
         if ended.code:
-            raise UsageError("this shell has no completion", hint="hydractl --show-completion bash") from None
+            raise UsageError("no shell that has completion", hint="run it in bash, zsh, fish or PowerShell") from None
     except typer.TyperException as error:
         raise parser_problem(error, "hydractl") from None
 

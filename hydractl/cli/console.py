@@ -1,4 +1,4 @@
-"""Standard error: log, warnings, errors and progress. Everything said there passes through here."""
+"""Standard error: log, warnings, errors and progress. All output there passes through this module."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class ConsoleLog(Log):
 
     @contextlib.contextmanager
     def _bar(self, task: _Task) -> Iterator[None]:
-        """Show a bar for the task; a bar inside another one stands below it."""
+        """Show a bar for the task; a nested bar is shown below the outer one."""
         if self._bars is not None:
             task.show(self._bars)
             yield

@@ -1,4 +1,4 @@
-"""From an exception to an exit code and the lines a person reads."""
+"""Exit codes and messages for exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class Failure(NamedTuple):
-    """What to say about a failed command, and its exit code."""
+    """Message and exit code of a failed command."""
 
     exit_code: int
     message: str
@@ -28,7 +28,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What any exception that ends a command means to a person."""
+    """Message and exit code for any exception that ends a command."""
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
     if isinstance(error, KeyboardInterrupt):

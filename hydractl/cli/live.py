@@ -1,4 +1,4 @@
-"""What moves on a terminal: a bar for each running task, and the last rows of a task above the bars."""
+"""Live display on a terminal: a bar for each running task, and the last rows of a task above the bars."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bars(Progress):
 
 
 class _Speed(ProgressColumn):
-    """How many samples a second a task does of late; nothing for what is counted in other units."""
+    """Column of recent samples per second; empty for tasks counted in other units."""
 
     def render(self, task: Task) -> Text:
         rate = None if task.finished else task.fields["rate"]()

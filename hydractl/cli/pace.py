@@ -1,4 +1,4 @@
-"""How long a task still takes, from how fast it went of late."""
+"""Remaining time of a task, estimated from its recent speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs as the command line shows them: what each does, where it lives, and examples."""
+"""The verbs as the command line shows them: summary, module and examples of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INFO = "--info"
 
 
 class Request(NamedTuple):
-    """What the command line asks for: a verb (or ``--info``) and what was given, by option; None is "not given"."""
+    """A parsed command line: a verb (or ``--info``) and the values by option; None is "not given"."""
 
     verb: str
     given: Mapping[str, Any]
@@ -45,7 +45,7 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("Taylor scores from 512 labelled samples", "hydractl score vit.st --method taylor --data cal.npz"),
             (
-                "straight into prune, without a file between",
+                "piped into prune, without a file",
                 "hydractl score vit.st --method taylor --data cal.npz -o - | "
                 "hydractl prune vit.st --scores - --keep 8 -o a.st",
             ),
@@ -53,11 +53,11 @@ VERBS: dict[str, Verb] = {
     ),
     "extract-circuit": Verb(
         module="hydractl.verbs.extract_circuit",
-        summary="Search the order in which heads can be removed",
+        summary="Rank heads by greedy search on validation data",
         usage="MODEL --data SPEC [--ood SPEC] [-o circuit.json] [options]",
         about=(
             "Remove heads one by one, each time the one whose removal leaves the best score on validation data. "
-            "The order found serves every smaller budget as well."
+            "The resulting order also serves every smaller budget."
         ),
         examples=(
             (
@@ -79,10 +79,10 @@ VERBS: dict[str, Verb] = {
     ),
     "finetune": Verb(
         module="hydractl.verbs.finetune",
-        summary="Train a pruned model on",
+        summary="Fine-tune a pruned model",
         usage="MODEL... --data SPEC [--val SPEC] [-o a.st] [options]",
-        about="Train a pruned model on, with its missing heads left out; the best epoch on --val is kept. Of several "
-        "models each is trained by itself; -o then names their folder, as in out/.",
+        about="Fine-tune a pruned model, without its removed heads; the best epoch on --val is kept. Several models "
+        "are trained separately; -o then names their folder, as in out/.",
         examples=(
             ("three epochs", "hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st"),
             (
@@ -97,14 +97,14 @@ VERBS: dict[str, Verb] = {
                 "three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st",
                 "hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st",
             ),
-            ("go on after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
+            ("resume after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
         ),
     ),
     "fuse": Verb(
         module="hydractl.verbs.fuse",
-        summary="Join pruned members into one model",
+        summary="Fuse pruned members into one model",
         usage="MODEL... [-o hydra.st] [options]",
-        about="Join pruned members into one model file that gives their averaged prediction in one pass.",
+        about="Fuse pruned members into one model file that gives their averaged prediction in one pass.",
         examples=(
             ("three members", "hydractl fuse a.st b.st c.st -o hydra.st"),
             ("exactly the members, nothing averaged", "hydractl fuse a.st b.st c.st --merge none -o hydra.st"),
@@ -121,7 +121,7 @@ VERBS: dict[str, Verb] = {
                 "a single model against a fused one",
                 "hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz",
             ),
-            ("members one after another (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
+            ("members run sequentially (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
             (
                 "a gate for scripts: exit code 4 when it fails",
                 "hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'",
@@ -137,22 +137,22 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("the fused model against the single one", "hydractl bench vit.st hydra.st --batch-size 1,8"),
             (
-                "and both against what they could be replaced by",
+                "and both against baselines",
                 "hydractl bench vit.st hydra.st --compare stock,members,deep --plot bench.png",
             ),
-            ("the same picture again, in another form", "hydractl bench --from vit.bench.json --plot bench.svg"),
+            ("the same plot again, in another format", "hydractl bench --from vit.bench.json --plot bench.svg"),
             ("a gate for scripts", "hydractl bench vit.st hydra.st --require 'ratio<=2.7'"),
         ),
         prints_table=True,
     ),
 }
 
-APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure what came out."
+APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
 APP_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("MODEL and data from ./hydra.yaml", "hydractl prune --method taylor --keep 8"),
-    ("join members", "hydractl fuse a.st b.st c.st -o hydra.st"),
-    ("what is in a file", "hydractl --info hydra.st"),
+    ("fuse members", "hydractl fuse a.st b.st c.st -o hydra.st"),
+    ("the contents of a file", "hydractl --info hydra.st"),
 )
 
 INFO_ABOUT = (
@@ -162,6 +162,6 @@ INFO_ABOUT = (
 
 INFO_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("a fused model", "hydractl --info hydra.st"),
-    ("how much three members have in common", "hydractl --info a.mask.json b.mask.json c.mask.json"),
+    ("the overlap of three members", "hydractl --info a.mask.json b.mask.json c.mask.json"),
     ("for a script", "hydractl --info hydra.st --json"),
 )

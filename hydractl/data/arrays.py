@@ -49,7 +49,7 @@ class ArrayImages(Dataset):
 
 @dataclass(frozen=True)
 class _Header:
-    """What a ``.npy`` member says of itself."""
+    """Header of a ``.npy`` member."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -137,7 +137,7 @@ def _missing(spec: Spec, headers: dict[str, _Header], present: list[str], proble
 
 
 def _image_problems(name: str, header: _Header) -> list[str]:
-    """What is wrong with the images' type and shape."""
+    """Problems of the images' type and shape."""
     problems = []
     shape = header.shape
     if header.dtype != np.uint8:
@@ -160,7 +160,7 @@ def _image_problems(name: str, header: _Header) -> list[str]:
 
 
 def _label_problems(name: dict[str, str], headers: dict[str, _Header]) -> list[str]:
-    """What is wrong with the types and shapes of labels and class names."""
+    """Problems of the types and shapes of labels and class names."""
     problems = []
     images, labels, classes = (headers.get(name[key]) for key in QUERY)
     if labels is not None:

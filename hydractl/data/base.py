@@ -1,4 +1,4 @@
-"""What every data set offers: samples by index, ids, labels and fingerprints."""
+"""Interface of every data set: samples by index, ids, labels and fingerprints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Dataset(ABC):
         """The bytes that make sample ``i`` what it is, in pieces of any size."""
 
     def lengths(self) -> list[int] | None:
-        """How long each sample is where samples of one length make cheaper batches (texts: characters); else None."""
+        """Length of each sample if batches of similar length are cheaper (texts: characters); else None."""
         return None
 
     def sample_fingerprints(self) -> list[str]:

@@ -123,7 +123,7 @@ def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefet
 
 @dataclass
 class _Made:
-    """What a reader makes of one batch.
+    """Result of reading one batch.
 
     Attributes:
         inputs: what ``collate`` made; None where every sample is bad.
@@ -142,7 +142,7 @@ class _Made:
 
 @dataclass
 class _Failure:
-    """What a worker sends in place of a batch it could not make."""
+    """Error that a worker sends instead of a batch."""
 
     error: HydraError | None
     text: str
@@ -181,7 +181,7 @@ class _BatchReader:
 
 
 def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[_Made]:
-    """What the reader makes, batch by batch, from worker processes."""
+    """Results of the reader, batch by batch, from worker processes."""
     import torch
     from torch.utils.data import DataLoader
 

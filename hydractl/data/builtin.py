@@ -1,4 +1,4 @@
-"""Data that needs no file of the user's and no network: handwritten digits, and three sets that are no digits.
+"""Data that needs no file and no network: handwritten digits, and three OOD sets.
 
 All are 8x8 grey images from what scikit-learn and Pillow carry inside. ``digits`` is in-distribution; ``symbols``,
 ``letters`` and ``photos`` are out-of-distribution sets for it, without labels.

@@ -1,4 +1,4 @@
-"""A data set of images seen through a corruption: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
+"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C and CIFAR-C, written anew from their definitions, on scipy and Pillow.
+"""The corruptions of ImageNet-C and CIFAR-C, reimplemented from their definitions, on scipy and Pillow.
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019
 (arXiv 1903.12261); the constants are those of the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
@@ -247,7 +247,7 @@ def filtered(x: Pixels, kernel: Pixels) -> Pixels:
 
 
 def smoothed(x: Pixels, sigma: float) -> Pixels:
-    """Gaussian smoothing of both sides of an image; beyond the border its edge goes on."""
+    """Gaussian smoothing of both sides of an image; the edge pixels are repeated beyond the border."""
     return np.asarray(_ndimage().gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
 
 
@@ -285,7 +285,7 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     """The motion blur of ImageMagick: one half of a normal bell along a direction, at whole pixels.
 
     Args:
-        x: ``[height, width, channels]``; beyond the border its edge goes on.
+        x: ``[height, width, channels]``; the edge pixels are repeated beyond the border.
         radius: the reach is ``2 * ceil(radius)`` pixels.
         sigma: of the bell, in pixels.
         angle: in degrees; 0 is to the right.

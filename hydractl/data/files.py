@@ -1,4 +1,4 @@
-"""Images that are files of their own, read one at a time."""
+"""Images in separate files, read one at a time."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ParquetImages(Dataset):
 
 
 def holds_images(path: str) -> bool:
-    """Whether a Parquet file has a column of images; False for whatever cannot be opened, which is said elsewhere."""
+    """Whether a Parquet file has a column of images; False if it cannot be opened, which is reported elsewhere."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -33,7 +33,7 @@ LABEL_SETS = tuple(_SIZES)
 """The sets that can be named (paper D.3 evaluates zero-shot models on these nine)."""
 
 SCHEME = "builtin:"
-"""What a name may start with, where a file of the same name is there too."""
+"""Optional prefix of a name, for when there is a file of the same name."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def label_set(name: str) -> LabelSet:
 
 
 def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
-    """Where the classes of a data set are among the labels of a model that has the names of one of the built-in lists.
+    """Positions of the classes of a data set among the labels of a model, if those are one of the built-in lists.
 
     Args:
         labels: of the model.

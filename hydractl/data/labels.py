@@ -1,4 +1,4 @@
-"""Labels as found in a data set -> indices in the order of the checkpoint's names. By name, never by position."""
+"""Mapping of a data set's labels to indices of the checkpoint's classes, by name, never by position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``open_data``: the one way from a SPEC to a data set."""
+"""``open_data`` opens the data set of a SPEC."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, seen through a corruption where ``?corruption=NAME&severity=N`` asks for one.
+    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -114,7 +114,7 @@ def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
 
 
 def _kind(spec: Spec) -> str:
-    """Which reader opens it; looks at the disk for paths."""
+    """Name of the reader for a SPEC; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
     path = Path(spec.path).expanduser()

@@ -1,4 +1,4 @@
-"""``wds:`` images in the tar files of WebDataset, from local disks, read at any place and in a fixed order.
+"""``wds:`` images in the tar files of WebDataset, from local disks, with random access and in a fixed order.
 
 A sample is the files of one key: all of a member's name up to the first dot of its last part
 (https://github.com/webdataset/webdataset, "the WebDataset format"). Tar files are listed once, when the set is opened;
@@ -39,7 +39,7 @@ _LARGEST_LABEL = 1 << 20
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the bytes of one image are."""
+    """Location of the bytes of one image."""
 
     shard: str
     member: str

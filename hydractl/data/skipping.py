@@ -1,4 +1,4 @@
-"""``--on-bad skip``: images that cannot be read are left out while the others are computed, counted and listed.
+"""``--on-bad skip``: images that cannot be read are skipped during the computation, counted and listed.
 
 ``open_data(..., on_bad="skip")`` gives a data set whose ``skipped`` is a mapping; ``batches`` leaves out what it cannot
 read and notes it there. After the pass, :func:`remaining` is the data set without them, in the same order and with the
@@ -69,7 +69,7 @@ def remaining(dataset: Dataset) -> Dataset:
 
 
 def skipped_document(dataset: Dataset) -> dict[str, Any] | None:
-    """What was skipped, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
+    """Skipped samples, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)

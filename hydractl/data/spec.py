@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from hydractl.errors import UsageError
 
 SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
-"""The words that may stand before a colon."""
+"""The kinds, as written before the colon."""
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
@@ -19,7 +19,7 @@ SUPPORTED = (
     "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
     "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, wds:SHARDS, captions:FILE or SHARDS"
 )
-"""What this version opens, for messages."""
+"""The kinds of data that this version opens, for messages."""
 
 # A question mark in a file name is no query unless `key=` follows it.
 _QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
@@ -46,7 +46,7 @@ class Spec:
 
     @property
     def where(self) -> str:
-        """How messages call this data set."""
+        """The name of this data set in messages."""
         return f"{self.option} {self.text}"
 
     def check_query(self, known: Iterable[str]) -> None:

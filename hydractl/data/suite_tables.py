@@ -1,4 +1,4 @@
-"""What is in each suite of OOD sets: names, groups, where the files are looked for, and where they come from.
+"""Contents of each suite of OOD sets: names, groups, where the files are looked for, and where they come from.
 
 OpenOOD's layout and lists: https://github.com/Jingkang50/OpenOOD (v1.5, arXiv 2306.09301), ``configs/datasets`` and
 ``scripts/download/download.py``. Which of its sets are for validation follows the Hydra Ensembles paper: the set that

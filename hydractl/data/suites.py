@@ -41,7 +41,7 @@ class FoundSuite:
     notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        """What an artefact says of the suite, beside its data sets."""
+        """The suite as recorded in artefacts, without its data sets."""
         return {"name": self.name, "left_out": self.left_out, "notes": self.notes}
 
 
@@ -131,7 +131,7 @@ def id_list(name: str, split: str, root: str) -> tuple[str, str]:
 
 
 def id_list_of(spec: str) -> str | None:
-    """What an ID data set is where its SPEC names one of OpenOOD's ID lists: a sentence; None for any other."""
+    """A sentence that describes an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
     path = spec.partition("?")[0].replace(os.sep, "/")
     for suite in SUITES.values():
         for split, listed in suite.id_lists.items():
@@ -265,7 +265,7 @@ def _stem(name: str) -> str:
 
 
 def _rank(stem: str, stems: tuple[str, ...]) -> int | None:
-    """How well a file's name fits, 0 best: the name itself, a test part, another part; None for another set's name.
+    """Rank of a file name, 0 is best: the name itself, a test part, another part; None for another set's name.
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.
     """

@@ -1,4 +1,4 @@
-"""Which columns of a table are the text, the second text of a pair, and the label."""
+"""Choice of the columns of a table for the text, the second text of a pair, and the label."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Columns:
     others: tuple[str, ...]
 
     def needed(self, there: Sequence[str]) -> list[str]:
-        """What is to be read of the columns that are there."""
+        """The columns to read, among those that exist."""
         wanted = (self.text, self.text_b, self.label)
         return [name for name in there if name in wanted]
 
@@ -115,7 +115,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _near_hint(wanted: Sequence[str], there: Sequence[str], otherwise: str) -> str:
-    """The names that are most like the wanted ones, whatever their case."""
+    """The names most similar to the wanted ones, ignoring case."""
     folded = {name.casefold(): name for name in reversed(list(there))}
     near = {m: None for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1)}
     if not near:

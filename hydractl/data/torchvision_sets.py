@@ -19,7 +19,7 @@ NAMES: tuple[str, ...] = (
     *("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10", "DTD", "Food101", "Flowers102"),
     *("OxfordIIITPet", "EuroSAT", "SUN397", "Places365"),
 )
-"""The sets that can be named: image classification, with labels at hand without reading the images."""
+"""The sets that can be named: image classification, with labels that are known without reading the images."""
 
 
 class TorchvisionImages(Dataset):

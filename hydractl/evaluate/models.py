@@ -17,7 +17,6 @@ from hydractl.evaluate.options import FitOptions, RunOptions
 from hydractl.evaluate.predictions.concatenated import Concatenated
 from hydractl.evaluate.predictions.reading import Predictions
 from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
-from hydractl.files.document_check import count, record, text
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
@@ -29,9 +28,6 @@ from hydractl.model.runtime import move
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
 """Rows of a data set, and the logits ``[M, rows, C]`` of every member."""
-
-
-_FITTED_ON = record({"spec": text, "n": count, "fingerprint": text}, ("spec", "n", "fingerprint"))
 
 
 @dataclass(frozen=True)
@@ -61,12 +57,17 @@ class StoredFit:
                 return cls(threshold=stored_threshold(document.get("threshold")))
             checked = Calibration.from_json(calibration)
             where = calibration.get("fitted_on")
-            problems = [] if where is None else list(_FITTED_ON(where, "what its calibration was fitted on"))
-            if problems:
-                raise InputError(problems[0])
+            if where is not None:
+                _check_fitted_on(where)
             return cls(checked, stored_threshold(document.get("threshold")), where)
         except InputError as error:
-            raise InputError(f"{origin}: {error.message}") from None
+            raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
+
+
+def _check_fitted_on(document: Any) -> None:
+    from hydractl.files.documents import FittedOn, check
+
+    check(document, FittedOn, "what its calibration was fitted on is no data set")
 
 
 class Model(ABC):

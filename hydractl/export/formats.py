@@ -1,4 +1,4 @@
-"""The two exported formats: a graph into an open file, and the file back into something that runs."""
+"""The two exported formats: writing a graph to an open file, and loading the file to run it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAGE = 4096  # where tensors start in a file of their own, so that they can be 
 
 
 def metadata_of(description: Description, inputs: list[str]) -> dict[str, str]:
-    """What an exported file says of itself, every value a text.
+    """Metadata of an exported file, every value a text.
 
     Args:
         description: of the model.
@@ -180,7 +180,7 @@ def _onnx_model(graph: Graph) -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Standard output belongs to the answer, whatever a library says there."""
+    """Keep a library's messages off standard output, which belongs to the result."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 

@@ -81,7 +81,7 @@ def named(inputs: Any) -> dict[str, Tensor]:
 
 
 def answers(model: HydraModel, inputs: Named) -> dict[str, Tensor]:
-    """What the graph of a model has to give.
+    """Outputs of the graph of a model.
 
     Returns:
         ``probabilities`` ``[B, classes]``, the mean over members of their softmax, calibrated where the checkpoint

@@ -51,7 +51,7 @@ class Target:
         return [self.path] if self.data is None else [self.data, self.path]
 
     def to_json(self) -> dict[str, Any]:
-        """What is known of it before it is written."""
+        """The planned export as JSON, before it is written."""
         return {"format": self.kind, "path": str(self.path), **({} if self.data is None else {"data": str(self.data)})}
 
 

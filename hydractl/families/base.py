@@ -1,4 +1,4 @@
-"""What hydractl asks of a library's models. Everything that is particular to a library stays behind this interface."""
+"""Interface of a model family. Everything that is specific to a library stays behind it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MERGEABLE = ("mlp", "norm", "embed")
 
 @dataclass
 class State:
-    """What flows from block to block.
+    """State of the residual stream between blocks.
 
     Attributes:
         hidden: ``[B, T, d_model]``, or ``[M * B, T, d_model]`` member-major.
-        context: what every block reads beside it (attention masks); never changed by a block.
+        context: other inputs of every block (attention masks); never changed by a block.
     """
 
     hidden: Tensor
@@ -70,7 +70,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """How a model wants its images, for transforms other than the library's own of evaluation.
+    """Image format of a model, for transforms other than the library's own for evaluation.
 
     Attributes:
         size: channels, height, width.
@@ -179,7 +179,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """Which part of the model a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
+        """The part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
 
         ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
         """
@@ -219,7 +219,7 @@ class ModelFamily(ABC):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """How images are prepared, from the checkpoint's own preprocessing."""
+        """Image format, from the checkpoint's own preprocessing."""
         raise UsageError("--augment crop: the model reads no images")
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class ModelFamily(ABC):
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
     def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
-        """How many texts the model cuts when they are its :meth:`prompts`, and how many tokens it takes."""
+        """Number of texts that the model truncates as its :meth:`prompts`, and the number of tokens it takes."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
     def judges_each_pair(self, model: nn.Module) -> bool:
@@ -255,7 +255,7 @@ class ModelFamily(ABC):
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
-    """Which of these tensor names belong to the heads of one site (and not, say, to a norm beside them)."""
+    """The tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
 
@@ -320,6 +320,6 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, cut to one line."""
+    """Message of a library's error, cut to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

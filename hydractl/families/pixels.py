@@ -1,4 +1,4 @@
-"""What images are to every family: their modes and sizes, and random pixels in their place."""
+"""Image modes and sizes common to all families, and random pixels as example inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""timm's vision transformers: ViT, DeiT and whatever else keeps ``timm.layers.Attention`` in its blocks."""
+"""timm's vision transformers: ViT, DeiT and all others with ``timm.layers.Attention`` in their blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes ``import torchvision`` work beside a build of torch that its compiled library was not made for."""
+"""Workaround for ``import torchvision`` with a build of torch that its compiled library was not made for."""
 
 from __future__ import annotations
 

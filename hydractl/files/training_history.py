@@ -7,25 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydractl.files.description import Description
-from hydractl.files.document_check import count, listing, number, record
 
 _POINTS = 60
 _PARTS = ("progress", "fingerprint", "environment")
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
-COURSE = record(
-    {
-        **dict.fromkeys(("member", "steps", "kept_epoch", "n", "n_val"), count),
-        "epochs": listing(
-            record(
-                {
-                    **dict.fromkeys(("epoch", "steps"), count),
-                    **dict.fromkeys(_NUMBERS, number),
-                }
-            )
-        ),
-    }
-)
-"""The form of an entry of :func:`trainings_of`, where it is read from a file; every number may be missing."""
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""From several checkpoints to one: what is averaged, what is shared, and a check of the result."""
+"""Fusion of several checkpoints into one: what is averaged, what is shared, and a check of the result."""

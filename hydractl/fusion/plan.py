@@ -1,4 +1,4 @@
-"""What fusing will do with every tensor: averaged, stored once because it is equal in all members, or kept per member.
+"""Plan of a fusion: each tensor is averaged, stored once because it is equal in all members, or kept per member.
 
 Paper section 4.2. Averaged by default are MLPs, block and final norms, and embeddings, the only reading that gives the
 paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member where they
@@ -237,7 +237,7 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 
 
 def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
-    """Where to find every head of a site, when each is the same in all members that have it.
+    """The member to take each head of a site from, if the head is the same in all members that have it.
 
     None where a head differs between two members, or what belongs to no head does.
     """

@@ -1,4 +1,4 @@
-"""A fused model proves itself: member by member against the models it was made of, before it is written."""
+"""Self-check of a fused model before it is written: each member against the model it was made from."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Averages:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What every model of a check is asked.
+    """Inputs of every model of a check.
 
     Attributes:
         inputs: a batch, on the device.
@@ -144,7 +144,7 @@ def self_check(
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, Tensor]:
-    """What to ask, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
+    """Inputs of a check, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
     fused = HydraModel(plan.description, _held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
     compute_in_float32(fused)
     inputs = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)

@@ -1,4 +1,4 @@
-"""How far the members of a fused model are the same, why they part there, and what it would take to part later."""
+"""The shared computation of a fused model: how many blocks, where members diverge and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = 3
 
 
 def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
-    """What runs once for all members, for each tower.
+    """The parts that run once for all members, for each tower.
 
     Returns:
         For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;

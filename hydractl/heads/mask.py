@@ -48,7 +48,7 @@ def all_heads(sites: Iterable[Site]) -> list[Head]:
 
 @dataclass(frozen=True)
 class HeadMask:
-    """Which heads are kept at each site.
+    """The kept heads of each site.
 
     Attributes:
         heads: original number of heads per site, in model order.

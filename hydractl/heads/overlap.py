@@ -1,4 +1,4 @@
-"""How far two masks, or two removal orders, agree (paper B.2.2). Pure Python: names and numbers, no weights."""
+"""Agreement of two masks, or of two removal orders (paper B.2.2). Pure Python: names and numbers, no weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SetOverlap:
     divergence: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ``hydractl.overlap/1``."""
+        """As in ``hydractl.overlap/1``."""
         return {
             "counts": list(self.counts),
             "shared": self.shared,
@@ -51,7 +51,7 @@ class MaskOverlap:
     removed: SetOverlap
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ``hydractl.overlap/1``."""
+        """As in ``hydractl.overlap/1``."""
         return {"kept": self.kept.to_json(), "removed": self.removed.to_json()}
 
 

@@ -1,4 +1,4 @@
-"""From scores or a ranking, and a budget, to a head mask. Pure Python; ties go to the lowest site, then lowest head."""
+"""Head selection: a mask from scores or a ranking, and a budget. Pure Python; ties go to the lowest site, then head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
 
 
 def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
-    """How many heads to remove at each site for a budget per site.
+    """Number of heads to remove at each site for a budget per site.
 
     Raises:
         UsageError: for a budget outside what the sites have, with the range.
@@ -28,7 +28,7 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 
 
 def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
-    """How many heads to remove in all, for ``keep`` as the mean kept per site or ``remove`` as a total.
+    """Total number of heads to remove, for ``keep`` as the mean kept per site or ``remove`` as a total.
 
     Args:
         present: what the model still has.

@@ -1,4 +1,4 @@
-"""The weights of one attention block head by head, the layout that all families share. It names no library."""
+"""The weights of one attention block head by head, the layout that all families share."""
 
 from __future__ import annotations
 

@@ -1,159 +1,256 @@
-"""Reading an eval again that was written to a file, checked so far that every report can be made of it."""
+"""The form of an eval, made of the metrics there are: a document that has it can be reported on.
+
+This imports pydantic: import it where an eval is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
-from hydractl.errors import InputError
-from hydractl.files.document_check import (
-    Check,
-    anything,
-    count,
+from pydantic import ConfigDict, Field, create_model, model_validator
+
+from hydractl.files.documents import (
+    Calibration,
+    Cost,
+    Count,
+    DataSet,
+    Edges,
+    Form,
+    McDropout,
+    Number,
+    Schema,
+    Sha256,
+    SiteHeads,
+    Threshold,
+    Training,
     equally_long,
-    listing,
-    mapping,
-    maybe,
-    number,
-    record,
-    text,
+    read_document,
 )
-from hydractl.files.training_history import COURSE
-from hydractl.jsonio import read_json_file, shown
+from hydractl.jsonio import shown
+from hydractl.metrics.declaration import Kind
 from hydractl.metrics.registry import metrics
 
-SCHEMA = "hydractl.eval/1"
-_MOST_HEADS = 4096
-_MOST_PROBLEMS = 10
+F = TypeVar("F", bound=Form)
 
 
-def _real(value: Any, where: str) -> Iterator[str]:
-    """A number that must be there, such as a point of a curve."""
-    yield from number(value, where) if value is not None else [f"{where} is null"]
+def measured(kind: Kind, *, by_severity: bool = False) -> Callable[[type[F]], type[F]]:
+    """Add a field for each metric of a kind to the form below, those that other packages declare too.
+
+    Args:
+        by_severity: only those that are taken of each corruption and severity.
+    """
+    fields: dict[str, Any] = {}
+    for place, metric in enumerate(one for one in metrics(kind) if one.by_severity or not by_severity):
+        number = dict[str, Number] if metric.parts else Number
+        # By its alias a key may be anything, the names of pydantic's own methods too.
+        fields[f"metric_{place}"] = (number | None, Field(None, alias=metric.key, description=metric.convention))
+
+    def with_metrics(form: type[F]) -> type[F]:
+        return create_model(form.__name__, __base__=form, __doc__=form.__doc__, **fields)
+
+    return with_metrics
 
 
-def _pair(check: Check) -> Check:
-    def run(value: Any, where: str) -> Iterator[str]:
-        problems = list(listing(check)(value, where))
-        yield from problems or ([] if len(value) == 2 else [f"{where} has {len(value)} entries, not 2"])
+@measured("id")
+class Labelled(Form):
+    """Metrics of labelled samples; of unlabelled ones only how many they are."""
 
-    return run
-
-
-def _rising(value: Any, where: str) -> Iterator[str]:
-    """Edges of bins: two numbers or more, each above the one before."""
-    problems = list(listing(_real, 2)(value, where))
-    yield from problems
-    if not problems and any(high <= low for low, high in pairwise(value)):
-        yield f"{where} does not rise"
+    n: Count | None = Field(None, description="Number of samples.")
 
 
-def _scores(value: Any, where: str) -> Iterator[str]:
-    """Edges first, then counts of every set, one fewer."""
-    whole = record({"edges": _rising, "id": listing(count)}, ("edges", "id"))
-    problems = list(whole(value, where))
-    problems = problems or list(mapping(listing(count))({k: v for k, v in value.items() if k != "edges"}, where))
-    yield from problems
-    if not problems and {len(v) for k, v in value.items() if k != "edges"} != {len(value["edges"]) - 1}:
-        yield f"the lists of {where} differ in length"
+@measured("id", by_severity=True)
+class Severity(Form):
+    """Metrics of one corruption at one severity, or their means over corruptions."""
+
+    n: Count | None = Field(None, description="Number of samples.")
 
 
-def _site(value: Any, where: str) -> Iterator[str]:
-    """One site: how many heads, and for every member which of them are kept."""
-    form = record(
-        {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "heads", "kept")
+@measured("ood")
+class Detection(Form):
+    """Metrics of telling OOD samples from ID samples."""
+
+
+class OodSet(Detection):
+    """Metrics of telling the samples of one OOD set from ID samples."""
+
+    n: Count | None = Field(None, description="Number of OOD samples.")
+    group: str | None = Field(None, description="`near` or `far`, where that was said.")
+
+
+@measured("diversity")
+class Spread(Form):
+    """Metrics of how members differ."""
+
+
+class Pair(Spread):
+    """Metrics of how two members differ."""
+
+    a: Count = Field(description="Number of the first member, from 0.")
+    b: Count = Field(description="Number of the second member.")
+
+
+class Diversity(Spread):
+    """Metrics of how the members differ on one data set."""
+
+    pairs: list[Pair] | None = Field(None, description="The same for each pair of members.")
+
+
+class Reliability(Form):
+    """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
+
+    edges: Edges = Field(description="Edges of the bins of confidence, one more than there are bins.")
+    n: list[Count] = Field(description="Number of samples in each bin.")
+    confidence: list[Number] = Field(description="Mean confidence in each bin; null of an empty one.")
+    accuracy: list[Number] = Field(description="Accuracy in each bin; null of an empty one.")
+    low: list[Number] = Field(description="Lower end of the interval of the accuracy; null of an empty bin.")
+    high: list[Number] = Field(description="Upper end of the interval of the accuracy; null of an empty bin.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Reliability:
+        equally_long(self.edges[1:], self.n, self.confidence, self.accuracy, self.low, self.high)
+        return self
+
+
+class RiskCoverage(Form):
+    """Risk over coverage, by confidence."""
+
+    coverage: list[float] = Field(description="Shares of samples that are answered, ascending.")
+    risk: list[float] = Field(description="Share of wrong answers among them.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> RiskCoverage:
+        equally_long(self.coverage, self.risk)
+        return self
+
+
+class Roc(Form):
+    """The ROC curve of an OOD set."""
+
+    fpr: list[float] = Field(min_length=1, description="Shares of ID samples that are flagged.")
+    tpr: list[float] = Field(min_length=1, description="Shares of OOD samples that are flagged.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Roc:
+        equally_long(self.fpr, self.tpr)
+        return self
+
+
+class ScoreCounts(Form):
+    """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, list[Count]]
+
+    edges: Edges = Field(description="Edges of the bins, one more than there are bins.")
+    id: list[Count] = Field(description="Number of ID samples in each bin.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScoreCounts:
+        equally_long(self.edges[1:], self.id, *(self.model_extra or {}).values())
+        return self
+
+
+class Curves(Form):
+    """What the curves of a report are drawn from."""
+
+    reliability: Reliability | None = Field(None, description="The reliability diagram of labelled ID samples.")
+    risk_coverage: RiskCoverage | None = Field(None, description="Risk over coverage of labelled ID samples.")
+    roc: dict[str, Roc] | None = Field(None, description="By OOD set its ROC curve.")
+    scores: ScoreCounts | None = Field(None, description="Histograms of OOD scores.")
+
+
+Interval = Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
+class Difference(Form):
+    """A paired difference of this row and the first."""
+
+    value: Number = Field(None, description="This row minus the first.")
+    ci: Interval | None = Field(None, description="Its bootstrap interval.")
+
+
+class Conformal(Form):
+    """Conformal prediction sets."""
+
+    method: str | None = Field(None, description="The conformity score.")
+    alpha: Number = Field(None, description="The error rate asked for.")
+    qhat: Number = Field(None, description="The threshold from the validation data.")
+    n_val: Count | None = Field(None, description="Number of validation samples.")
+    coverage: Number = Field(None, description="Share of sets that hold the label.")
+    mean_size: Number = Field(None, description="Mean number of classes in a set.")
+    empty: Number = Field(None, description="Share of sets without a class.")
+
+
+class MeasuredThreshold(Threshold):
+    """A threshold and what it flags."""
+
+    id_flagged: Number = Field(None, description="Share of ID samples at or above it.")
+    ood_flagged: dict[str, Number] | None = Field(None, description="By OOD set the share at or above it.")
+
+
+class Row(Form):
+    """One model, with all that was measured of it."""
+
+    name: str = Field(description="Name of the row.")
+    sha256: Sha256 = None
+    id: Labelled = Field(description="Metrics of the ID data.")
+    ood: dict[str, OodSet] | None = Field(None, description="By OOD set its metrics.")
+    near_avg: Detection | None = Field(None, description="Unweighted means over near OOD sets.")
+    far_avg: Detection | None = Field(None, description="Unweighted means over far OOD sets.")
+    ood_avg: Detection | None = Field(None, description="Unweighted means over all OOD sets.")
+    diversity: dict[str, Diversity] | None = Field(None, description="By data set how the members differ.")
+    members: list[Labelled] | None = Field(None, description="Metrics of the ID data for each member alone.")
+    curves: Curves | None = Field(None, description="What the curves of a report are drawn from.")
+    heads: list[SiteHeads] | None = Field(None, description="The heads at each site; empty where members differ.")
+    cost: Cost | None = Field(None, description="The cost of one sample.")
+    training: list[Training] | None = Field(None, description="The trainings that members came straight from.")
+    ci: dict[str, Interval | None] | None = Field(None, description="By dotted key the bootstrap interval.")
+    difference: dict[str, Difference | None] | None = Field(
+        None, description="By dotted key the paired difference of this row and the first."
     )
-    problems = list(form(value, where))
-    yield from problems
-    if not problems:
-        if value["heads"] > _MOST_HEADS:
-            yield f"{where}.heads is {value['heads']}"
-        if any(head >= value["heads"] for kept in value["kept"] for head in kept):
-            yield f"{where}.kept names a head that is not there"
+    calibration: Calibration | None = Field(None, description="The calibration that was applied.")
+    threshold: MeasuredThreshold | None = Field(None, description="The threshold and what it flags.")
+    conformal: Conformal | None = Field(None, description="Conformal prediction sets.")
+    corruptions: dict[str, dict[str, Severity]] | None = Field(None, description="By corruption and severity.")
+    corruption_avg: dict[str, Severity] | None = Field(None, description="By severity the means over corruptions.")
+    seen: dict[str, Count | None] | None = Field(None, description="By data set how many samples had been seen.")
+    mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
 
 
-_ID_NUMBERS: dict[str, Check] = {one.key: mapping(number) if one.parts else number for one in metrics("id")}
-_ID = record({"n": count, **_ID_NUMBERS})
-_OOD_NUMBERS: dict[str, Check] = {one.key: number for one in metrics("ood")}
-_SPREAD: dict[str, Check] = {one.key: number for one in metrics("diversity")}
-_PAIRS = listing(record({"a": count, "b": count, **_SPREAD}, ("a", "b")))
-_DATA = record({"spec": text, "n": count, "fingerprint": text, "list": text, "skipped": anything})
-_SEVERITY = mapping(record({"n": count, **{one.key: number for one in metrics("id") if one.by_severity}}))
-_CURVES = record(
-    {
-        "reliability": equally_long(
-            record(
-                {
-                    "edges": _rising,
-                    "n": listing(count),
-                    **dict.fromkeys(("confidence", "accuracy", "low", "high"), listing(number)),
-                },
-                ("edges", "n", "confidence", "accuracy", "low", "high"),
-            ),
-            *("edges", "n", "confidence", "accuracy", "low", "high"),
-            first_longer=True,
-        ),
-        "risk_coverage": equally_long(
-            record({"coverage": listing(_real), "risk": listing(_real)}, ("coverage", "risk")), "coverage", "risk"
-        ),
-        "roc": mapping(
-            equally_long(record({"fpr": listing(_real, 1), "tpr": listing(_real, 1)}, ("fpr", "tpr")), "fpr", "tpr")
-        ),
-        "scores": _scores,
-    }
-)
-_ROW = record(
-    {
-        "name": text,
-        "sha256": anything,
-        "id": _ID,
-        "ood": mapping(record({"n": count, "group": text, **_OOD_NUMBERS})),
-        **dict.fromkeys(("near_avg", "far_avg", "ood_avg"), record(_OOD_NUMBERS)),
-        "diversity": mapping(record({**_SPREAD, "pairs": _PAIRS})),
-        "members": listing(_ID),
-        "curves": _CURVES,
-        "heads": listing(_site),
-        "training": listing(COURSE),
-        "cost": record(dict.fromkeys(("params", "macs", "single_macs"), count)),
-        "ci": mapping(maybe(_pair(number))),
-        "difference": mapping(maybe(record({"value": number, "ci": _pair(number)}))),
-        "calibration": record(
-            {
-                "kind": text,
-                "temperature": number,
-                "scale": listing(number),
-                "bias": listing(number),
-                "fitted_on": _DATA,
-            }
-        ),
-        "conformal": record(
-            {
-                "method": text,
-                "n_val": count,
-                **dict.fromkeys(("alpha", "qhat", "coverage", "mean_size", "empty"), number),
-            }
-        ),
-        "threshold": record(
-            {"score": text, "value": number, "rule": text, "id_flagged": number, "ood_flagged": mapping(number)}
-        ),
-        "corruptions": mapping(_SEVERITY),
-        "corruption_avg": _SEVERITY,
-        "seen": mapping(maybe(count)),
-        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
-    },
-    ("name", "id"),
-)
-_DOCUMENT = record(
-    {
-        "models": listing(_ROW, 1),
-        "data": mapping(_DATA),
-        "conventions": mapping(anything),
-        "suite": record({"name": text, "left_out": listing(text), "notes": listing(text)}),
-        "bootstrap": record({"rounds": count, "level": number, "seed": count}),
-    },
-    ("models",),
-)
+class Suite(Form):
+    """The OOD suite that was asked for."""
+
+    name: str | None = Field(None, description="Its name.")
+    left_out: list[str] | None = Field(None, description="Its sets that were not found.")
+    notes: list[str] | None = Field(None, description="In what it differs from the published suite.")
+
+
+class Bootstrap(Form):
+    """How intervals were drawn."""
+
+    rounds: Count | None = Field(None, description="Number of resamples.")
+    level: Number = Field(None, description="Level of the intervals.")
+    seed: Count | None = Field(None, description="Seed of the resamples.")
+
+
+class Eval(Form):
+    """What `hydractl eval` measured."""
+
+    schema_: Literal["hydractl.eval/1"] = Schema
+    models: list[Row] = Field(min_length=1, description="A row for each model; names differ.")
+    data: dict[str, DataSet] | None = Field(None, description="The data sets by name.")
+    conventions: dict[str, Any] | None = Field(None, description="A sentence on each metric that is in the rows.")
+    suite: Suite | None = Field(None, description="The OOD suite that was asked for.")
+    bootstrap: Bootstrap | None = Field(None, description="How intervals were drawn.")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Eval:
+        names = [row.name for row in self.models]
+        twice = [shown(name) for name in dict.fromkeys(names) if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two rows have the name {', '.join(twice)}")
+        return self
 
 
 def read_eval(path: str) -> dict[str, Any]:
@@ -162,23 +259,4 @@ def read_eval(path: str) -> dict[str, Any]:
     Raises:
         InputError: for anything else, listing what is wrong with it.
     """
-    document = read_json_file(path)
-    origin = "standard input" if path == "-" else path
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = shown(document.get("schema")) if isinstance(document, dict) else "none"
-        raise InputError(f"{origin} is not the JSON of an eval (schema {found})")
-    if document.get("dry_run"):
-        raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
-    problems = eval_problems(document)
-    if problems:
-        raise InputError(f"{origin} is no document that eval writes", problems=problems[:_MOST_PROBLEMS])
-    return document
-
-
-def eval_problems(document: Any) -> list[str]:
-    """Everything that keeps a report from being made of a document; empty where nothing does."""
-    problems = [line.replace("document.", "", 1) for line in _DOCUMENT(document, "document")]
-    if not problems:
-        names = [row["name"] for row in document["models"]]
-        problems = [f"two rows have the name {shown(one)}" for one in dict.fromkeys(names) if names.count(one) > 1]
-    return problems
+    return read_document(path, Eval)

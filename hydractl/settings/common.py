@@ -20,7 +20,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(kw_only=True)
 class Common:
-    """What every verb accepts. ``check()`` is to be called before use; merging flags and files does so.
+    """Options of every verb. ``check()`` is to be called before use; merging flags and files does so.
 
     Attributes:
         verb: the name on the command line.
@@ -43,7 +43,7 @@ class Common:
     model: list[str] = option([], help="The model to work on, or several where a verb takes several", group=FILES)
     output: str | None = option(
         None,
-        help="What to write; - is standard output for JSON",
+        help="Output file; - is standard output for JSON",
         metavar="PATH",
         short="-o",
         group=FILES,
@@ -66,7 +66,7 @@ class Common:
     )
     max_length: int | None = option(
         None,
-        help="Tokens of a text at most; longer ones are cut",
+        help="Maximum number of tokens of a text; longer texts are truncated",
         unit="tokens",
         at_least=1,
         group=FILES,
@@ -74,7 +74,7 @@ class Common:
     )
     labels: str | None = option(
         None,
-        help="Class names: a file with one a line, a JSON list, or the name of a data set whose names are built in "
+        help="Class names: a file with one per line, a JSON list, or the name of a data set whose names are built in "
         "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
         "zero-shot model",
         metavar="FILE|NAME",
@@ -83,15 +83,15 @@ class Common:
     )
     prompt: list[str] = option(
         [],
-        help="What makes a prompt of a class name, for a zero-shot model; repeat it to average over several, or give a "
-        "file of templates, or openai-imagenet for CLIP's own 80",
+        help="Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or "
+        "give a file of templates, or openai-imagenet for CLIP's own 80",
         metavar="TEMPLATE|FILE",
         group=FILES,
         default_text="A photo of a {label}.",
     )
     tower: str | None = option(
         None,
-        help="Whose heads are meant in a model of two towers",
+        help="The tower whose heads are meant, in a model with two towers",
         choices=("visual", "text", "both"),
         group=FILES,
         default_text="both",
@@ -104,10 +104,10 @@ class Common:
         default_text="what the file says",
     )
     force: bool = option(False, help="Replace an output that exists", group=FILES)
-    json: bool = option(False, help="Print the answer as one JSON document", group=FILES)
+    json: bool = option(False, help="Print the result as one JSON document", group=FILES)
     device: str = option(
         "auto",
-        help="Where to compute",
+        help="The device to compute on",
         metavar="auto|cpu|cuda[:i]|mps",
         pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
         group=RUNNING,
@@ -115,7 +115,7 @@ class Common:
     workers: int = option(
         0, help="Processes that read data; 0 is the main one", unit="processes", at_least=0, group=RUNNING
     )
-    seed: int = option(0, help="The seed of everything that is drawn", at_least=0, group=RUNNING)
+    seed: int = option(0, help="The seed of everything random", at_least=0, group=RUNNING)
     dry_run: bool = option(False, help="Print the plan and stop", group=RUNNING)
     config: str | None = option(
         None,
@@ -124,9 +124,9 @@ class Common:
         group=GENERAL,
         default_text="hydra.yaml, if there is one",
     )
-    quiet: bool = option(False, help="Say nothing but warnings and errors", short="-q", group=GENERAL)
+    quiet: bool = option(False, help="Print only warnings and errors", short="-q", group=GENERAL)
     verbose: bool = option(
-        False, help="Say more: every value with where it came from, and details", short="-v", group=GENERAL
+        False, help="Print more: every option with its source, and details", short="-v", group=GENERAL
     )
 
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -172,7 +172,7 @@ class Common:
         return "" if source.startswith("default") else f" ({source})"
 
     def called(self, name: str) -> str:
-        """What a person calls the option."""
+        """The name of the option in messages."""
         return _declared(type(self), name).label
 
     def exactly_one(self, *names: str) -> list[str]:
@@ -218,7 +218,7 @@ class Common:
         return found
 
     def _rank(self, name: str) -> int:
-        """How much the source of an option weighs; 0 for a default, a flag's weight in settings built in Python."""
+        """Rank of the source of an option; 0 for a default, a flag's rank in settings built in Python."""
         if self.ranks is not None:
             return self.ranks.get(name, 0)
         return FLAG if getattr(self, name) != _declared(type(self), name).default else 0
@@ -249,7 +249,7 @@ class Common:
 
 @dataclass(kw_only=True)
 class Batched(Common):
-    """What every verb but ``bench`` accepts: one batch size and one number format."""
+    """Options of every verb except ``bench``: one batch size and one number format."""
 
     dtype: str = option("float32", help="Number format of the computation", choices=DTYPES, group=RUNNING)
     batch_size: int = option(64, help="Samples that are computed together", unit="samples", at_least=1, group=RUNNING)

@@ -21,7 +21,7 @@ _NOT_IN_FILES = ("config",)
 
 @dataclass
 class Config:
-    """What a configuration file says, still as text.
+    """Contents of a configuration file, as unparsed text.
 
     Attributes:
         name: the file as it was named.
@@ -73,7 +73,7 @@ def read_config(path: Path, name: str) -> Config:
 
 
 def shared_keys() -> list[str]:
-    """Every key that may stand at the top: the options of all verbs."""
+    """Every key allowed at the top level: the options of all verbs."""
     found = [o.key for settings in SETTINGS.values() for o in options_of(settings)]
     return [key for key in dict.fromkeys(found) if key not in _NOT_IN_FILES]
 

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 @dataclass(kw_only=True)
 class Validated(Batched):
-    """What is chosen on validation data."""
+    """Options of what is chosen on validation data."""
 
     val: str | None = option(
         None, help="In-distribution validation data, on which something is chosen", metavar="SPEC", group=_VALIDATION
@@ -38,14 +38,14 @@ class Validated(Batched):
     temperature: str | None = option(
         None,
         help="Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and "
-        "a bias per class), a number, or none to leave out what the checkpoint has",
+        "a bias per class), a number, or none to ignore that of the checkpoint",
         metavar="fit|vector|none|T",
         group=_VALIDATION,
         default_text="what the checkpoint has",
     )
     threshold: str | None = option(
         None,
-        help="From which OOD score on a sample counts as OOD: ood:0.95 (catch 95 % of --val-ood), id:0.01 (lose 1 % of "
+        help="OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
         "--val), or a score",
         metavar="ood:P|id:P|SCORE",
         group=_VALIDATION,
@@ -62,13 +62,13 @@ class Validated(Batched):
     conformal_score: str = option(
         "lac",
         help="How the classes of a prediction set are ranked: lac (by probability: the smallest sets) or aps (by "
-        "cumulated probability: sets that adapt to the sample)",
+        "cumulative probability: sets that adapt to the sample)",
         choices=("lac", "aps"),
         group=_VALIDATION,
     )
     calibrated: str | None = option(
         None,
-        help="Also write the one MODEL with its temperature and threshold in it",
+        help="Also write the MODEL with its temperature and threshold",
         metavar="FILE.st",
         group=_VALIDATION,
     )
@@ -132,7 +132,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
     )
     ood_score: str = option(
         "msp",
-        help="The score that tells the data sets apart",
+        help="The score that separates OOD from ID samples",
         choices=tuple(SCORES),
         group=_MATTERS,
     )
@@ -154,7 +154,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
         group=_MATTERS,
     )
     resume: bool = option(
-        False, help="Go on with the unfinished predictions of the same command (--predictions F.st)", group=_MATTERS
+        False, help="Resume the unfinished predictions of the same command (--predictions F.st)", group=_MATTERS
     )
     allow_seen: bool = option(
         False,
@@ -190,7 +190,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
         return found + self._without_data()
 
     def _without_data(self) -> list[str]:
-        """What would be passed over where the test sets are those of a predictions file."""
+        """Problems of options that would be ignored where the test sets are those of a predictions file."""
         if self.given("data") or self.from_file is not None:
             return []
         unused = [name for name in ("ood", "ood_suite", "corruptions") if self.given(name)]
@@ -200,7 +200,7 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
 
 
 def _threshold_side(text: str) -> tuple[str | None, str | None]:
-    """Which side a threshold is chosen on, None for a number, and what is wrong with it."""
+    """The side (ID or OOD) that a threshold is chosen on, None for a number, and its problem."""
     rule = _RULE.fullmatch(text)
     if rule is None:
         finite = _NUMBER.fullmatch(text) and abs(float(text)) < float("inf")
@@ -212,7 +212,7 @@ def _threshold_side(text: str) -> tuple[str | None, str | None]:
 
 
 def _set_problems(settings: Batched, name: str, taken: list[str]) -> list[str]:
-    """What cannot be read of named data sets, and names that are there twice."""
+    """Problems of named data sets: unreadable ones and duplicate names."""
     found: list[str] = []
     names = list(taken)
     label = settings.called(name)

@@ -36,7 +36,7 @@ class Several(Batched):
 
     members: int = option(
         1,
-        help="Train the model so many times, with --seed and the seeds after it: a.st becomes a.0.st, a.1.st and so on",
+        help="Train the model this many times, with --seed and the next seeds: a.st becomes a.0.st, a.1.st and so on",
         unit="trainings",
         at_least=1,
         at_most=1000,
@@ -44,8 +44,8 @@ class Several(Batched):
     )
     devices: list[str] = option(
         [],
-        help="Where members, or several MODELs, are trained at the same time, one on each device; 0 is cuda:0, and a "
-        "device may stand twice",
+        help="Devices on which members, or several MODELs, are trained in parallel, one on each; 0 is cuda:0, and a "
+        "device may be listed twice",
         metavar="DEVICE[,DEVICE...]",
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
         split=True,
@@ -104,7 +104,7 @@ class FinetuneSettings(Prescribed, Several):
     )
     snapshots: int | None = option(
         None,
-        help="Cut the training into so many cycles of the cosine, and write the weights at the end of each: a.1.st, "
+        help="Split the training into this many cosine cycles, and write the weights at the end of each: a.1.st, "
         "a.2.st and so on for a.st",
         unit="cycles",
         at_least=2,
@@ -112,7 +112,7 @@ class FinetuneSettings(Prescribed, Several):
         group=LENGTH,
     )
     min_delta: float = option(
-        0.0, help="What counts as better, a fraction of all samples", at_least=0, below=1, group=LENGTH
+        0.0, help="Smallest improvement that counts, a fraction of all samples", at_least=0, below=1, group=LENGTH
     )
     optimizer: str = option("adamw", help="The optimizer", choices=("adamw", "sgd"), group=OPTIMIZATION)
     lr: list[float] = option(
@@ -126,9 +126,14 @@ class FinetuneSettings(Prescribed, Several):
     weight_decay: float = option(0.01, help="Weight decay; none on biases and norms", at_least=0, group=OPTIMIZATION)
     momentum: float = option(0.9, help="Momentum of sgd", at_least=0, below=1, group=OPTIMIZATION)
     betas: list[float] = option(
-        [0.9, 0.999], help="How slowly adamw forgets: mean, square", at_least=0, below=1, split=True, group=OPTIMIZATION
+        [0.9, 0.999],
+        help="Decay rates of adamw's first and second moments",
+        at_least=0,
+        below=1,
+        split=True,
+        group=OPTIMIZATION,
     )
-    eps: float = option(1e-8, help="What adamw adds to its divisor", above=0, group=OPTIMIZATION)
+    eps: float = option(1e-8, help="The epsilon of adamw", above=0, group=OPTIMIZATION)
     warmup: float = option(
         0.05,
         help="Linear warm-up: steps, or a fraction of all steps if less than 1",
@@ -143,7 +148,11 @@ class FinetuneSettings(Prescribed, Several):
         group=OPTIMIZATION,
     )
     lr_floor: float = option(
-        1e-5, help="Where the cosine ends, a fraction of the peak", at_least=0, at_most=1, group=OPTIMIZATION
+        1e-5,
+        help="Final learning rate of the cosine, a fraction of the peak",
+        at_least=0,
+        at_most=1,
+        group=OPTIMIZATION,
     )
     loss: str = option(
         "cross-entropy",
@@ -212,7 +221,7 @@ class FinetuneSettings(Prescribed, Several):
     )
     augment: list[str] = option(
         [],
-        help="Random changes of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M]",
+        help="Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M]",
         metavar="crop[:0.08],flip,randaugment[:2:12]",
         pattern=r"crop(:(0?\.[0-9]{1,6}|1(\.0)?))?|flip|randaugment(:[1-9]:([12]?[0-9]|30))?",
         split=True,
@@ -240,21 +249,23 @@ class FinetuneSettings(Prescribed, Several):
         pattern=r"[1-9][0-9]{0,8}[smh]?",
         group=RUNNING,
     )
-    resume: bool = option(False, help="Go on with the unfinished run that is saved beside the output", group=RUNNING)
+    resume: bool = option(False, help="Resume the unfinished run that is saved beside the output", group=RUNNING)
     autocast: str | None = option(
         None,
-        help="Compute activations of training in this format; weights stay as they are",
+        help="Mixed precision: compute activations of training in this format; weights keep theirs",
         choices=("bfloat16",),
         default_text="off",
         group=RUNNING,
     )
     checkpoint_blocks: bool = option(
-        False, help="Compute each block again for its gradients instead of keeping what it computed", group=RUNNING
+        False,
+        help="Gradient checkpointing: recompute the activations of each block in the backward pass",
+        group=RUNNING,
     )
     compile: bool = option(False, help="Compile the model with torch.compile", group=RUNNING)
     timeout: float = option(
         1800.0,
-        help="How long the processes of a training by several wait for each other",
+        help="How long the processes of a distributed training wait for each other",
         unit="seconds",
         above=0,
         at_most=10**6,

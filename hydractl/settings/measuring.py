@@ -1,4 +1,4 @@
-"""The options of ``bench``, and what it has in common with ``eval``."""
+"""The options of ``bench``, and those it shares with ``eval``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_MEASURING = (
 
 @dataclass(kw_only=True)
 class LastBlock(Common):
-    """What both verbs say of how a model runs."""
+    """Options of both verbs for how a model runs."""
 
     whole_last_block: bool = option(
         False, help="Run the last block for all tokens, not only for those that are read out", group=RUNNING
@@ -63,8 +63,8 @@ class BenchSettings(LastBlock):
     )
     compare: list[str] = option(
         [],
-        help="Rows to set beside the MODELs: stock (the first one by its library's own code), members (those of every "
-        "fused MODEL, one after another, and one alone), deep (as many copies of the first one as members)",
+        help="Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
+        "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,
@@ -122,7 +122,7 @@ class BenchSettings(LastBlock):
         return found
 
     def inapplicable(self) -> dict[str, str]:
-        """What says how to measure, where nothing is measured."""
+        """Options of measuring have no effect where nothing is measured."""
         return {} if self.from_file is None else dict.fromkeys(_OF_MEASURING, "from_file")
 
     def check_device(self, kind: str) -> None:
@@ -145,7 +145,7 @@ class BenchSettings(LastBlock):
 
 
 def require_problems(settings: Common, expressions: list[str]) -> list[str]:
-    """What cannot be read of the ``--require`` expressions."""
+    """Problems of the ``--require`` expressions."""
     found = []
     for text in expressions:
         try:

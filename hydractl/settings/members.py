@@ -45,7 +45,7 @@ class FuseSettings(Batched):
         return {"merge": "export"} if self.only_exports else {}
 
     def conflicts(self) -> list[str]:
-        """``none`` stands alone."""
+        """``none`` excludes the other values."""
         if self.merge == ["none"]:
             self.merge = []
         if "none" in self.merge:

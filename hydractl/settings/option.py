@@ -1,4 +1,4 @@
-"""How one option is declared, read from text and checked. Flags, environment and YAML all go through here."""
+"""Declaration, parsing and checks of one option; used for flags, environment variables and YAML."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """What a person calls it: ``MODEL``, or the flag."""
+        """The name in messages: ``MODEL``, or the flag."""
         return "MODEL" if self.name == "model" else self.flag
 
     @property
@@ -110,7 +110,7 @@ class Option:
         return list(self.default) if isinstance(self.default, list) else self.default
 
     def placeholder(self) -> str:
-        """How the help text writes the value; empty for a switch."""
+        """The value as written in the help text; empty for a switch."""
         if self.metavar is not None:
             return self.metavar
         if self.type is bool:
@@ -168,7 +168,7 @@ class Option:
         return number
 
     def complaints(self, value: Any) -> list[str]:
-        """What is wrong with a typed value; each a sentence that starts after the name of the option."""
+        """Problems of a typed value; each a sentence that starts after the name of the option."""
         if value is None:
             return []
         found = [self._complaint(item) for item in (value if self.many else [value])]

@@ -13,7 +13,7 @@ _PASSES = "MC dropout"
 
 @dataclass(kw_only=True)
 class Passes(Common):
-    """Whether models run with dropout, and how often; see ``hydractl.evaluate.mc_dropout``.
+    """Options of MC dropout; see ``hydractl.evaluate.mc_dropout``.
 
     Attributes:
         default_samples: how often, where nothing is said.
@@ -23,8 +23,8 @@ class Passes(Common):
 
     mc_dropout: float | None = option(
         None,
-        help="Run every MODEL --samples times with dropout of rate P where finetune --dropout puts it, and measure the "
-        "passes as an ensemble",
+        help="Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure "
+        "the passes as an ensemble",
         metavar="P",
         at_least=0,
         below=1,
@@ -35,7 +35,7 @@ class Passes(Common):
     )
 
     def settle(self) -> None:
-        """How often, where only the rate is said."""
+        """The default number of passes, if only the rate is given."""
         super().settle()
         if self.mc_dropout is not None and self.samples is None:
             self.samples = self.default_samples

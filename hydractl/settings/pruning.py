@@ -71,7 +71,7 @@ class ScoreSettings(Batched):
     samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
     order: str = option(
         "one-shot",
-        help="All scores from the full model, or site after site on the model as pruned so far",
+        help="All scores from the full model, or site by site on the model as pruned so far",
         choices=("one-shot", "sequential"),
         group="Scoring",
     )
@@ -127,13 +127,13 @@ class CircuitSettings(Batched):
     keep: int | None = option(None, help=f"{_KEEP}, mean per site", unit="heads", at_least=0, group="Search")
     algorithm: str = option(
         "greedy",
-        help="Remove heads one after another (Algorithm 1 of the paper), or keep the best of each site in one pass",
+        help="Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         choices=("greedy", "headmap"),
         group="Search",
     )
     approx: str | None = option(
         None,
-        help="At each step evaluate only the N heads that a gradient suggests, and say so in the file",
+        help="Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests",
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
         default_text="exact",
@@ -141,7 +141,7 @@ class CircuitSettings(Batched):
     )
     check_against: str | None = option(
         None,
-        help="Say how far the result agrees with this exact circuit",
+        help="Report the agreement of the result with this exact circuit",
         metavar="CIRCUIT",
         default_text="no comparison",
         group="Search",
@@ -156,7 +156,7 @@ class CircuitSettings(Batched):
     )
     start_mask: str | None = option(
         None,
-        help="Begin with the heads that this mask keeps; what it removes counts for the budget",
+        help="Start from the heads that this mask keeps; those it removes count for the budget",
         metavar="MASK",
         default_text="all heads of the model",
         group="Which heads",
@@ -170,29 +170,29 @@ class CircuitSettings(Batched):
     )
     share_sites: int | None = option(
         None,
-        help="How many sites of each tower --share-from decides; the rest of the budget goes to later ones",
+        help="Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones",
         unit="sites",
         at_least=1,
         default_text="none",
         group="Which heads",
     )
     bounds: bool = option(
-        True, help="Give a candidate up as soon as it can no longer win; the result is the same", group="Running"
+        True,
+        help="Stop evaluating a candidate as soon as it can no longer win; the result is the same",
+        group="Running",
     )
     memory: str | None = option(
         None,
-        help="How much memory the states kept between evaluations may take, such as 8G",
+        help="Memory limit for activations cached between evaluations, such as 8G",
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
         default_text="half of what is free",
         group="Running",
     )
-    resume: bool = option(
-        False, help="Go on with the search that the journal beside the output records", group="Running"
-    )
+    resume: bool = option(False, help="Resume the search recorded in the journal beside the output", group="Running")
     timeout: float = option(
         1800.0,
-        help="How long the processes of a search by several wait for each other",
+        help="How long the processes of a distributed search wait for each other",
         unit="seconds",
         above=0,
         at_most=10**6,
@@ -236,18 +236,18 @@ class PruneSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="What decides (give one)")
+    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Head selection (give one)")
     scores: str | None = option(
-        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="What decides (give one)"
+        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="Head selection (give one)"
     )
     circuit: str | None = option(
         None,
         help="A removal order from extract-circuit; - is standard input",
         metavar="FILE",
-        group="What decides (give one)",
+        group="Head selection (give one)",
     )
     mask: str | None = option(
-        None, help="The heads to keep; - is standard input", metavar="FILE", group="What decides (give one)"
+        None, help="The heads to keep; - is standard input", metavar="FILE", group="Head selection (give one)"
     )
     keep: int | None = option(
         None, help=f"{_KEEP} per site; mean per site with --scope global", unit="heads", at_least=0, group="How much"
@@ -264,7 +264,7 @@ class PruneSettings(Batched):
     )
     order: str | None = option(
         None,
-        help="Score site after site on the model as pruned so far, or all at once on the full model",
+        help="Score site by site on the model as pruned so far, or all at once on the full model",
         choices=("sequential", "one-shot"),
         default_text="sequential; one-shot with --scope global",
         group="How much",

@@ -24,7 +24,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(recipe: str, known: Iterable[str]) -> tuple[dict[str, Raw], list[str]]:
-    """Options of a recipe, as text, and what is wrong with its keys.
+    """Contents of a recipe, as text, and the problems of its keys.
 
     Args:
         recipe: the name of one in the package, or a file ending in ``.yaml`` or ``.yml``.

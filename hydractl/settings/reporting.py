@@ -13,7 +13,7 @@ _SHOWING = "Showing"
 
 @dataclass(kw_only=True)
 class Reporting(Common):
-    """What an eval is shown as, and showing again one that was written before.
+    """Output formats of an eval, and showing an existing one again.
 
     A verb that mixes this in calls ``super().conflicts()``, asks for ``from_file`` before it needs data, and stands
     before its other bases.
@@ -28,11 +28,11 @@ class Reporting(Common):
     )
 
     report: str | None = option(
-        None, help="Also write a report as one .html file, with tables and pictures", metavar="FILE", group=_SHOWING
+        None, help="Also write a report as one .html file, with tables and plots", metavar="FILE", group=_SHOWING
     )
     plots: str | None = option(
         None,
-        help="Also draw the pictures of the report as .png files",
+        help="Also write the plots of the report as .png files",
         metavar="DIR",
         group=_SHOWING,
     )
@@ -62,7 +62,7 @@ class Reporting(Common):
         return found
 
     def inapplicable(self) -> dict[str, str]:
-        """What says how to measure, where nothing is measured."""
+        """Options of measuring have no effect where nothing is measured."""
         found = super().inapplicable()
         if self.from_file is None:
             return found

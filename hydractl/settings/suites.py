@@ -9,13 +9,13 @@ from hydractl.settings.common import FILES, Common
 from hydractl.settings.option import option
 
 OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
-"""What ``--ood-suite`` knows; ``hydractl.data.suite_tables`` says what is in each."""
+"""Names of ``--ood-suite``; ``hydractl.data.suite_tables`` lists the contents of each."""
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     *("snow", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
-"""What ``--corruptions`` knows, in the order of Hendrycks & Dietterich 2019; ``hydractl.data.corruptions`` does it."""
+"""Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -63,7 +63,7 @@ class OodSuite(Common):
     ood_suite: str | None = option(
         None,
         help=f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, or partial "
-        "to go on without those that are missing",
+        "to continue without those that are missing",
         metavar="NAME[:SET,...]",
         group=_EVALUATION,
     )
@@ -72,7 +72,7 @@ class OodSuite(Common):
     )
 
     def suite(self) -> SuiteChoice | None:
-        """What ``--ood-suite`` asks for."""
+        """The parsed ``--ood-suite``."""
         return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
 
     def suite_problems(self) -> list[str]:
@@ -118,7 +118,7 @@ class Corruptions(Common):
         return [name for name in CORRUPTIONS if name in wanted]
 
     def corruption_problems(self) -> list[str]:
-        """``all`` stands alone, and no severity without a corruption; for ``conflicts()``."""
+        """``all`` excludes other names, and severities need a corruption; for ``conflicts()``."""
         found = []
         if _ALL in self.corruptions and len(self.corruptions) > 1:
             found.append(
@@ -131,11 +131,11 @@ class Corruptions(Common):
 
 @dataclass(kw_only=True)
 class OnBad(Common):
-    """What to do with a sample that cannot be read."""
+    """The option for samples that cannot be read."""
 
     on_bad: str = option(
         "error",
-        help="An image that cannot be read: error stops and names it, skip leaves it out, counts and lists it",
+        help="An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
         choices=("error", "skip"),
         group=FILES,
     )

@@ -1,4 +1,4 @@
-"""Which settings belong to which verb."""
+"""The settings class of each verb."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.bench.documents import read_bench
 from hydractl.bench.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
@@ -76,8 +75,10 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
 
 def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     """The document of an earlier bench: its table, its plot, and what is required of it."""
+    from hydractl.files.documents import Bench, read_document
+
     assert settings.from_file is not None
-    document = read_bench(settings.from_file)
+    document = read_document(settings.from_file, Bench)
     names = list(dict.fromkeys(row["model"] for row in document["results"]))
     compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
     unmet = _unmet(settings, names, compared, document["results"])

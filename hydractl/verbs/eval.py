@@ -19,7 +19,6 @@ from hydractl.files.atomic import Output, check_outputs, file_path, named_apart,
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
-from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import ReportOptions, Reports, write_reports
 from hydractl.settings import EvalSettings
 from hydractl.verbs.outcome import Outcome
@@ -57,6 +56,8 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
 def _again(settings: EvalSettings) -> Outcome:
     """The document of an earlier eval: its table, its reports, and what is required of it."""
+    from hydractl.report.eval_document import read_eval
+
     assert settings.from_file is not None
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]

@@ -86,12 +86,17 @@ def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: d.update(schema="hydractl.eval/1"), "not the JSON of a bench"),
-        (lambda d: d.update(results=[]), "no rows"),
-        (lambda d: d["results"][1].pop("latency_ms"), "row 1: latency_ms has no median"),
-        (lambda d: d["results"][0]["latency_ms"].update(runs=[1, None]), "row 0: latency_ms has no runs"),
-        (lambda d: d["results"][0].update(ratio=-1, ratio_ci=[1]), "row 0: ratio is -1, not a positive number"),
-        (lambda d: d["results"][2].update(dtype=["float32"]), "row 2: dtype is"),
+        (lambda d: d.update(schema="hydractl.eval/1"), "not the JSON of bench"),
+        (lambda d: d.update(results=[]), "results is [], not a list of 1 or more"),
+        (lambda d: d["results"][1].pop("latency_ms"), "results[1] has no latency_ms"),
+        (lambda d: d["results"][1]["latency_ms"].pop("median"), "results[1].latency_ms has no median"),
+        (lambda d: d["results"][0]["latency_ms"].update(runs=[1, None]), "results[0].latency_ms.runs[1] is null"),
+        (lambda d: d["results"][0]["latency_ms"].update(runs=[]), "results[0].latency_ms.runs is [], not a list of 1"),
+        (lambda d: d["results"][0].update(ratio=-1, ratio_ci=[1]), "results[0].ratio is -1, not a number above 0"),
+        (lambda d: d["results"][0].update(ratio_ci=[1]), "results[0].ratio_ci is [1], not a list of 2 or more"),
+        (lambda d: d["results"][0].update(params=True), "results[0].params is True, not a number"),
+        (lambda d: d["results"].append(3), "results[6] is 3, not an object"),
+        (lambda d: d["results"][2].update(dtype=["float32"]), "results[2].dtype is ['float32'], not a text"),
     ],
 )
 def test_another_document_is_refused(damage: Any, message: str) -> None:
@@ -103,7 +108,7 @@ def test_another_document_is_refused(damage: Any, message: str) -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match="not the JSON of a bench"):
+    with pytest.raises(InputError, match="not the JSON of bench"):
         again([1])
     plan = run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
     with pytest.raises(InputError) as caught:

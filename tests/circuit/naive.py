@@ -73,71 +73,52 @@ class RestsOnRounding(AssertionError):
 
 
 @torch.no_grad()
+def bounds(model: Any, objective: str, found: Data) -> tuple[Score, Score]:
+    """S of the paper, D.1.2, with what rounding may decide counted against the model and for it, sample by sample and
+    pair by pair; or minus the sum of a loss, less and more a unit of 2^-20 for each sample."""
+    inside, labels = torch.cat([logits(model, x).double() for x in found.inside]), torch.cat(found.labels)
+    if objective in ("nll", "brier"):
+        loss, rounding = float(_losses(objective, inside, labels).sum()), len(labels) * 2.0**-20
+        return -loss - rounding, -loss + rounding
+    own = inside.gather(1, labels[:, None])
+    accuracy = _shares_above(own - inside.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True), inside)
+    if objective == "acc":
+        return accuracy
+    outside = torch.cat([logits(model, x).double() for x in found.outside])
+    gaps = _log_odds(inside)[:, None] - _log_odds(outside)[None]
+    auroc = _shares_above(gaps, torch.cat([inside, outside]))
+    return auroc if objective == "ood" else ((accuracy[0] + auroc[0]) / 2, (accuracy[1] + auroc[1]) / 2)
+
+
+def _losses(objective: str, z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if objective == "nll":
+        return torch.nn.functional.cross_entropy(z, labels, reduction="none")
+    return (z.softmax(-1) - torch.nn.functional.one_hot(labels, z.shape[1])).square().sum(1)
+
+
+def _log_odds(z: torch.Tensor) -> torch.Tensor:
+    """Log-odds of the maximum softmax probability: they move as much as the logits do, however near to 1 it is."""
+    top = z.argmax(1, keepdim=True)
+    return z.gather(1, top)[:, 0] - z.scatter(1, top, -torch.inf).logsumexp(1)
+
+
+def _shares_above(differences: torch.Tensor, z: torch.Tensor) -> tuple[Fraction, Fraction]:
+    """How many of the differences of logits ``z`` are positive, surely and perhaps."""
+    rounding = ROUNDING * max(1.0, float(z.abs().max()))
+    surely, perhaps = (int((differences > bar).sum()) for bar in (rounding, -rounding))
+    return Fraction(surely, differences.numel()), Fraction(perhaps, differences.numel())
+
+
 def score(model: Any, objective: str, found: Data) -> Score:
-    """S of the paper, D.1.2, with pairs counted one by one; or minus the sum of a loss.
+    """S of the paper; or minus the sum of a loss.
 
     Raises:
         RestsOnRounding: an ID sample may be right or wrong, or an ID and an OOD sample in either order.
     """
-    all_logits = [logits(model, x).double() for x in found.inside]
-    labelled = list(zip(all_logits, found.labels, strict=True))
-    if objective in ("acc", "avg"):
-        refuse_close_classes(torch.cat(all_logits), torch.cat(found.labels))
-    if objective == "nll":
-        return -float(sum(torch.nn.functional.cross_entropy(z, y, reduction="sum") for z, y in labelled))
-    if objective == "brier":
-        hot = [torch.nn.functional.one_hot(y, z.shape[1]) for z, y in labelled]
-        return -float(sum(((z.softmax(-1) - h) ** 2).sum() for (z, _), h in zip(labelled, hot, strict=True)))
-    correct = sum(int((z.argmax(-1) == y).sum()) for z, y in labelled)
-    confident = [float(c) for z in all_logits for c in z.softmax(-1).amax(-1)]
-    accuracy = Fraction(correct, len(confident))
-    if objective == "acc":
-        return accuracy
-    ood_logits = [logits(model, x).double() for x in found.outside]
-    refuse_close_confidences(torch.cat(all_logits), torch.cat(ood_logits))
-    strange = [float(c) for z in ood_logits for c in z.softmax(-1).amax(-1)]
-    pairs = sum(Fraction(1) if o < i else Fraction(1, 2) if o == i else Fraction(0) for o in strange for i in confident)
-    auroc = Fraction(pairs) / (len(confident) * len(strange))
-    return auroc if objective == "ood" else (accuracy + auroc) / 2
-
-
-def refuse_close_classes(z: torch.Tensor, labels: torch.Tensor) -> None:
-    """Refuse logits ``[N, classes]`` whose label is neither clearly the highest nor clearly not."""
-    own = z.gather(1, labels[:, None])
-    others = z.scatter(1, labels[:, None], -torch.inf).amax(-1, keepdim=True)
-    _refuse_below(ROUNDING * max(1.0, float(z.abs().max())), own - others, "the label's logit and the highest other")
-
-
-def refuse_close_confidences(inside: torch.Tensor, outside: torch.Tensor) -> None:
-    """Refuse logits of ID and of OOD samples of which two have nearly the same maximum probability.
-
-    Its log-odds are compared: a probability near 1 moves less than the logits that it is made of.
-    """
-    odds = [log_odds(z) for z in (inside, outside)]
-    scale = max(1.0, float(inside.abs().max()), float(outside.abs().max()))
-    _refuse_below(ROUNDING * scale, odds[0][:, None] - odds[1][None], "the confidences of an ID and an OOD sample")
-
-
-def log_odds(z: torch.Tensor) -> torch.Tensor:
-    """Log-odds of the maximum softmax probability of logits ``[N, classes]``."""
-    top = z.argmax(-1, keepdim=True)
-    return z.gather(1, top)[:, 0] - z.scatter(1, top, -torch.inf).logsumexp(-1)
-
-
-def refuse_close_losses(scores: Sequence[Score]) -> None:
-    """Refuse losses of which two are nearly the same. Equal ones are of heads that do nothing; counts are exact."""
-    ordered = sorted(scores)
-    for less, more in itertools.pairwise(ordered):
-        if isinstance(more, float) and less != more:
-            _refuse_below(ROUNDING * max(1.0, abs(more)), torch.tensor(more - less), "two losses")
-
-
-def _refuse_below(rounding: float, differences: torch.Tensor, of: str) -> None:
-    smallest = float(differences.abs().min())
-    if smallest <= rounding:
-        raise RestsOnRounding(
-            f"{of} differ by {smallest:.1e}, and rounding is {rounding:.1e}: the test needs other data"
-        )
+    least, most = bounds(model, objective, found)
+    if isinstance(least, Fraction) and least != most:
+        raise RestsOnRounding(f"{objective} may be {least} or {most}, as rounding has it: the test needs other data")
+    return (least + most) / 2
 
 
 def ranking(
@@ -194,3 +175,24 @@ def first_highest(scores: Sequence[Score]) -> int:
     """
     refuse_close_losses(sorted(scores)[-2:])
     return max(range(len(scores)), key=lambda i: (scores[i], -i))
+
+
+def refuse_close_losses(scores: Sequence[Score]) -> None:
+    """Refuse losses of which two are nearly the same. Equal ones are of heads that do nothing; counts are exact."""
+    for less, more in itertools.pairwise(sorted(scores)):
+        if isinstance(more, float) and 0 < more - less <= ROUNDING * max(1.0, abs(more)):
+            raise RestsOnRounding(f"two losses differ by {more - less:.1e}: the test needs other data")
+
+
+def surely_highest(scores: Sequence[tuple[Score, Score]]) -> int:
+    """Index of the score that is the highest wherever in its bounds each may be, of equal ones the first.
+
+    Raises:
+        RestsOnRounding: there is none.
+    """
+    best = max(range(len(scores)), key=lambda i: (scores[i][0], -i))
+    least = scores[best][0]
+    for i, (_, most) in enumerate(scores):
+        if i != best and (most, -i) > (least, -best):
+            raise RestsOnRounding(f"a score of {least} or more may not be the highest: another is up to {most}")
+    return best

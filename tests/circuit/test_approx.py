@@ -238,7 +238,7 @@ def test_it_goes_on_where_it_was() -> None:
 
 
 def test_two_processes_share_the_work() -> None:
-    shared_by_two(SHORTLIST, stock("clip"), "clip", naive.data("clip"), ["acc", "avg"], 3)
+    shared_by_two(SHORTLIST, stock("clip"), "clip", naive.data("clip", draw=1), ["acc", "avg"], 3)
 
 
 def test_little_memory_changes_nothing() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -51,7 +50,10 @@ def plain_rankings(
     candidates: Sequence[Candidate],
     budget: int,
 ) -> dict[str, list[tuple[Candidate, Any]]]:
-    """Per objective which heads go, and the score after each.
+    """Per objective which heads go, and the bounds of the score after each.
+
+    A trained model is another one on every machine, so that no data can be chosen of which rounding decides no sample.
+    It must decide no step.
 
     Args:
         forward: logits of all samples of ``id`` or ``ood`` under the model as it is.
@@ -71,7 +73,7 @@ def plain_rankings(
                 for site, head in removed:
                     outputs[site].weight[:, head * width : (head + 1) * width] = 0
                 seen[key] = {name: forward(name) for name in ("id", "ood")}
-        return naive.score(seen[key].__getitem__, objective, data)
+        return naive.bounds(seen[key].__getitem__, objective, data)
 
     found: dict[str, list[tuple[Candidate, Any]]] = {}
     for objective in OBJECTIVES:
@@ -80,7 +82,7 @@ def plain_rankings(
         for _ in range(budget):
             left = [head for head in candidates if head not in removed]
             scores = [score(objective, [*removed, head]) for head in left]
-            best = naive.first_highest(scores)
+            best = naive.surely_highest(scores)
             removed.append(left[best])
             found[objective].append((left[best], scores[best]))
     return found
@@ -118,9 +120,11 @@ def check(
     for results, _ in found.values():
         for objective, ranking in results.items():
             assert ranking.removed == [head for head, _ in expected[objective]], objective
-            scale = samples if objective in ("nll", "brier") else 1
-            for step, (_, score) in zip(ranking.steps, expected[objective], strict=True):
-                assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-4, abs=1e-9)
+            loss = objective in ("nll", "brier")
+            for step, (_, (least, most)) in zip(ranking.steps, expected[objective], strict=True):
+                near, scale = (1e-4 * abs(least), samples) if loss else (1e-9, 1)
+                assert least - near <= step.measured.score(objective) * scale <= most + near
+                assert loss or not step.rivals
     assert found[True][1] < 0.95 * found[False][1]
 
 

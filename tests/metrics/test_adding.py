@@ -124,6 +124,10 @@ def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest
     assert "over" in text and "overconfidence" in (tmp_path / "r.html").read_text()
     code, text = run("--from", "e.json", "--require", "id.overconfidence<=1")
     assert code == 0 and "over" in text
+    row["id"]["overconfidence"] = "much"
+    (tmp_path / "e.json").write_text(json.dumps(document))
+    code, text = run("--from", "e.json")
+    assert code == 3 and "models[0].id.overconfidence is 'much', not a number" in text
 
 
 def test_the_score_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

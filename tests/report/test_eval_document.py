@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hydractl.errors import InputError
+from hydractl.files.documents import check
 from hydractl.report.eval_card import render_card
-from hydractl.report.eval_document import eval_problems, read_eval
+from hydractl.report.eval_document import Eval, read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files
 from hydractl.report.eval_table import eval_table
@@ -32,10 +33,16 @@ def written(folder: Path, document: Any) -> str:
 
 
 def test_what_eval_writes_is_taken(good: dict[str, Any], tmp_path: Path) -> None:
-    assert read_eval(written(tmp_path, good)) == good
-    for other in (without_values(good), sample({"one": 1}, sets={}, rounds=0)):
-        assert eval_problems(other) == []
-    assert eval_problems({"models": [{"name": "one", "id": {"n": 3}}]}) == []
+    least = {"schema": "hydractl.eval/1", "models": [{"name": "one", "id": {"n": 3}}]}
+    for document in (good, without_values(good), sample({"one": 1}, sets={}, rounds=0), least):
+        assert read_eval(written(tmp_path, document)) == document
+
+
+def test_numbers_are_as_they_stand_in_the_file(good: dict[str, Any], tmp_path: Path) -> None:
+    document = copy.deepcopy(good)
+    document["models"][0]["id"] |= {"accuracy": 1, "metric_of_another_package": {"any": ["thing"]}}
+    row = read_eval(written(tmp_path, document))["models"][0]["id"]
+    assert type(row["accuracy"]) is int and row["metric_of_another_package"] == {"any": ["thing"]}
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -60,22 +67,33 @@ BAD: dict[str, tuple[Change, str]] = {
     "a switch": (put("models", 0, "id", "ece", value=True), "models[0].id.ece is True, not a number"),
     "half a sample": (put("models", 0, "id", "n", value=0.5), "models[0].id.n is 0.5, not a count"),
     "an OOD set": (put("models", 0, "ood", value=[]), "models[0].ood is [], not an object"),
-    "one end": (put("models", 0, "ci", "id.accuracy", value=[0.5]), "models[0].ci.id.accuracy has 1 entries, not 2"),
+    "one end": (
+        put("models", 0, "ci", "id.accuracy", value=[0.5]),
+        "models[0].ci.id.accuracy is [0.5], not a list of 2 or more",
+    ),
+    "three ends": (
+        put("models", 0, "ci", "id.accuracy", value=[0, 1, 2]),
+        "models[0].ci.id.accuracy is [0, 1, 2], not a list of 2 at most",
+    ),
     "a gap in a curve": (
         put("models", 0, "curves", "roc", "letters", "fpr", 3, value=None),
         "models[0].curves.roc.letters.fpr[3] is null",
     ),
     "a short curve": (
         put("models", 0, "curves", "risk_coverage", "risk", value=[0.5]),
-        "the lists of models[0].curves.risk_coverage differ in length",
+        "models[0].curves.risk_coverage has lists that differ in length",
     ),
     "a missing bin": (
         put("models", 0, "curves", "reliability", "n", value=[1] * 14),
-        "the lists of models[0].curves.reliability differ in length",
+        "models[0].curves.reliability has lists that differ in length",
     ),
     "missing counts": (
         put("models", 0, "curves", "scores", "photos", value=[1] * 39),
-        "the lists of models[0].curves.scores differ in length",
+        "models[0].curves.scores has lists that differ in length",
+    ),
+    "counts of another kind": (
+        put("models", 0, "curves", "scores", "photos", 3, value=-1),
+        "models[0].curves.scores.photos[3] is -1, not a count",
     ),
     "falling edges": (
         put("models", 0, "curves", "scores", "edges", value=[0.0] * 41),
@@ -83,7 +101,10 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "a head too many": (put("models", 0, "heads", 0, "kept", value=[[0, 8]]), "models[0].heads[0].kept names a head"),
     "a negative head": (put("models", 0, "heads", 0, "kept", value=[[-1]]), "kept[0][0] is -1, not a count"),
-    "absurdly many": (put("models", 0, "heads", 0, "heads", value=10**9), "models[0].heads[0].heads is 1000000000"),
+    "absurdly many": (
+        put("models", 0, "heads", 0, "heads", value=10**9),
+        "models[0].heads[0].heads is 1000000000, not a count of at most 4096",
+    ),
     "a pair of none": (
         put("models", 2, "diversity", "id", "pairs", 0, "a", value=None),
         "models[2].diversity.id.pairs[0] has no a",
@@ -120,8 +141,8 @@ def test_all_problems_at_once(good: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "complaint"),
     [
-        ({"schema": "hydractl.bench/1"}, r"is not the JSON of an eval \(schema 'hydractl.bench/1'\)"),
-        ([], r"is not the JSON of an eval \(schema none\)"),
+        ({"schema": "hydractl.bench/1"}, r"is not the JSON of eval \(schema 'hydractl.bench/1'\)"),
+        ([], r"is not the JSON of eval \(schema none\)"),
         ({"schema": "hydractl.eval/1", "dry_run": True, "models": ["a"]}, "holds no results"),
     ],
 )
@@ -160,7 +181,9 @@ def test_whatever_part_is_missing_or_null_a_report_is_made(
     for change in _changes(one):
         document = copy.deepcopy(one)
         change(document)
-        if eval_problems(document):
+        try:
+            check(document, Eval, "")
+        except InputError:
             continue
         changed += 1
         assert render(document) and render_card(document, 0) and eval_table(document, 80)

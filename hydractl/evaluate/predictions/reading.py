@@ -14,10 +14,10 @@ import numpy.typing as npt
 from hydractl.errors import InputError
 from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
 from hydractl.files.checkpoint import FileTensors
-from hydractl.files.document_check import anything, count, listing, maybe, number, record, text
 from hydractl.files.header import Header, read_header
-from hydractl.files.training_history import COURSE
 from hydractl.jsonio import shown
+
+_HINT = "write it again with eval --predictions"
 
 
 @dataclass
@@ -100,26 +100,30 @@ def read_predictions(path: str | Path) -> Predictions:
     Raises:
         InputError: for a file of another kind or version, or one whose parts do not fit each other.
     """
+    from hydractl.files.documents import PredictionsHeader, check
+
     path = Path(path)
     header = read_header(path)
     document = header.description or {}
     if document.get("schema") != SCHEMA:
         raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {SCHEMA!r}")
     tensors = FileTensors(path, header)
-    sets, problems = _read_sets(document, header, tensors)
+    check(document, PredictionsHeader, f"{path} is broken", _HINT)
+    sets, problems = _read_sets(document["sets"], header, tensors)
     if not problems:
         shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
         problems += _problems_between_sets([(one.role, one.name) for one in sets], shapes)
-        problems += _model_problems(document.get("model"), shapes[0][2])
+        labels, classes = document["model"].get("labels"), shapes[0][2]
+        if labels is not None and len(labels) != classes:
+            problems.append(f"its model has {len(labels)} labels and {classes} classes")
     if problems:
-        raise InputError(f"{path} is broken", hint="write it again with eval --predictions", problems=problems)
+        raise InputError(f"{path} is broken", _HINT, problems)
     return Predictions(path, document["model"], sets, tensors)
 
 
-def _read_sets(document: Mapping[str, Any], header: Header, tensors: FileTensors) -> tuple[list[SetEntry], list[str]]:
-    entries = document.get("sets")
-    if not isinstance(entries, list) or not entries:
-        return [], ["it lists no data sets"]
+def _read_sets(
+    entries: Sequence[Mapping[str, Any]], header: Header, tensors: FileTensors
+) -> tuple[list[SetEntry], list[str]]:
     sets, problems = [], []
     for index, entry in enumerate(entries):
         problem = _set_problem(entry, index, header)
@@ -143,23 +147,8 @@ def _read_sets(document: Mapping[str, Any], header: Header, tensors: FileTensors
     return sets, problems
 
 
-_FORM: dict[str, Any] = {
-    "name": str,
-    "role": str,
-    "group": (str, type(None)),
-    "n": int,
-    "fingerprint": str,
-    "labelled": bool,
-    "seen": int,
-}
-
-
-def _set_problem(entry: Any, index: int, header: Header) -> str | None:
-    """What is wrong with what the header says of a set; None where nothing is."""
-    if not isinstance(entry, dict) or any(not isinstance(entry.get(key, ...), kind) for key, kind in _FORM.items()):
-        return "its entry is malformed"
-    if entry["group"] not in ("near", "far", None):
-        return f"it has the group {shown(entry['group'])}"
+def _set_problem(entry: Mapping[str, Any], index: int, header: Header) -> str | None:
+    """In what the tensors of a set are not what the header says of it; None where they are."""
     names, n = tensor_names(index), entry["n"]
     logits = header.tensors.get(names["logits"])
     if logits is None or logits.dtype not in KINDS or len(logits.shape) != 3 or logits.shape[1] != n:
@@ -175,41 +164,6 @@ def _set_problem(entry: Any, index: int, header: Header) -> str | None:
     return None if ids is not None and ids.dtype == "U8" and len(ids.shape) == 1 else "it has no ids"
 
 
-_SITE = record(
-    {"site": text, "tower": text, "heads": count, "kept": listing(listing(count))}, ("site", "tower", "heads", "kept")
-)
-_MODEL = record(
-    {
-        "name": text,
-        "sha256": anything,
-        "labels": listing(text, 1),
-        "heads": listing(_SITE),
-        "training": listing(COURSE),
-        "cost": record({"params": maybe(count), "macs": maybe(number), "single_macs": maybe(number)}),
-        "prompt": listing(text),
-        "max_length": count,
-        "mc_dropout": record({"p": number, "samples": count, "seed": count}, ("p", "samples", "seed")),
-    },
-    ("name",),
-)
-
-
-def _model_problems(model: Any, classes: int) -> list[str]:
-    """What is wrong with the block ``model`` of a header; its calibration and threshold are read by their own modules.
-
-    Args:
-        model: the block.
-        classes: of the logits.
-    """
-    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
-        return ["it does not say of what model it is"]
-    problems = list(_MODEL(model, "its model"))
-    labels = model.get("labels")
-    if isinstance(labels, list) and len(labels) != classes:
-        problems.append(f"its model has {len(labels)} labels and {classes} classes")
-    return problems
-
-
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
     """What is wrong with the data sets taken together.
 
@@ -221,9 +175,7 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
     if len(set(sets)) < len(sets) or [role for role, _ in sets].count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
     for role, name in sets:
-        if role not in ("id", "ood", "val", "val_ood", "corruption"):
-            problems.append(f"a set has the role {shown(role)}")
-        elif (role == "id") != (name == "id") or (role == "ood" and name == "edges"):
+        if (role == "id") != (name == "id") or (role == "ood" and name == "edges"):
             problems.append(f"the set of the role {role} has the name {shown(name)}")
     if len({(shape[0], shape[2]) for shape in shapes}) > 1:
         problems.append("its sets are of different numbers of members or classes")

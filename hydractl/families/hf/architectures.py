@@ -1,4 +1,4 @@
-"""Which of transformers' classifiers have heads that can be taken apart, where they keep them, how they end."""
+"""The classifiers of transformers whose heads can be separated: where the heads are, and the readouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_LAYERS, _MOST_POSITIONS, _MOST_LABELS = 1000, 1 << 20, 1 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one kind of encoder keeps things, by names relative to the base model, the layer or the attention."""
+    """Module names of one kind of encoder, relative to the base model, the layer or the attention."""
 
     layers: str
     q: str
@@ -101,7 +101,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
 }
 READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
-"""How many of the first tokens a readout looks at, where it is not one; None: all."""
+"""Number of first tokens that a readout uses, if it is not one; None: all."""
 NORMS = {"sa_layer_norm", "output_layer_norm", "layernorm_before", "layernorm_after", "norm1", "norm2"}
 
 

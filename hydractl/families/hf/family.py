@@ -266,7 +266,7 @@ class HFEncoder(ModelFamily):
 
 
 def _stem(base: Any, inputs: Any) -> State:
-    """What the library's own forward does before its first layer."""
+    """The part of the library's own forward before its first layer."""
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         mask = inputs.get("attention_mask")
         hidden = base.embeddings(**{k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")})

@@ -76,7 +76,7 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
 
 
 def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
-    """How images are prepared, from the settings of the image processor; its rescaling is part of mean and std."""
+    """Image format, from the settings of the image processor; its rescaling is part of mean and std."""
     settings, size = preprocess["processor"], preprocess["input_size"]
     scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
     normalized = settings.get("do_normalize", True)

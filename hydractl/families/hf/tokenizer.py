@@ -26,7 +26,7 @@ LONGEST_DEFAULT = 512
 """Tokens of a text at most, where the checkpoint itself sets no lower limit."""
 
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
-"""What a tokenizer may take of the header of a checkpoint; the rest is for everything else that is said there."""
+"""Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
 
 _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
@@ -142,7 +142,7 @@ class TextCollate:
         return dict(batch)
 
     def cut(self, samples: Iterable[Any]) -> int:
-        """How many of these samples have more than ``max_length`` tokens, so that their ends are lost.
+        """Number of samples with more than ``max_length`` tokens, which are truncated.
 
         Raises:
             InputError: for what is no text.

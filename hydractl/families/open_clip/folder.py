@@ -142,7 +142,7 @@ def known_config(arch: str) -> dict[str, Any]:
 
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
-    """What open_clip knows of a tag: where the weights are, how images are prepared."""
+    """open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
     published = open_clip.get_pretrained_cfg(arch, tag)
     if published:
         return published

@@ -1,4 +1,4 @@
-"""What open_clip's models read: images through the library's own transform, prompts through its own tokenizer."""
+"""Inputs of open_clip's models: images by the library's own transform, prompts by its own tokenizer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
 
 
 def _problems(preprocess: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the preprocessing that a file describes."""
+    """Problems of the preprocessing that a file describes."""
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
     missing = [key for key in _FIELDS if key not in preprocess]
@@ -173,5 +173,5 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
 
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
-    """Where ``argmax`` and ``eos`` pooling look, for tokens ``[..., L]``."""
+    """Token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
     return (text if pool == "argmax" else torch.eq(text, -1 if eos is None else eos).int()).argmax(dim=-1)

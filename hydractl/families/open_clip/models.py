@@ -47,7 +47,7 @@ _FOREIGN = (
 
 @dataclasses.dataclass(frozen=True)
 class TextTower:
-    """Where the parts of a text tower are, which :class:`open_clip.CLIP` holds itself.
+    """Location of the parts of a text tower, which :class:`open_clip.CLIP` holds itself.
 
     Attributes:
         module: what holds ``token_embedding``, ``transformer``, ``ln_final`` and so on.
@@ -137,7 +137,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 
 def _obstacles(model: Any) -> Iterator[str]:
-    """Why the heads of a model that was built cannot be taken apart, or its features not be compared."""
+    """Reasons why the heads of a built model cannot be separated, or its features not be compared."""
     visual, text = model.visual, text_tower(model)
     if type(visual) is not VisionTransformer:
         yield f"its visual tower is a {type(visual).__name__}"

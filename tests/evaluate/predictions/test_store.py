@@ -162,13 +162,13 @@ def rewritten(path: Path, change: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda d: d.update(sets=[]), "it lists no data sets"),
-        (lambda d: d.update(sets=[1, 2]), "set 0: its entry is malformed"),
-        (lambda d: d.update(model=[]), "it does not say of what model it is"),
+        (lambda d: d.update(sets=[]), "sets is [], not a list of 1 or more"),
+        (lambda d: d.update(sets=[1, 2]), "sets[0] is 1, not an object"),
+        (lambda d: d.update(model=[]), "model is [], not an object"),
         (lambda d: d["sets"][0].update(n=12), "set 0: it has no logits of 12 samples"),
-        (lambda d: d["sets"][0].update(n="11"), "set 0: its entry is malformed"),
+        (lambda d: d["sets"][0].update(n="11"), "sets[0].n is '11', not a count"),
         (lambda d: d["sets"][1].update(labelled=True), "set 1: its labels are missing or of another shape"),
-        (lambda d: d["sets"][1].update(group="middle"), "set 1: it has the group 'middle'"),
+        (lambda d: d["sets"][1].update(group="middle"), "sets[1].group is 'middle', not 'near' or 'far'"),
         (lambda d: d["sets"][1].update(role="id"), "it has no one ID set, or two sets of one name"),
     ],
 )

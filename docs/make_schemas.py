@@ -1,0 +1,53 @@
+"""Write docs/schemas/ from the forms of documents. A test holds that the files are current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from hydractl.files.documents import Bench, Circuit, Form, Mask, PredictionsHeader, Scores, schema_of
+from hydractl.report.eval_document import Eval
+
+FOLDER = Path(__file__).with_name("schemas")
+FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Mask, PredictionsHeader, Scores)
+
+
+class Generator(GenerateJsonSchema):
+    """Without the title of each field, which repeats its name, and without its default, which is null."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        return self.generate_inner(schema["schema"])
+
+    def nullable_schema(self, schema: Any) -> dict[str, Any]:
+        """``["number", "null"]`` is shorter than two alternatives."""
+        inner = self.generate_inner(schema["schema"])
+        plain = "type" in inner and "enum" not in inner
+        return {**inner, "type": [inner["type"], "null"]} if plain else super().nullable_schema(schema)
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The JSON Schema of each form, by file name."""
+    found = {}
+    for form in FORMS:
+        name = schema_of(form)
+        schema = form.model_json_schema(schema_generator=Generator)
+        own = {"$schema": Generator.schema_dialect, "$id": name, "title": name}
+        found[f"{name.removeprefix('hydractl.').replace('/', '-')}.json"] = {**schema, **own}
+    return found
+
+
+def text(schema: dict[str, Any]) -> str:
+    """The file of a schema."""
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, schema in schemas().items():
+        (FOLDER / name).write_text(text(schema), encoding="utf-8")

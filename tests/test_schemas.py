@@ -1,0 +1,154 @@
+"""The published JSON Schemas: current, described, and of the documents that the verbs write."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from hydractl.cli.app import main
+from hydractl.files.documents import Form, schema_of
+from hydractl.files.header import read_header
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+QUIET = ["-q", "--device", "cpu"]
+
+Documents = list[tuple[str, Any]]
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_schemas", DOCS / "make_schemas.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = _script()
+FORMS: dict[str, type[Form]] = {schema_of(form): form for form in SCRIPT.FORMS}
+
+
+def published(schema: str) -> dict[str, Any]:
+    name = schema.removeprefix("hydractl.").replace("/", "-")
+    found: dict[str, Any] = json.loads((DOCS / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_published_schemas_are_current() -> None:
+    files = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "schemas").iterdir()}
+    assert files == {name: SCRIPT.text(schema) for name, schema in SCRIPT.schemas().items()}, "run: make docs"
+
+
+def objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and its definitions."""
+    yield schema
+    yield from schema["$defs"].values() if "$defs" in schema else ()
+
+
+@pytest.mark.parametrize("schema", FORMS)
+def test_every_field_is_described(schema: str) -> None:
+    document = published(schema)
+    assert (document["$id"], document["title"], document["properties"]["schema"]["const"]) == (schema,) * 3
+    for part in objects(document):
+        described = {"": part, **part["properties"]}
+        bare = [name for name, field in described.items() if not field.get("description", "").endswith(".")]
+        assert bare == [], part["title"]
+
+
+# --- what the verbs write ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
+    """A document of every schema and more, written by the verbs; named by what it is."""
+    folder = tmp_path_factory.mktemp("documents")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        draw = np.random.default_rng(0)
+        for name, count in (("train", 20), ("val", 11), ("test", 9), ("other", 8)):
+            pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+            np.savez(f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+        for command in (
+            ["finetune", PICO, "--data", "train.npz", "--val", "val.npz", "--epochs", "1", "-o", "a.st"],
+            ["prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "b.st"],
+            ["fuse", "a.st", "b.st", "-o", "ab.st"],
+            ["score", "b.st", "--method", "taylor", "--data", "train.npz", "-o", "taylor.json"],
+            ["score", "a.st", "--method", "cahp", "--data", "train.npz", "-o", "cahp.json"],
+            ["extract-circuit", "b.st", "--data", "val.npz", "--ood", "other.npz", "--budget", "3", "-o", "avg.json"],
+            ["extract-circuit", "a.st", "--data", "val.npz", "--objective", "nll", "--budget", "1", "-o", "nll.json"],
+            [
+                *("eval", "ab.st", "b.st", "deep=a.st+b.st", "--data", "test.npz", "--ood", "other:near=other.npz"),
+                *("--val", "val.npz", "--val-ood", "far=other.npz", "--temperature", "vector", "--threshold"),
+                *("ood:0.95", "--conformal", "0.2", "--bootstrap", "5", "--corruptions", "all", "--severities", "1"),
+                *("--allow-seen", "-o", "eval.json"),
+            ],
+            ["eval", "ab.st", "--data", "test.npz", "--mc-dropout", "0.1", "--predictions", "p.st", "-o", "mc.json"],
+            ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
+        ):
+            assert main([*command, *QUIET]) == 0, command
+        files = sorted(file for file in folder.glob("*.json"))
+        found = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        return [*found, ("p.st", read_header("p.st").description)]
+
+
+def undescribed(form: type[Form], document: Any) -> list[tuple[Any, ...]]:
+    """The keys of a document that its form does not name."""
+    try:
+        form.model_validate(document, extra="forbid")
+    except ValidationError as error:
+        places = [problem["loc"] for problem in error.errors()]
+        return [place for place in places if place[-2:-1] != ("scores",)]  # those have the names of data sets
+    return []
+
+
+def test_what_the_verbs_write_is_described(documents: Documents) -> None:
+    assert {document["schema"] for _, document in documents} == FORMS.keys()
+    for name, document in documents:
+        form = FORMS[document["schema"]]
+        form.model_validate(document)
+        assert undescribed(form, document) == [], name
+
+
+def _drop(key: str) -> Callable[[Any], Any]:
+    return lambda document: document.pop(key)
+
+
+BROKEN: dict[str, list[Callable[[Any], Any]]] = {
+    "hydractl.bench/1": [_drop("results"), lambda d: d["results"][0].update(ratio=0)],
+    "hydractl.circuit/1": [_drop("removed"), lambda d: d["removed"][0].update(correct=0.5)],
+    "hydractl.eval/1": [_drop("models"), lambda d: d["models"][0]["id"].update(accuracy="high")],
+    "hydractl.mask/1": [_drop("sites"), lambda d: next(iter(d["sites"].values())).update(kept=[-1])],
+    "hydractl.predictions/2": [_drop("sets"), lambda d: d["sets"][0].update(role="test")],
+    "hydractl.scores/1": [_drop("sites"), lambda d: d["sites"].update(more=["high"])],
+}
+
+
+def test_broken_documents_are_refused(documents: Documents) -> None:
+    for name, document in documents:
+        for damage in [_drop("schema"), *BROKEN[document["schema"]]]:
+            broken = copy.deepcopy(document)
+            damage(broken)
+            with pytest.raises(ValidationError):
+                FORMS[document["schema"]].model_validate(broken)
+                raise AssertionError(name)
+
+
+def test_another_reader_of_json_schemas_finds_the_same(documents: Documents) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    for name, document in documents:
+        validator = jsonschema.Draft202012Validator(published(document["schema"]))
+        validator.check_schema(validator.schema)
+        assert [error.message for error in validator.iter_errors(document)] == [], name
+        for damage in [_drop("schema"), *BROKEN[document["schema"]]]:
+            broken = copy.deepcopy(document)
+            damage(broken)
+            assert not validator.is_valid(broken), name
