@@ -25,14 +25,14 @@ from hydractl.circuit.tower import Candidate
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import auroc, curve_of
 
-MARGIN, LABEL, STRANGE = "margin", "label", "strange"
+MARGIN, LABEL, OOD_SCORE = "margin", "label", "ood_score"
 """The quantities: the logit of the label minus the highest other one; log-odds of the label; a monotone function of the
 OOD score."""
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "acc": (MARGIN,),
-    "ood": (STRANGE,),
-    "avg": (MARGIN, STRANGE),
+    "ood": (OOD_SCORE,),
+    "avg": (MARGIN, OOD_SCORE),
     "nll": (LABEL,),
     "brier": (LABEL,),
 }
@@ -71,7 +71,7 @@ class Quantities:
 
 def needed(objectives: Sequence[str]) -> list[str]:
     """The quantities that the forecasts of some objectives read."""
-    return [name for name in (MARGIN, LABEL, STRANGE) if any(name in NEEDS[objective] for objective in objectives)]
+    return [name for name in (MARGIN, LABEL, OOD_SCORE) if any(name in NEEDS[objective] for objective in objectives)]
 
 
 # --- quantities -------------------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ def needed(objectives: Sequence[str]) -> list[str]:
 
 def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
     """One quantity of one batch ``[B]`` from float64 logits ``[B, classes]``, differentiable."""
-    if name == STRANGE:
-        return _STRANGE[ood_score](logits)
+    if name == OOD_SCORE:
+        return _OOD_SCORE[ood_score](logits)
     assert labels is not None
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
@@ -99,7 +99,7 @@ def _log_entropy(logits: Tensor) -> Tensor:
     return (-(log_p.exp() * log_p).sum(dim=1)).clamp_min(_TINY).log()
 
 
-_STRANGE: dict[str, Callable[[Tensor], Tensor]] = {
+_OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
     "msp": _odds_against,
     "entropy": _log_entropy,
     "energy": lambda logits: -logits.logsumexp(dim=1),
@@ -176,7 +176,7 @@ def _wanted(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[lis
     """The quantities of one batch, and its labels on the model's device."""
     known = evaluator.batches[batch].labels
     if known is None:
-        return [name for name in names if name == STRANGE], None
+        return [name for name in names if name == OOD_SCORE], None
     return list(names), torch.from_numpy(known).to(next(evaluator.model.parameters()).device)
 
 
@@ -215,8 +215,8 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if objective == "avg":
         return (forecast("acc", now, change) + forecast("ood", now, change)) / 2
     if OBJECTIVES[objective].needs_ood:
-        inside = (now.inside[STRANGE][:, None] - change.inside[STRANGE]).numpy()
-        outside = (now.outside[STRANGE][:, None] - change.outside[STRANGE]).numpy()
+        inside = (now.inside[OOD_SCORE][:, None] - change.inside[OOD_SCORE]).numpy()
+        outside = (now.outside[OOD_SCORE][:, None] - change.outside[OOD_SCORE]).numpy()
         return np.array(
             [auroc(curve_of(one, other)) for one, other in zip(inside.T, outside.T, strict=True)], dtype=float
         )

@@ -195,7 +195,7 @@ def _finished(path: Path, fingerprint: Mapping[str, Any], *, force: bool) -> dic
     try:
         made_by = (read_header(path).description or {}).get("provenance", {})
     except HydraError:
-        return None  # a stranger's file, which --force may replace
+        return None  # a file of another program, which --force may replace
     if made_by.get("verb") != "finetune":
         return None
     there = {"model": made_by["inputs"][0], "seed": made_by["seed"]}

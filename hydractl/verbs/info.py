@@ -159,7 +159,7 @@ def _predictions(path: Path) -> dict[str, Any]:
 
 
 def _masks(document: dict[str, Any], file: str = "") -> Iterator[tuple[str, HeadMask]]:
-    """The masks behind the head maps of a document, by name; those are left out that a stranger's file has broken."""
+    """The masks behind the head maps of a document, by name; broken ones of an untrusted file are left out."""
     if "head_maps" in document:
         named = [(f"{file} member {index}".lstrip(), entries) for index, entries in enumerate(document["head_maps"])]
     else:

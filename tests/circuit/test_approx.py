@@ -19,7 +19,7 @@ from hydractl.circuit.slopes import (
     LABEL,
     MARGIN,
     NEEDS,
-    STRANGE,
+    OOD_SCORE,
     Quantities,
     current_quantities,
     forecast,
@@ -44,7 +44,7 @@ def test_every_objective_and_score_has_a_forecast() -> None:
     logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
     for name in choices:
         # Samples stand in the order of the score itself.
-        found = quantity(STRANGE, logits, None, name).numpy()
+        found = quantity(OOD_SCORE, logits, None, name).numpy()
         assert (np.argsort(found) == np.argsort(OOD_SCORES[name](logits.numpy()[None]))).all()
 
 
@@ -82,7 +82,7 @@ def naive_quantities(model: Any, data: naive.Data, ood_score: str) -> dict[str, 
     return {
         MARGIN: torch.log(right / wrong.amax(dim=1)),
         LABEL: torch.log(right / (1 - right)),
-        STRANGE: strange(inside),
+        OOD_SCORE: strange(inside),
         "outside": strange(outside),
     }
 
@@ -98,7 +98,7 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
     evaluator = Evaluator(model, batches, ood_score=ood_score)
     removed = [(0, 1), (2, 0)]
     evaluator.begin(removed)
-    heads, found = slopes(evaluator, [MARGIN, LABEL, STRANGE])
+    heads, found = slopes(evaluator, [MARGIN, LABEL, OOD_SCORE])
     sites = 2 if variant == "clip" else 3  # slopes are for the tower of the samples
     assert heads == [head for head in HEADS if head not in removed and head[0] < sites]
     paths = [site.path for site in model.sites]
@@ -109,15 +109,15 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
         more, less = (
             naive_quantities(scaled(without, paths[site], head, 1 + sign * step), data, ood_score) for sign in (1, -1)
         )
-        for name, values in {**found.inside, "outside": found.outside[STRANGE]}.items():
+        for name, values in {**found.inside, "outside": found.outside[OOD_SCORE]}.items():
             expected = (more[name] - less[name]) / (2 * step)
             assert torch.allclose(values[:, column].double(), expected, rtol=1e-4, atol=1e-6), (name, head)
             assert float(expected.abs().max()) > 1e-3
-    now = current_quantities(evaluator, [MARGIN, LABEL, STRANGE])
+    now = current_quantities(evaluator, [MARGIN, LABEL, OOD_SCORE])
     expected = naive_quantities(without, data, ood_score)
-    for name in (MARGIN, LABEL, STRANGE):
+    for name in (MARGIN, LABEL, OOD_SCORE):
         assert torch.allclose(now.inside[name], expected[name], rtol=1e-6, atol=1e-8)
-    assert torch.allclose(now.outside[STRANGE], expected["outside"], rtol=1e-6, atol=1e-8)
+    assert torch.allclose(now.outside[OOD_SCORE], expected["outside"], rtol=1e-6, atol=1e-8)
     assert all(a.head_gate is None for a in model.attentions)
     assert all(p.requires_grad for p in model.parameters())
 
@@ -129,12 +129,12 @@ def test_forecasts_count_what_samples_would_be() -> None:
     change, strange_change = draw.normal(0, 0.2, (40, 4)), draw.normal(0, 0.2, (30, 4))
     tensor = torch.from_numpy
     now = Quantities(
-        {MARGIN: tensor(odds), LABEL: tensor(odds), STRANGE: tensor(odds), "spread": torch.ones(40)},
-        {STRANGE: tensor(strange)},
+        {MARGIN: tensor(odds), LABEL: tensor(odds), OOD_SCORE: tensor(odds), "spread": torch.ones(40)},
+        {OOD_SCORE: tensor(strange)},
     )
     slope = Quantities(
-        {MARGIN: tensor(change * 1e-3), LABEL: tensor(change), STRANGE: tensor(change)},
-        {STRANGE: tensor(strange_change)},
+        {MARGIN: tensor(change * 1e-3), LABEL: tensor(change), OOD_SCORE: tensor(change)},
+        {OOD_SCORE: tensor(strange_change)},
     )
     after, away = odds[:, None] - change, strange[:, None] - strange_change
     p = 1 / (1 + np.exp(-after))

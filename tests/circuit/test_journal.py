@@ -239,7 +239,7 @@ def test_a_broken_line_elsewhere(content: str, problems: list[str], path: Path) 
         HEADER.replace("journal/1", "journal/2").encode(), HEADER.replace(" ", "").encode(),
     ],
 )  # fmt: skip
-def test_a_file_of_a_stranger(content: bytes, path: Path) -> None:
+def test_a_file_of_another_program(content: bytes, path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match="is no hydractl.journal/1 file"):
         resume(path)
@@ -429,10 +429,10 @@ def test_files_of_older_processes(path: Path, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(OutputError, match=r"a search is recorded in .*\.1$"):
         begin(path)
-    stranger = path.with_name(f"{path.name}.old")
-    stranger.touch()
+    other = path.with_name(f"{path.name}.old")
+    other.touch()
     with begin(path, force=True) as journal:
-        assert sorted(path.parent.iterdir()) == [path, stranger]
+        assert sorted(path.parent.iterdir()) == [path, other]
         journal.append({"a": 1})
     notes = path.with_name(f"{path.name}.7")
     notes.write_text("mine")

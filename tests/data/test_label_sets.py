@@ -95,7 +95,7 @@ def mapped(own: list[str], labels: list[str]) -> list[int]:
 def test_published_names_are_found_in_a_model_with_the_list(name: str, own: list[str], places: list[int]) -> None:
     labels = list(label_set(name).labels)
     assert mapped(own, labels) == places
-    # With any other labels they are strangers: nothing is guessed.
+    # With any other labels they are unknown: nothing is guessed.
     with pytest.raises(InputError, match="not among the model's"):
         mapped(own, [*labels[:-1], "another"])
     assert place_of_published([*labels[:-1], "another"], own) == {}

@@ -15,7 +15,7 @@ import pytest
 from hydractl.data import Dataset, open_data
 from hydractl.errors import InputError
 
-STRANGE = ["", "a\0b", 'say "hi", he said', "ünï 😀 \u2028 x", " spaces ", "x" * 300_000, "\x1b[31m"]
+ODD = ["", "a\0b", 'say "hi", he said', "ünï 😀 \u2028 x", " spaces ", "x" * 300_000, "\x1b[31m"]
 
 
 def write(path: Path, content: str | bytes) -> str:
@@ -57,7 +57,7 @@ def test_forms(tmp_path: Path, name: str, zipped: bool) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".jsonl.gz"])
 def test_any_text_comes_back_as_it_is(tmp_path: Path, suffix: str) -> None:
     # More than csv's own limit, a NUL, and line ends inside a text.
-    strange = [*STRANGE, "two\nlines", "two\r\nlines"]
+    strange = [*ODD, "two\nlines", "two\r\nlines"]
     path = tmp_path / f"a{suffix}"
     if suffix == ".csv":
         with path.open("w", encoding="utf-8", newline="") as file:

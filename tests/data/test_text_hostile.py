@@ -176,7 +176,7 @@ def test_labels_by_name_whatever_the_order() -> None:
     assert evaluated("reordered", rows("ids.jsonl", *ids))["id"]["nll"] != pytest.approx(first["nll"], rel=1e-3)
 
 
-STRANGE = {
+ODD = {
     "nothing": "",
     "spaces": " \t\n ",
     "NUL": "fine \0 film",
@@ -192,7 +192,7 @@ STRANGE = {
 @pytest.mark.parametrize("model", ["bert", "roberta"])
 def test_strange_texts_are_texts(model: str) -> None:
     loaded = hydractl.load(model, device="cpu")
-    samples = list(STRANGE.values())
+    samples = list(ODD.values())
     written = [{"text": text, "label": "good"} for text in samples]
     found = evaluated(model, rows("a.jsonl", *written), "--batch-size", "4", "--predictions", "p.jsonl")
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]

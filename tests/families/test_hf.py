@@ -204,7 +204,7 @@ def test_names_of_no_model_are_refused(names: Any, tmp_path: Path) -> None:
     assert refusal(tmp_path).message.endswith("is not supported")
 
 
-STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+ODD: dict[str, tuple[dict[str, Any], str]] = {
     "code": ({"auto_map": {"AutoModel": "modeling.X"}}, "comes with code of its own (auto_map), which hydractl never"),
     "quantized": ({"quantization_config": {"bits": 4}}, "comes with quantized weights (quantization_config)"),
     "decoder": ({"is_decoder": True}, "it is a decoder"),
@@ -221,9 +221,9 @@ STRANGE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", STRANGE)
+@pytest.mark.parametrize("case", ODD)
 def test_strange_configurations_are_refused(case: str, tmp_path: Path) -> None:
-    changes, expected = STRANGE[case]
+    changes, expected = ODD[case]
     error = refusal(rewrite(published("bert", tmp_path), changes))
     assert expected in "\n".join([error.message, *error.problems])
 
