@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.circuit.objective import LOSS_UNIT
+from hydractl.circuit.options import SearchOptions
 from hydractl.circuit.scope import Scope
 from hydractl.circuit.search import Found, Step
 from hydractl.circuit.tower import Candidate
@@ -17,14 +18,13 @@ from hydractl.heads.mask import Head
 from hydractl.heads.overlap import jaccard_at, kendall_tau
 from hydractl.jsonio import shown
 from hydractl.model.matching import asked_classes
-from hydractl.settings.pruning import CircuitSettings
 
 _MOST_SCORE = 1e6
 
 
 def document_of(
     scope: Scope,
-    settings: CircuitSettings,
+    options: SearchOptions,
     objective: str,
     found: Found,
     names: Mapping[Candidate, Head],
@@ -34,7 +34,7 @@ def document_of(
 
     Args:
         scope: what was searched.
-        settings: of the search.
+        options: of the search.
         objective: of this circuit.
         found: its ranking.
         names: the heads by their candidates.
@@ -44,15 +44,15 @@ def document_of(
     mask = source.description.mask
     details = {
         "objective": objective,
-        "algorithm": settings.algorithm,
-        "approx": settings.approx,
-        "ood_score": settings.ood_score,
+        "algorithm": options.algorithm,
+        "approx": options.approx,
+        "ood_score": options.ood_score,
         "budget": scope.total,
         **scope.details,
-        "batch_size": settings.batch_size,
-        "dtype": settings.dtype,
+        "batch_size": options.batch_size,
+        "dtype": options.dtype,
         "max_length": source.description.preprocess.get("max_length"),
-        **asked_classes(source, settings.tower),
+        **asked_classes(source, options.tower),
         "data": data["id"].fingerprint(),
         "ood": data["ood"].fingerprint() if "ood" in data else None,
     }
@@ -64,19 +64,19 @@ def document_of(
         "schema": "hydractl.circuit/1",
         "arch": source.description.arch,
         "objective": objective,
-        "algorithm": settings.algorithm,
-        "approx": settings.approx,
-        "ood_score": settings.ood_score,
+        "algorithm": options.algorithm,
+        "approx": options.approx,
+        "ood_score": options.ood_score,
         "budget": scope.total,
         **({"loss_unit": LOSS_UNIT} if objective in ("nll", "brier") else {}),
         "sites": dict(mask.heads),
         "base": found.base.to_json(objective),
         "removed": removed,
         **({"rounding": rounding} if (rounding := undecided(objective, found, names)) else {}),
-        "source": provenance("extract-circuit", settings, [source.sha256], details),
+        "source": provenance("extract-circuit", options, [source.sha256], details),
     }
-    if settings.tower not in (None, "both"):
-        document["tower"] = settings.tower
+    if options.tower not in (None, "both"):
+        document["tower"] = options.tower
     if not mask.is_full:
         document["start_mask"] = mask.to_json()
     own = [entry("extract-circuit", role, dataset) for role, dataset in data.items()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydractl.circuit.headmap import kept_at_sites
+from hydractl.circuit.options import SearchOptions
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
@@ -14,7 +15,6 @@ from hydractl.heads.selection import total_budget
 from hydractl.jsonio import read_json_file
 from hydractl.model.matching import sites_of
 from hydractl.model.source import Source, pruned
-from hydractl.settings.pruning import CircuitSettings
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,39 @@ class Scope:
         return self.source.description.mask.at(self.sites).kept_heads
 
 
-def scope_of(source: Source, settings: CircuitSettings) -> Scope:
+def scope_of(source: Source, options: SearchOptions) -> Scope:
     """Where a search begins and how far it goes.
 
     Raises:
         UsageError: for a budget, sites or shares outside what the model has, with the range.
         InputError: for a mask or a circuit that does not fit the model.
     """
-    meant = sites_of(source, settings.tower)
+    meant = sites_of(source, options.tower)
     before = source.description.mask.at(site.path for site in meant)
-    headmap = settings.algorithm == "headmap"
-    total = 0 if headmap else total_budget(before, settings.keep, settings.budget, "--budget")
+    headmap = options.algorithm == "headmap"
+    total = 0 if headmap else total_budget(before, options.keep, options.budget, "--budget")
     start = source.description.mask
     details: dict[str, Any] = {}
-    allowed = _numbered(settings.sites, source.sites) if settings.sites else [site.path for site in source.sites]
+    allowed = _numbered(options.sites, source.sites) if options.sites else [site.path for site in source.sites]
     seen: list[Entry] = []
-    if settings.start_mask is not None:
-        start = start.intersect(_mask(settings.start_mask, source, seen))
-    if settings.share_from is not None and settings.share_sites is not None:
-        leading = _leading(meant, settings.share_sites)
-        start = start.without(_shared(settings.share_from, source, leading, total or _total(settings, before), seen))
+    if options.start_mask is not None:
+        start = start.intersect(_mask(options.start_mask, source, seen))
+    if options.share_from is not None and options.share_sites is not None:
+        leading = _leading(meant, options.share_sites)
+        start = start.without(_shared(options.share_from, source, leading, total or _total(options, before), seen))
         allowed = [path for path in allowed if path not in leading]
-        details["share_sites"] = settings.share_sites
-    if settings.sites:
-        details["sites"] = settings.sites
+        details["share_sites"] = options.share_sites
+    if options.sites:
+        details["sites"] = options.sites
     after = start.at(before.heads)
     gone = len(before.kept_heads) - len(after.kept_heads)
     sites = [path for path in after.heads if path in allowed]
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
     if headmap:
-        return replace(_headmap(_without(source, start), sites, gone, settings, details), seen=seen)
+        return replace(_headmap(_without(source, start), sites, gone, options, details), seen=seen)
     there = len(start.at(sites).kept_heads)
-    option = "--budget" if settings.budget is not None else "--keep"
+    option = "--budget" if options.budget is not None else "--keep"
     if total - gone < 1:
         if gone:
             raise UsageError(f"{gone} heads are gone at the beginning, and {option} asks for {total} in all")
@@ -93,14 +93,14 @@ def scope_of(source: Source, settings: CircuitSettings) -> Scope:
     return Scope(_without(source, start), sites, total - gone, total, details, seen=seen)
 
 
-def _total(settings: CircuitSettings, before: HeadMask) -> int:
-    return total_budget(before, settings.keep, settings.budget, "--budget")
+def _total(options: SearchOptions, before: HeadMask) -> int:
+    return total_budget(before, options.keep, options.budget, "--budget")
 
 
-def _headmap(source: Source, sites: list[str], gone: int, settings: CircuitSettings, details: dict[str, Any]) -> Scope:
+def _headmap(source: Source, sites: list[str], gone: int, options: SearchOptions, details: dict[str, Any]) -> Scope:
     """Headmap counts the heads that are kept at each site, not the mean over all of them."""
     heads = source.description.mask.at(sites).kept_heads
-    kept = kept_at_sites(heads, settings.keep, None if settings.budget is None else settings.budget - gone)
+    kept = kept_at_sites(heads, options.keep, None if options.budget is None else options.budget - gone)
     budget = len(heads) - sum(kept.values())
     return Scope(source, sites, budget, budget + gone, {**details, "kept": list(kept.values())}, kept)
 

@@ -1,4 +1,4 @@
-"""One search from its settings to its documents: data, journal, processes and what is said on the way."""
+"""One search from its options to its documents: data, journal, processes and what is said on the way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hydractl.circuit.documents import agreement, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
+from hydractl.circuit.options import SearchOptions
 from hydractl.circuit.plan import Plan, plan_of, with_memory
 from hydractl.circuit.records import check_records
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
@@ -32,7 +33,6 @@ from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
-from hydractl.settings.pruning import CircuitSettings
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -45,16 +45,15 @@ class Session:
         InputError: for data that do not fit the model.
     """
 
-    def __init__(self, scope: Scope, settings: CircuitSettings, log: Log, team: Processes) -> None:
+    def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
         import torch
 
-        assert settings.data is not None  # settings.check() holds it
-        self.settings, self.log, self.team = settings, log, team
-        source = named_by_data(scope.source, settings.data, settings.limit)
+        self.options, self.log, self.team = options, log, team
+        source = named_by_data(scope.source, options.data, options.limit)
         self.scope = replace(scope, source=source)
         self.sets = self._open_sets()
-        self.exact = None if settings.check_against is None else self._read_exact(settings.check_against)
-        self.model = build_model(source, local_device(settings.device), settings.dtype)
+        self.exact = None if options.check_against is None else self._read_exact(options.check_against)
+        self.model = build_model(source, local_device(options.device), options.dtype)
         self.device = next(self.model.parameters()).device
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
@@ -77,15 +76,14 @@ class Session:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _open_sets(self) -> dict[str, Dataset]:
-        settings, source = self.settings, self.scope.source
-        assert settings.data is not None
+        options, source = self.options, self.scope.source
         labels = source.description.labels or []  # names are never taken by position
         reads = {source.name: source.description.reads}
-        sets = {"id": open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)}
+        sets = {"id": open_data(options.data, limit=options.limit, labels=labels, need_labels=True, reads=reads)}
         check_labels(sets["id"], source)
-        if settings.ood is not None:
-            limit = settings.limit
-            sets["ood"] = open_data(settings.ood, option="--ood", limit=limit, ignore_labels=True, reads=reads)
+        if options.ood is not None:
+            limit = options.limit
+            sets["ood"] = open_data(options.ood, option="--ood", limit=limit, ignore_labels=True, reads=reads)
             if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
                 raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
         return sets
@@ -94,17 +92,17 @@ class Session:
         """The order of the samples: found once, kept by the journal, the same in all processes."""
         if journal.order is not None:
             return journal.order
-        settings = self.settings
+        options = self.options
         order: dict[str, list[int]] = {}
-        if settings.bounds and settings.algorithm == "greedy":
+        if options.bounds and options.algorithm == "greedy":
             certain = {}
             total = sum(map(len, self.sets.values()))
             with self.log.progress("finding what is undecided", total, "samples") as progress:
                 for name, dataset in self.sets.items():
-                    how = (settings.batch_size, settings.workers, settings.ood_score, name == "id", progress.advance)
+                    how = (options.batch_size, options.workers, options.ood_score, name == "id", progress.advance)
                     certain[name] = measure_certainty(dataset, self.model, *how)
             lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
-            order = undecided_first(certain["id"], certain.get("ood"), settings.objective, lengths)
+            order = undecided_first(certain["id"], certain.get("ood"), options.objective, lengths)
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
         order = self.team.gather(None if self.team.rank else order)[0]
@@ -114,9 +112,9 @@ class Session:
         return order
 
     def _evaluator(self, order: dict[str, list[int]], limited: bool = True) -> Evaluator:
-        settings = self.settings
+        options = self.options
         parts = [
-            SampleSet(dataset, order[name], self.model, settings.batch_size, settings.workers, name == "id")
+            SampleSet(dataset, order[name], self.model, options.batch_size, options.workers, name == "id")
             for name, dataset in self.sets.items()
         ]
         total = sum(len(one) for one in order.values())
@@ -132,14 +130,14 @@ class Session:
             self.model,
             [batch for part in parts for batch in part.batches],
             stream=stream(),
-            ood_score=settings.ood_score,
+            ood_score=options.ood_score,
             memory_bytes=self._memory if limited else None,
-            lanes=len(settings.objective),
+            lanes=len(options.objective),
         )
         return self.evaluator
 
     def _memory_bytes(self) -> int:
-        text = self.settings.memory
+        text = self.options.memory
         if text is None:
             return free_memory(self.device) // (2 * self.team.size if self.device.type == "cpu" else 2)
         factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1], 1)
@@ -164,58 +162,58 @@ class Session:
         part = {}
         for name, dataset in self.sets.items():
             order = longest_first(dataset)
-            middle = max(0, (len(order) - self.settings.batch_size) // 2)  # texts are sorted by length
-            part[name] = order[middle : middle + self.settings.batch_size]
+            middle = max(0, (len(order) - self.options.batch_size) // 2)  # texts are sorted by length
+            part[name] = order[middle : middle + self.options.batch_size]
         plan = self._plan(self._evaluator(part, limited=False))
-        batches = sum(-(-len(dataset) // self.settings.batch_size) for dataset in self.sets.values())
-        return with_memory(plan, batches, len(self.model.sites), len(self.settings.objective), self._memory)
+        batches = sum(-(-len(dataset) // self.options.batch_size) for dataset in self.sets.values())
+        return with_memory(plan, batches, len(self.model.sites), len(self.options.objective), self._memory)
 
     def _plan(self, evaluator: Evaluator) -> Plan:
-        settings = self.settings
+        options = self.options
         return plan_of(
             evaluator,
             list(self.names),
             self.scope.budget,
-            settings.objective,
+            options.objective,
             {name: len(dataset) for name, dataset in self.sets.items()},
-            algorithm=settings.algorithm,
+            algorithm=options.algorithm,
             processes=self.team.size,
         )
 
     def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
         """The circuit document of each objective."""
-        settings = self.settings
+        options = self.options
         with self._journal(journal_path) as journal:
             evaluator = self._evaluator(self._order(journal))
             plan = self._plan(evaluator)
-            bounds = settings.bounds and settings.algorithm == "greedy"
+            bounds = options.bounds and options.algorithm == "greedy"
             tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            told = observed(self.log, plan, settings.objective, self.scope.budget, self.names, self.team.size)
+            told = observed(self.log, plan, options.objective, self.scope.budget, self.names, self.team.size)
             with told as observer:
                 search = self._make(evaluator, journal, observer)
-                found = search.run(settings.objective, self.scope.budget)
+                found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
         return self._documents(found)
 
     def _make(self, evaluator: Evaluator, journal: Journal, observer: Observer) -> GreedySearch:
-        settings, heads = self.settings, list(self.names)
+        options, heads = self.options, list(self.names)
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
             "memory": journal,
             "processes": self.team,
             "observer": observer,
         }
-        if settings.algorithm == "headmap":
+        if options.algorithm == "headmap":
             kept = self.scope.kept or {}
             places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
             return Headmap(evaluator, heads, kept=places, **common)
-        if settings.approx is None:
-            return GreedySearch(evaluator, heads, bounds=settings.bounds, **common)
-        size = int(settings.approx.removeprefix("shortlist:"))
-        return Shortlist(evaluator, heads, size=size, bounds=settings.bounds, **common)
+        if options.approx is None:
+            return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
+        size = int(options.approx.removeprefix("shortlist:"))
+        return Shortlist(evaluator, heads, size=size, bounds=options.bounds, **common)
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -228,13 +226,13 @@ class Session:
             path,
             self.fingerprint(),
             self.environment(),
-            resume=self.settings.resume,
-            force=self.settings.force,
+            resume=self.options.resume,
+            force=self.options.force,
             log=self.log,
             rank=self.team.rank,
         )
         with journal:
-            check_records(path, journal, {n: len(d) for n, d in self.sets.items()}, self.names, self.settings.objective)
+            check_records(path, journal, {n: len(d) for n, d in self.sets.items()}, self.names, self.options.objective)
             if not self.team.rank:
                 self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
@@ -242,20 +240,20 @@ class Session:
 
     def fingerprint(self) -> dict[str, Any]:
         """What decides the result: a journal of another search is of no use."""
-        settings, scope, source = self.settings, self.scope, self.scope.source
+        options, scope, source = self.options, self.scope, self.scope.source
         gone = source.description.mask.removed_heads
         return {
             "model": source.sha256,
             "heads already removed": f"{len(gone)}, {_digest(gone)}" if gone else "none",
             "candidates": f"{len(self.names)}, {_digest(list(self.names.values()))}",
             **{name: dataset.fingerprint() for name, dataset in self.sets.items()},
-            "objective": list(settings.objective),
-            "ood_score": settings.ood_score,
-            "algorithm": settings.algorithm,
-            "approx": settings.approx,
+            "objective": list(options.objective),
+            "ood_score": options.ood_score,
+            "algorithm": options.algorithm,
+            "approx": options.approx,
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
-            "batch_size": settings.batch_size,
-            "dtype": settings.dtype,
+            "batch_size": options.batch_size,
+            "dtype": options.dtype,
             "device": self.device.type,
             "max_length": source.description.preprocess.get("max_length"),
             "classes": _digest(asked_classes(source, None)),
@@ -272,10 +270,10 @@ class Session:
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}
         for objective, ranking in found.items():
-            document = document_of(self.scope, self.settings, objective, ranking, self.names, self.sets)
+            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
             if self.exact is not None:
                 document["agreement"] = agreement(document, *self.exact)
-                self.log.info(f"{objective} against {self.settings.check_against}: {told_agreement(document)}")
+                self.log.info(f"{objective} against {self.options.check_against}: {told_agreement(document)}")
             documents[objective] = document
         tell_rounding(self.log, documents)
         return documents

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hydractl.circuit.journal import check_free
+from hydractl.circuit.options import SearchOptions
 from hydractl.circuit.scope import Scope, scope_of
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
@@ -30,7 +32,8 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
     source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
     objectives = list(settings.objective)
-    scope = scope_of(source, settings)
+    options = search_options(settings)
+    scope = scope_of(source, options)
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if settings.output == "-" or (settings.json and settings.output is None):
@@ -56,6 +59,12 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         raise Interrupted(hint=f"add --resume to the same command to go on; {journal} has what was found") from None
 
 
+def search_options(settings: CircuitSettings) -> SearchOptions:
+    """What the search needs of the settings."""
+    assert settings.data is not None  # the settings need it
+    return SearchOptions(**{one.name: getattr(settings, one.name) for one in fields(SearchOptions)})
+
+
 def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
     """One file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
     path = file_path(output)
@@ -77,7 +86,7 @@ def _search_and_write(
             if journal is not None and not replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
         announce_reading([scope.source], log)
-        session = Session(scope, settings, log, team)
+        session = Session(scope, search_options(settings), log, team)
         stack.callback(session.close)
         documents = session.search(journal)
         if team.rank:
@@ -92,7 +101,7 @@ def _search_and_write(
 
 
 def _dry_run(scope: Scope, settings: CircuitSettings, log: Log, files: list[str], team: Processes) -> Outcome:
-    session = Session(scope, settings, log, team)
+    session = Session(scope, search_options(settings), log, team)
     try:
         plan = session.probe()
     finally:
