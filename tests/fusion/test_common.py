@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import types
 from collections.abc import Sequence
@@ -255,12 +254,6 @@ def test_threads_do_not_mix_their_calls(together: bool) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(call, range(300)))
-
-
-def test_a_copy_would_run_the_blocks_of_the_original() -> None:
-    source = source_of(shared_stock("class-token"), "class-token")
-    with pytest.raises(TypeError, match=r"^a HydraModel cannot be copied; build it again from its checkpoint$"):
-        copy.deepcopy(build_model(source))
 
 
 def test_heads_of_a_member_lie_in_few_runs() -> None:

@@ -63,7 +63,7 @@ def test_best_is_bold_and_second_underlined_on_a_terminal_only() -> None:
 
 
 def marks(values: Sequence[float | None], direction: str) -> list[str]:
-    return columns.marks(values, columns.Metric("x", "x", "x", direction))
+    return columns.marks(values, columns.Metric(len, "id", "x", "x", direction=direction))
 
 
 def test_marks() -> None:
