@@ -84,8 +84,9 @@ def test_light_and_dark_pixels(tmp_path: Path) -> None:
         blink = f"--blink-settings=preferredColorScheme={scheme}"
         browse(page, f"--screenshot={shot}", "--window-size=1000,3000", blink)
         shots[name] = np.asarray(Image.open(shot).convert("RGB"))[2000:3000].reshape(-1, 3).astype(int)
-    light, dark = (np.median(shots[name].sum(axis=1)) for name in ("light", "dark"))
-    assert light == 3 * 255 and dark == 3 * 255  # pictures stand on a light ground in the dark too
+    light, dark = (shots[name].sum(axis=1) for name in ("light", "dark"))
+    assert np.median(light) == 3 * 255 and np.median(dark) < 200
+    assert (dark == 3 * 255).mean() > 0.2  # pictures stand on a light ground in the dark too
     for pixels in shots.values():
         for colour in ((0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73)):  # the lines of the second and third series
             assert (np.abs(pixels - colour).sum(axis=1) < 12).sum() > 200
