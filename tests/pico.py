@@ -166,7 +166,9 @@ def _hf_model(variant: str) -> Any:
 @cache
 def shared_stock(variant: str, seed: int = 0) -> Any:
     """The stock model, made once: for tests that change nothing of it."""
-    return stock(variant, seed)
+    # The first caller may be in inference mode, and tensors made there can be written nowhere else.
+    with torch.inference_mode(False):
+        return stock(variant, seed)
 
 
 @cache
@@ -268,9 +270,9 @@ def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
     """The STOCK model itself, for as long as the output columns of some heads are zeroed."""
     columns = _columns(model, removed)
     before = [one.clone() for one in columns]
-    for one in columns:
-        one.zero_()
     try:
+        for one in columns:
+            one.zero_()
         yield model
     finally:
         for one, values in zip(columns, before, strict=True):
