@@ -38,7 +38,7 @@ LIBRARIES = {
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],
     "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
-    "datasets": ["data/hub_sets.py"],
+    "datasets": ["data/hub.py"],
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/signatures.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import math
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, reason
+from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
 from hydractl.errors import InputError
@@ -28,9 +28,7 @@ class ArrayImages(Dataset):
     """Images in one array.
 
     Args:
-        spec: the SPEC.
-        where: what messages call it.
-        ids: one per image.
+        spec, where, ids: as of :class:`Dataset`.
         images: uint8 ``[N, H, W]`` (grey) or ``[N, H, W, 3]`` (RGB).
     """
 
@@ -47,8 +45,7 @@ class ArrayImages(Dataset):
         return [f"uint8 {image.shape}\n".encode(), image.tobytes()]
 
 
-@dataclass(frozen=True)
-class _Header:
+class _Header(NamedTuple):
     """Header of a ``.npy`` member."""
 
     shape: tuple[int, ...]
@@ -86,13 +83,12 @@ def read_npz(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
     except Exception as error:
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        reason = text.splitlines()[0][:_LONGEST_REASON]
-        raise InputError(f"{spec.where}: cannot read the file: {reason}", hint="write it with numpy.savez") from error
+        why = reason(error)[:_LONGEST_REASON]
+        raise InputError(f"{spec.where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    file_name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
-    return ArrayImages(spec.text, spec.where, [f"{file_name}#{i}" for i in range(len(images))], images), raw
+    ids = [f"{printable(path.name)}#{i}" for i in range(len(images))]
+    return ArrayImages(spec.text, spec.where, ids, images), raw
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
@@ -116,9 +112,7 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
             problems.append(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
             continue
         # A header may claim any size: numpy would first set that much memory aside.
-        claimed = dtype.itemsize
-        for length in shape:
-            claimed *= length
+        claimed = math.prod((dtype.itemsize, *shape))
         if claimed != info.file_size - start:
             problems.append(f"{name}: {shape} of {dtype} needs {claimed} bytes, the file has {info.file_size - start}")
             continue

@@ -1,4 +1,4 @@
-"""Interface of every data set: samples by index, ids, labels and fingerprints."""
+"""Interface of every data set: samples by index, ids, labels, fingerprints, and which samples were skipped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
+from hydractl.log import Log
 
 PAIRS = "image-caption pair"
 """The :attr:`Dataset.kind` of images with captions."""
+
+MOST_LISTED = 1000
+"""Ids of skipped samples in a document at most; their number is exact."""
+
+_MOST_SAID = 5
 
 
 class UnreadableSample(InputError):
@@ -107,3 +113,30 @@ def _sha256(pieces: Iterable[bytes]) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
+
+
+def reason(error: Exception) -> str:
+    """Why the system or a library failed, in one line."""
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return words.strip().partition("\n")[0] or type(error).__name__
+
+
+def skipped_document(dataset: Dataset) -> dict[str, Any] | None:
+    """Skipped samples, for an artefact: ``n`` and the first :data:`MOST_LISTED` ``ids`` in order; None for nothing."""
+    if not dataset.skipped:
+        return None
+    indices = sorted(dataset.skipped)
+    return {"n": len(indices), "ids": [dataset.ids[i] for i in indices[:MOST_LISTED]]}
+
+
+def report_skipped(dataset: Dataset, log: Log) -> None:
+    """Warn of what was skipped: how many, and the first few with the reason; every one of them is a detail."""
+    if not dataset.skipped:
+        return
+    indices = sorted(dataset.skipped)
+    for i in indices:
+        log.detail(f"skipped {dataset.ids[i]}: {dataset.skipped[i]}")
+    count = f"{len(indices)} of {len(dataset)} images {'is' if len(indices) == 1 else 'are'}"
+    named = ", ".join(dataset.ids[i] for i in indices[:_MOST_SAID])
+    more = f" and {len(indices) - _MOST_SAID} more" if len(indices) > _MOST_SAID else ""
+    log.warn(f"{dataset.where}: {count} left out, as they cannot be read: {named}{more}")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.data.base import Dataset, UnreadableSample
-from hydractl.data.skipping import no_samples_left
-from hydractl.errors import HydraError, UsageError
+from hydractl.errors import HydraError, InputError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +117,8 @@ def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefet
         labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[part])
         yield Batch(one.inputs, labels, part)
     if none_left:
-        raise no_samples_left(dataset)
+        reasons = [why for _, why in sorted((dataset.skipped or {}).items())]
+        raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
 
 
 @dataclass

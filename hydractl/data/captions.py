@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset
-from hydractl.data.files import FileImages, printable
-from hydractl.data.image_parquet import holds_images, read_image_parquet
-from hydractl.data.imagelist import path_ids
+from hydractl.data.files import listed_images
+from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
 from hydractl.data.spec import TEXT_SUFFIXES, Spec
-from hydractl.data.text_rows import ParquetTable, Row, Table, open_csv, open_jsonl, open_tsv
+from hydractl.data.text import MOST_PROBLEMS
+from hydractl.data.text_rows import Row, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
-IMAGE = ("image", "filepath", "file_name", "path")
-"""Names of the column of the images' paths; ``filepath`` and ``title`` are open_clip's own defaults."""
+# Names of the columns of the images' paths and of the captions; filepath and title are open_clip's own defaults.
+_NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
 
-CAPTION = ("caption", "title", "text")
-"""Names of the column of the captions."""
-
-QUERY = ("image", "caption", "root")
-
-_MOST_PROBLEMS = 20
 _MOST_SHOWN = 20
 
 
@@ -90,95 +84,73 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         )
     if name.endswith(".parquet") and holds_images(str(path)):
         return _from_image_parquet(spec, limit)
-    return _from_table(spec, limit, path)
-
-
-# --- shards and Parquet ----------------------------------------------------------------------------------------------
+    return _from_table(spec, limit)
 
 
 def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     spec.check_query(("image", "caption"))
     asked = spec.query.get("caption", "txt")
-    images, index = index_shards(spec, limit, asked, texts=True)
-    captions = index.labels[:limit]
+    images, captions = index_shards(spec, limit, asked, texts=True)
     bad = [images.ids[i] for i, caption in enumerate(captions) if caption is None or not caption.strip()]
     _refuse(spec, [f"{name} has no caption, or an empty one" for name in bad], f"where captions are: ?caption={asked}")
     return CaptionedImages(images, captions), RawLabels()
 
 
 def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    spec.check_query(("image", "caption"))
+    table = open_table(spec, ("image", "caption"))
     only_image = {key: value for key, value in spec.query.items() if key == "image"}
-    images, _ = read_image_parquet(Spec(spec.text, spec.option, spec.kind, spec.path, only_image), limit)
-    table = ParquetTable(spec)
-    column = _column(spec, "caption", CAPTION, table.columns, "column")
-    captions, problems = [], []
-    for row in itertools.islice(table.rows([column]), len(images)):
+    images, _ = read_image_parquet(replace(spec, query=only_image), limit)
+    column = _column(spec, "caption", table.columns or (), "column")
+    texts, _ = _texts(spec, itertools.islice(table.rows([column]), len(images)), {"caption": column})
+    return CaptionedImages(images, texts["caption"]), RawLabels()
+
+
+def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    table = open_table(spec, ("image", "caption", "root"))
+    columns = {key: _column(spec, key, table.columns, "column") for key in _NAMES} if table.columns else {}
+    rows = itertools.islice(table.rows(list(columns.values())), limit)
+    texts, places = _texts(spec, rows, columns)
+    if not places:
+        raise InputError(f"{spec.where}: no pairs in the file")
+    return CaptionedImages(listed_images(spec, texts["image"], places), texts["caption"]), RawLabels()
+
+
+def _texts(spec: Spec, rows: Iterable[Row], columns: dict[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The texts of some columns, and the place of each row.
+
+    Args:
+        spec: where they are from.
+        rows: the rows.
+        columns: by what is in them, ``image`` or ``caption``; none: the keys of the first row decide.
+    """
+    texts: dict[str, list[str]] = {key: [] for key in _NAMES}
+    places, problems = [], []
+    for row in rows:
         try:
-            captions.append(_text(row, column, "caption"))
+            if row.problem:
+                raise ValueError(row.problem)
+            columns = columns or {key: _column(spec, key, list(row.values), "key") for key in _NAMES}
+            values = {key: _text(row, column, key) for key, column in columns.items()}
         except ValueError as error:
             problems.append(f"{row.place} {error}")
-            if len(problems) == _MOST_PROBLEMS:
+            if len(problems) == MOST_PROBLEMS:
                 break
+            continue
+        places.append(row.place)
+        for key, value in values.items():
+            texts[key].append(value)
     _refuse(spec, problems)
-    return CaptionedImages(images, captions), RawLabels()
+    return texts, places
 
 
-# --- tables of paths --------------------------------------------------------------------------------------------------
-
-
-def _from_table(spec: Spec, limit: int | None, path: Path) -> tuple[Dataset, RawLabels]:
-    tabular = not spec.path.lower().removesuffix(".gz").endswith((".jsonl", ".parquet"))
-    spec.check_query((*QUERY, "columns") if tabular else QUERY)
-    columns, rows = _rows(spec)
-    image_column, caption_column = "", ""
-    names, captions, places, problems = [], [], [], []
-    for row in itertools.islice(rows, limit):
-        if row.problem:
-            problems.append(f"{row.place} {row.problem}")
-        else:
-            if not image_column:
-                there, what = (list(row.values), "key") if columns is None else (columns, "column")
-                image_column = _column(spec, "image", IMAGE, there, what)
-                caption_column = _column(spec, "caption", CAPTION, there, what)
-            try:
-                name, caption = _text(row, image_column, "image"), _text(row, caption_column, "caption")
-                names.append(name)
-                captions.append(caption)
-                places.append(row.place)
-            except ValueError as error:
-                problems.append(f"{row.place} {error}")
-        if len(problems) == _MOST_PROBLEMS:
-            break
-    _refuse(spec, problems)
-    if not names:
-        raise InputError(f"{spec.where}: no pairs in the file")
-    root = Path(spec.query["root"]).expanduser() if "root" in spec.query else path.parent
-    paths = [os.path.join(root, name) for name in names]
-    _check_files(spec, root, names, paths, places)
-    return CaptionedImages(FileImages(spec.text, spec.where, path_ids(names), paths), captions), RawLabels()
-
-
-def _rows(spec: Spec) -> tuple[list[str] | None, Iterator[Row]]:
-    """The columns, None where every row has names of its own, and the rows."""
-    name = spec.path.lower().removesuffix(".gz")
-    if name.endswith(".parquet"):
-        parquet = ParquetTable(spec)
-        wanted = [_column(spec, "image", IMAGE, parquet.columns, "column")]
-        wanted.append(_column(spec, "caption", CAPTION, parquet.columns, "column"))
-        return parquet.columns, parquet.rows(wanted)
-    table: Table = {"csv": open_csv, "tsv": open_tsv}.get(name.rpartition(".")[2], open_jsonl)(spec)
-    return table.columns, table.rows
-
-
-def _column(spec: Spec, key: str, names: Sequence[str], there: Sequence[str], what: str) -> str:
+def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
     """The column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name.
 
     Raises:
         InputError: naming the columns there are, for one that is not there, or several that may be meant.
     """
     asked = spec.query.get(key)
-    found = [name for name in (names if asked is None else [asked]) if name in there]
+    found = [name for name in (_NAMES[key] if asked is None else [asked]) if name in there]
     if len(found) == 1 and list(there).count(found[0]) == 1:
         return found[0]
     shown_names = ", ".join(repr(name[:40]) for name in there[:_MOST_SHOWN]) or "nothing"
@@ -206,32 +178,9 @@ def _text(row: Row, column: str, what: str) -> str:
     return value
 
 
-def _check_files(spec: Spec, root: Path, names: list[str], paths: list[str], places: list[str]) -> None:
-    """Every image must exist; a root that fits none of them is one problem, not one for each row."""
-    missing = [i for i, path in enumerate(paths) if "\0" in path or not os.path.isfile(path)]
-    if not missing:
-        return
-    hint = "name the folder that the paths are relative to with ?root=FOLDER"
-    if len(missing) == len(paths):
-        first = printable(names[0])
-        raise InputError(
-            f"{spec.where}: none of the {len(paths)} images is under {root}; the first is {first!r}", hint=hint
-        )
-    problems = [f"{places[i]}: no file {printable(names[i])!r}" for i in missing[:_MOST_PROBLEMS]]
-    more = [f"and {len(missing) - _MOST_PROBLEMS} more"] if len(missing) > _MOST_PROBLEMS else []
-    raise InputError(
-        f"{spec.where}: {len(missing)} of {len(paths)} images do not exist under {root}",
-        hint=hint,
-        problems=problems + more,
-    )
-
-
 def _refuse(spec: Spec, problems: list[str], hint: str | None = None) -> None:
     """Raise the error of pairs that cannot be used, if there are any."""
     if problems:
-        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
-        found = f"{len(problems)} {'pair' if len(problems) == 1 else 'pairs'}"
-        atleast = " or more" if len(problems) == _MOST_PROBLEMS else ""
-        raise InputError(
-            f"{spec.where}: {found}{atleast} cannot be used", hint=hint, problems=problems[:_MOST_PROBLEMS] + more
-        )
+        count = f"{len(problems)} {'pair' if len(problems) == 1 else 'pairs'}"
+        more = " or more" if len(problems) == MOST_PROBLEMS else ""
+        raise InputError(f"{spec.where}: {count}{more} cannot be used", hint=hint, problems=problems)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,11 +45,10 @@ class CorruptedImages(Dataset):
         severity: 1 to 5.
 
     Raises:
-        UsageError: for texts, an unknown corruption or severity.
+        UsageError: for texts.
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int) -> None:
-        check_corruption(clean.where, name, severity)
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         sign = "&" if "?" in clean.spec else "?"
@@ -73,41 +72,6 @@ class CorruptedImages(Dataset):
         yield bytes.fromhex(self.clean.sample_fingerprints()[i])
 
 
-class CorruptedSet(NamedTuple):
-    """One of :func:`corruption_sets`: the corruption, the severity, and the data set."""
-
-    name: str
-    severity: int
-    dataset: CorruptedImages
-
-
-def corruption_sets(dataset: Dataset, names: Sequence[str], severities: Sequence[int]) -> list[CorruptedSet]:
-    """Every corruption at every severity, in the order given; nothing is read yet.
-
-    Raises:
-        UsageError: for texts, an unknown corruption or severity.
-    """
-    return [
-        CorruptedSet(name, severity, CorruptedImages(dataset, name, severity))
-        for name in names
-        for severity in severities
-    ]
-
-
-def check_corruption(where: str, name: str, severity: int) -> None:
-    """Refuse what there is not.
-
-    Raises:
-        UsageError: with the names there are, or the range.
-    """
-    if name not in CORRUPTIONS:
-        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {', '.join(CORRUPTIONS)}")
-    if severity not in SEVERITIES:
-        raise UsageError(f"{where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
-
-
 def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
     """The SPEC of the clean images, and the corruption that its query asks for.
 
@@ -122,9 +86,14 @@ def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
             f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
         )
     name, severity = asked["corruption"], asked["severity"]
-    if not (severity.isascii() and severity.isdigit()):
-        raise UsageError(f"{spec.where}: severity {severity!r} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
-    check_corruption(spec.where, name, int(severity))
+    if name not in CORRUPTIONS:
+        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"{spec.where}: unknown corruption {name!r}{guess}", hint=f"there are: {', '.join(CORRUPTIONS)}"
+        )
+    if severity not in map(str, SEVERITIES):
+        raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
     rest = {key: value for key, value in spec.query.items() if key not in QUERY}
     return replace(spec, query=rest), (name, int(severity))
 

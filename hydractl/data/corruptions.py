@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from scipy import ndimage
 
 Pixels = npt.NDArray[np.float64]
 Random = np.random.RandomState
@@ -143,7 +144,7 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
 
 
 def _smooth_shift(field: Pixels, sigma: float) -> Pixels:
-    return np.asarray(_ndimage().gaussian_filter(field, sigma, mode="reflect", truncate=3)) if sigma > 0 else field
+    return np.asarray(ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)) if sigma > 0 else field
 
 
 def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
@@ -243,12 +244,12 @@ TABLE: dict[str, Severities] = {
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:
     """Correlation of an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
-    return np.asarray(_ndimage().correlate(x, kernel[..., None], mode="mirror"))
+    return np.asarray(ndimage.correlate(x, kernel[..., None], mode="mirror"))
 
 
 def smoothed(x: Pixels, sigma: float) -> Pixels:
     """Gaussian smoothing of both sides of an image; the edge pixels are repeated beyond the border."""
-    return np.asarray(_ndimage().gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
+    return np.asarray(ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest"))
 
 
 def zoomed(x: Pixels, factor: float) -> Pixels:
@@ -256,7 +257,7 @@ def zoomed(x: Pixels, factor: float) -> Pixels:
     taken = [math.ceil(length / factor) for length in x.shape[:2]]
     top, left = ((length - part) // 2 for length, part in zip(x.shape, taken, strict=False))
     middle = x[top : top + taken[0], left : left + taken[1]]
-    large = _ndimage().zoom(middle, (factor, factor, 1), order=1, mode="nearest")
+    large = ndimage.zoom(middle, (factor, factor, 1), order=1, mode="nearest")
     top, left = ((made - length) // 2 for made, length in zip(large.shape[:2], x.shape[:2], strict=True))
     return np.asarray(large[top : top + x.shape[0], left : left + x.shape[1]])
 
@@ -270,15 +271,9 @@ def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
         mode: what lies beyond the border, by scipy's names.
     """
     channels = [
-        _ndimage().map_coordinates(channel, [rows, columns], order=1, mode=mode) for channel in np.moveaxis(x, 2, 0)
+        ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode) for channel in np.moveaxis(x, 2, 0)
     ]
     return np.stack(channels, axis=-1)
-
-
-def _ndimage() -> Any:
-    from scipy import ndimage
-
-    return ndimage
 
 
 def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:

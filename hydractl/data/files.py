@@ -1,15 +1,24 @@
-"""Images in separate files, read one at a time."""
+"""Images in files, read one at a time: folders, and lists of one ``path label`` a line.
+
+The lists are those of OpenOOD (https://github.com/Jingkang50/OpenOOD).
+"""
 
 from __future__ import annotations
 
+import io
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import IO
+from pathlib import Path
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.labels import INTEGER, RawLabels
+from hydractl.data.spec import Spec
+from hydractl.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
 """Endings (any case) that make a file an image."""
@@ -17,16 +26,58 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm
 # Named, because Pillow would otherwise also hand a file to outside programs (Ghostscript for EPS).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
-_CHUNK_BYTES = 1 << 20
+
+class EncodedImages(Dataset):
+    """Images that are stored as files are, wherever their bytes lie."""
+
+    nothing = "the file is empty"
+    """How messages call an image without bytes."""
+
+    @abstractmethod
+    def read(self, i: int) -> bytes:
+        """The bytes of one image.
+
+        Raises:
+            UnreadableSample: where they cannot be read.
+        """
+
+    def name(self, i: int) -> str:
+        """How messages call one image."""
+        return self.ids[i]
+
+    def unreadable(self, i: int, why: str) -> UnreadableSample:
+        """The error of one image that cannot be read."""
+        return UnreadableSample(
+            f"cannot read image {self.name(i)}: {why} ({self.where})",
+            hint="replace the file or take it out of the set",
+        )
+
+    def _sample(self, i: int) -> Image.Image:
+        """The image in the mode it is stored in; of several frames the first."""
+        content = self.read(i)
+        if not content:
+            raise self.unreadable(i, self.nothing)
+        try:
+            image = Image.open(io.BytesIO(content), formats=_formats())
+            image.load()
+            return image
+        except MemoryError:
+            raise
+        except UnidentifiedImageError as error:
+            raise self.unreadable(i, f"not an image in one of the formats {', '.join(_formats())}") from error
+        # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
+        except Exception as error:
+            raise self.unreadable(i, reason(error)) from error
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        return [self.read(i)]
 
 
-class FileImages(Dataset):
+class FileImages(EncodedImages):
     """Image files.
 
     Args:
-        spec: the SPEC.
-        where: what messages call it.
-        ids: one per image.
+        spec, where, ids: as of :class:`Dataset`.
         paths: the files, in the same order.
     """
 
@@ -34,47 +85,14 @@ class FileImages(Dataset):
         super().__init__(spec, where, ids)
         self.paths = list(paths)
 
-    def _sample(self, i: int) -> Image.Image:
-        return read_image(self.paths[i], self.where)
+    def name(self, i: int) -> str:
+        return printable(self.paths[i])
 
-    def _content(self, i: int) -> Iterable[bytes]:
+    def read(self, i: int) -> bytes:
         try:
-            with open(self.paths[i], "rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    yield chunk
+            return Path(self.paths[i]).read_bytes()
         except OSError as error:
-            raise _unreadable(self.paths[i], error.strerror or str(error), self.where) from error
-
-
-def read_image(path: str, where: str) -> Image.Image:
-    """Read one image file completely, in the mode it is stored in; of several frames the first.
-
-    Raises:
-        UnreadableSample: naming a file that is missing, empty, damaged, of another format, or too large for Pillow.
-    """
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise _unreadable(path, "the file is empty", where)
-            return decode_image(file, path, where)
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error), where) from error
-
-
-def decode_image(file: IO[bytes], name: str, where: str) -> Image.Image:
-    """The image in an open file, as :func:`read_image` gives it; ``name`` is what messages call it."""
-    try:
-        image = Image.open(file, formats=_formats())
-        image.load()
-        return image
-    except MemoryError:
-        raise
-    except UnidentifiedImageError as error:
-        raise _unreadable(name, f"not an image in one of the formats {', '.join(_formats())}", where) from error
-    # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
-    except Exception as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(name, reason or type(error).__name__, where) from error
+            raise self.unreadable(i, reason(error)) from error
 
 
 @lru_cache(maxsize=1)
@@ -89,9 +107,161 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _unreadable(path: str, reason: str, where: str) -> UnreadableSample:
-    first_line = reason.splitlines()[0] if reason else "unreadable"
-    return UnreadableSample(
-        f"cannot read image {printable(path)}: {first_line} ({where})",
-        hint="replace the file or take it out of the set",
-    )
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open an image list (UTF-8).
+
+    Paths are relative to ``?root=``, else to the list's folder. A tab, if there is one, separates path and label. Else
+    the last field is the label if it is an integer, or if the line does not end like an image file's name (then it is
+    a name); the rest is the path, spaces included. Blank lines are passed over. Ids are the paths as written; a path
+    that comes again gets ``#2``, ``#3``, ...
+
+    Raises:
+        InputError: not a text, nothing listed, or listed files that do not exist (all of them).
+    """
+    spec.check_query(("root",))
+    path = Path(spec.path).expanduser()
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{spec.where}: line {line} of the image list is not UTF-8 text") from error
+    entries = [(f"line {n}", *split_line(line)) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not entries:
+        raise InputError(f"{spec.where}: the image list is empty")
+    raw = _labels(entries, limit)
+    places, names, _ = zip(*entries[:limit], strict=True)
+    return listed_images(spec, names, places, raw.problems), raw
+
+
+def split_line(line: str) -> tuple[str, str | None]:
+    """Path and label of one line."""
+    line = line.strip(" \r")
+    if "\t" in line:
+        path, _, label = line.rpartition("\t")
+        return path.strip(), label.strip() or None
+    path, _, label = line.rpartition(" ")
+    if not path or (line.lower().endswith(IMAGE_SUFFIXES) and not INTEGER.fullmatch(label)):
+        return line, None
+    return path.rstrip(), label
+
+
+def _labels(entries: list[tuple[str, str, str | None]], limit: int | None) -> RawLabels:
+    """The labels of a list: all integers, all names, or none at all."""
+    labelled = [(place, label) for place, _, label in entries if label is not None]
+    if not labelled:
+        return RawLabels()
+    problems = [f"{place}: no label for {name}" for place, name, label in entries if label is None]
+    names = [(place, label) for place, label in labelled if not INTEGER.fullmatch(label)]
+    if 0 < len(names) < len(labelled):
+        problems += [f"{place}: label {label!r} is a name, others are numbers" for place, label in names]
+    if problems:
+        return RawLabels(problems=problems)
+    values = [label for _, label in labelled]
+    if names:
+        return RawLabels(values[:limit], sorted(set(values)))
+    return RawLabels(np.array([int(label) for label in values[:limit]], dtype=np.int64))
+
+
+def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
+    """Images by their paths in a file, relative to ``?root=``, else to the folder of the file.
+
+    Args:
+        spec: the SPEC of the file.
+        names: the paths.
+        places: where each stands in the file, for messages.
+        problems: what else is wrong with the file, for the same message.
+
+    Raises:
+        InputError: listing the images that do not exist; a root that fits none of them is one problem.
+    """
+    root = Path(spec.query.get("root", os.path.dirname(spec.path))).expanduser()
+    paths = [os.path.join(root, name) for name in names]
+    missing = [i for i, path in enumerate(paths) if "\0" in path or not os.path.isfile(path)]
+    if missing:
+        message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
+        missed = [f"{places[i]}: no file {printable(names[i])!r}" for i in missing]
+        if len(missing) == len(paths):
+            message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
+            missed, problems = [], ()
+        hint = "name the folder that the paths are relative to with ?root=FOLDER"
+        raise InputError(f"{spec.where}: {message}", hint=hint, problems=[*missed, *problems])
+    seen: dict[str, int] = {}
+    ids = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return FileImages(spec.text, spec.where, ids, paths)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def read_folder(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open a folder.
+
+    Every sub-folder is a class and holds its images at any depth; ids are paths relative to the folder, classes and
+    files in the order of their names (code points, the same on every machine). Hidden files and folders and files
+    without an image's ending are passed over. A folder with images and no sub-folders is a set without labels.
+
+    Raises:
+        InputError: no images at all, a class folder without images, images beside class folders, or a folder that
+            cannot be listed.
+    """
+    spec.check_query(())
+    root = os.path.expanduser(spec.path)
+    try:
+        folders, loose = _entries(root)
+        found = {name: _images_below(os.path.join(root, name), ()) for name in folders}
+    except OSError as error:
+        raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
+    problems = [f"class folder {printable(name)!r} has no images" for name in folders if not found[name]]
+    if folders and loose:
+        problems.append(f"images beside the class folders: {printable(loose[0])} and {len(loose) - 1} more")
+    if not loose and not any(found.values()):
+        raise InputError(
+            f"{spec.where}: no images in the folder", hint=f"image files end in {' '.join(IMAGE_SUFFIXES)}"
+        )
+    if problems:
+        raise InputError(
+            f"{spec.where}: neither a folder of class folders nor a folder of images",
+            hint="move what does not belong out of the folder",
+            problems=problems,
+        )
+    samples = [(name, f"{name}/{path}") for name in folders for path in found[name]] or [("", path) for path in loose]
+    samples = samples[:limit]
+    paths = [os.path.join(root, path) for _, path in samples]
+    dataset = FileImages(spec.text, spec.where, [printable(path) for _, path in samples], paths)
+    if not folders:
+        return dataset, RawLabels()
+    return dataset, RawLabels([printable(name) for name, _ in samples], [printable(name) for name in folders])
+
+
+def _entries(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the sub-folders and of the images directly in a folder, each sorted; links are followed."""
+    folders, images = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+                images.append(entry.name)
+    return sorted(folders), sorted(images)
+
+
+def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
+    """Images at any depth, relative to ``folder``, in a fixed order; ``above`` ends a circle of links."""
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return []
+    folders, images = _entries(folder)
+    for name in folders:
+        images += [f"{name}/{path}" for path in _images_below(os.path.join(folder, name), (*above, identity))]
+    return images

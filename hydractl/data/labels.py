@@ -1,19 +1,25 @@
-"""Mapping of a data set's labels to indices of the checkpoint's classes, by name, never by position."""
+"""Labels of a data set: as they stand in it, and mapped to the checkpoint's classes, by name, never by position."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.data.label_sets import place_of_published
+from hydractl.data.names import place_of_published
 from hydractl.errors import InputError, UsageError
+from hydractl.jsonio import shown
 
 Labels = npt.NDArray[np.int64]
+
+INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+"""A label in a text that is a number."""
 
 
 @dataclass
@@ -35,6 +41,46 @@ class RawLabels:
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
     texts: list[str] | None = None
+
+
+def raw_labels(
+    values: list[Any],
+    ids: Sequence[str],
+    *,
+    names: list[str] | None = None,
+    hint: str | None = None,
+    texts: list[str] | None = None,
+) -> RawLabels:
+    """Labels of a column: all integers, all names, or none at all.
+
+    Args:
+        values: one for each sample; None where there is no label.
+        ids: sample ids, for messages.
+        names: what integers point into.
+        hint, texts: as of :class:`RawLabels`.
+    """
+    missing = [i for i, value in enumerate(values) if value is None]
+    if len(missing) == len(values):
+        return RawLabels(None, names, hint=hint)
+    problems = []
+    if missing:
+        more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
+        problems.append(f"no label for sample {ids[missing[0]]}{more}")
+    kinds = [type(value) for value in values]
+    wrong = next((i for i, kind in enumerate(kinds) if kind not in (int, str, type(None))), None)
+    if wrong is not None:
+        problems.append(f"label {shown(values[wrong])} of sample {ids[wrong]} is neither an integer nor a name")
+    beyond = next((i for i, kind in enumerate(kinds) if kind is int and abs(values[i]) >= 2**63), None)
+    if beyond is not None:
+        problems.append(f"the label of sample {ids[beyond]} is beyond 2^63")
+    if str in kinds and int in kinds:
+        i = kinds.index(str)
+        problems.append(f"label {shown(values[i])} of sample {ids[i]} is a name, others are numbers")
+    if problems:
+        return RawLabels(problems=problems)
+    if str in kinds:
+        return RawLabels(values, sorted(set(values)))
+    return RawLabels(np.array(values, dtype=np.int64), names, texts=texts)
 
 
 def resolve_labels(
@@ -94,19 +140,14 @@ def _indices(
         raw = RawLabels(raw.texts, sorted(set(raw.texts)))
     own = raw.names
     if isinstance(raw.values, list):
-        if own is None:
-            own = sorted(set(raw.values))
+        own = sorted(set(raw.values)) if own is None else own
         values = _index_names(raw.values, own, ids, where)
     else:
         assert raw.values is not None
         values = raw.values
-    if own is None:
-        _check_range(values, len(labels) if labels else None, ids, where)
-        return values
-    _check_range(values, len(own), ids, where)
-    if labels is None:
-        return values
-    return _name_table(own, labels, label_map, where)[values]
+    known = labels if own is None else own
+    _check_range(values, len(known) if known else None, ids, where)
+    return values if own is None or labels is None else _name_table(own, labels, label_map, where)[values]
 
 
 def _index_names(values: list[str], own: list[str], ids: Sequence[str], where: str) -> Labels:

@@ -1,29 +1,101 @@
-"""Class names and templates of prompts: from a file (one a line, or a JSON list), or built in by name."""
+"""Class names and templates of prompts: from a file (one a line, or a JSON list), or built in by name.
+
+Each of the usual image data sets has two names for every class: the one its prompts say (``aquarium fish``), and the
+one its files or folders have (``aquarium_fish``). A model has the first kind as its labels; data with the second kind
+are matched to them. The lists are files of plain facts in ``classes/``, each with its source; ImageNet's come from the
+libraries that have them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from hydractl.data.label_sets import LABEL_SETS, SCHEME, label_set
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
+
+_FOLDER = Path(__file__).parent / "classes"
+_SIZES = {
+    "imagenet": 1000,
+    "cifar10": 10,
+    "cifar100": 100,
+    "food101": 101,
+    "sun397": 397,
+    "pets": 37,
+    "dtd": 47,
+    "eurosat": 10,
+    "caltech101": 102,
+}
+LABEL_SETS = tuple(_SIZES)
+"""The sets whose class names are built in (paper D.3 evaluates zero-shot models on these nine)."""
 
 PROMPT_SETS = ("openai-imagenet", "simple-imagenet")
 """Sets of templates that can be named: the 80 that CLIP was published with for ImageNet, and 7 of them."""
 
+_SCHEME = "builtin:"
 _PLACE = re.compile(r"\{label\}|\{\}")
+
+
+class LabelSet(NamedTuple):
+    """The classes of one data set, in the order of the numbers of its own labels.
+
+    Attributes:
+        labels: what prompts say.
+        published: what its files or folders call the same classes.
+    """
+
+    labels: tuple[str, ...]
+    published: tuple[str, ...]
+
+
+@lru_cache(maxsize=len(_SIZES))
+def label_set(name: str) -> LabelSet:
+    """The classes of one of :data:`LABEL_SETS`."""
+    if name == "imagenet":
+        from hydractl.families.imagenet import class_names, synsets
+
+        return LabelSet(class_names(), synsets())
+    lines = (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    # A line of one name: words are read with spaces between them.
+    return LabelSet(tuple(r[1] if r[1:] else re.sub("[_/]", " ", r[0]) for r in rows), tuple(r[0] for r in rows))
+
+
+def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
+    """Positions of the classes of a data set among the labels of a model, if those are one of the built-in lists.
+
+    Args:
+        labels: of the model.
+        names: of classes in the data.
+
+    Returns:
+        By name in the data, the position in ``labels``; a name that the data set does not publish is left out. Case,
+        and whether words are parted by spaces, ``_``, ``-`` or ``/``, does not matter.
+    """
+    own = tuple(labels)
+    for known, size in _SIZES.items():
+        if size == len(own) and label_set(known).labels == own:
+            places = {_folded(published): place for place, published in enumerate(label_set(known).published)}
+            return {name: places[_folded(name)] for name in names if _folded(name) in places}
+    return {}
+
+
+def _folded(name: str) -> str:
+    return " ".join(re.split(r"[\s_/-]+", name.casefold()))
 
 
 def read_labels(text: str, option: str = "--labels") -> list[str]:
     """The class names that an option asks for.
 
     Args:
-        text: a file, or the name of one of :data:`hydractl.data.label_sets.LABEL_SETS`; where both are there, the list
-            is meant by ``builtin:NAME`` and the file by ``./NAME``.
+        text: the name of one of :data:`LABEL_SETS`, or a file: a ``.json`` file with a list of strings, or a text file
+            (UTF-8) with a name on each line, where blank lines and spaces around names do not count. Where both are
+            there, the list is meant by ``builtin:NAME`` and the file by ``./NAME``.
         option: for messages.
 
     Raises:
@@ -31,7 +103,7 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
         UsageError: for a name that is both, or ``builtin:`` and none of the lists.
     """
     if _is_built_in(text, LABEL_SETS, f"{option} {text}"):
-        return list(label_set(text).labels)
+        return list(label_set(text.removeprefix(_SCHEME)).labels)
     if not os.path.lexists(Path(text).expanduser()) and not Path(text).suffix:
         near = difflib.get_close_matches(text, LABEL_SETS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -39,7 +111,7 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
             f"{option} {text}: neither a file nor a list of class names",
             hint=f"{meant}lists that are built in: {', '.join(LABEL_SETS)}",
         )
-    return read_names(text, option)
+    return _read_lines(text, f"{option} {text}", "class name", "class names")
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
@@ -55,48 +127,34 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
         InputError: for a file that cannot be read or has no templates.
         UsageError: for a name that is both a set and a file, or ``builtin:`` and none of the sets.
     """
-    found: list[str] = []
+    prompts: list[str] = []
     for text in texts:
         where = f"{option} {text}"
         if _PLACE.search(text):
-            found.append(text)
+            prompts.append(text)
         elif _is_built_in(text, PROMPT_SETS, where):
             from hydractl.families.imagenet import templates
 
-            found += templates(text.removeprefix(SCHEME))
+            prompts += templates(text.removeprefix(_SCHEME))
         elif os.path.isfile(Path(text).expanduser()):
-            found += _read_lines(text, where, "template", "templates")
+            prompts += _read_lines(text, where, "template", "templates")
         else:
-            found.append(text)
-    return found
+            prompts.append(text)
+    return prompts
 
 
 def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
-    if text.startswith(SCHEME):
-        if text.removeprefix(SCHEME) not in known:
+    if text.startswith(_SCHEME):
+        if text.removeprefix(_SCHEME) not in known:
             raise UsageError(f"{where}: nothing of that name is built in", hint=f"there are: {', '.join(known)}")
         return True
     if text not in known:
         return False
     if os.path.lexists(text):
         raise UsageError(
-            f"{where} is built in, and a file here has the same name", hint=f"write {SCHEME}{text}, or ./{text}"
+            f"{where} is built in, and a file here has the same name", hint=f"write {_SCHEME}{text}, or ./{text}"
         )
     return True
-
-
-def read_names(path: str, option: str) -> list[str]:
-    """The class names of a file, in its order.
-
-    Args:
-        path: a ``.json`` file with a list of strings, or a text file (UTF-8) with a name on each line; blank lines and
-            spaces around names do not count.
-        option: what named the file, for messages.
-
-    Raises:
-        InputError: for a file that cannot be read, has no names, or has one twice.
-    """
-    return _read_lines(path, f"{option} {path}", "class name", "class names")
 
 
 def _read_lines(path: str, where: str, one: str, many: str) -> list[str]:

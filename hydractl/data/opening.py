@@ -18,15 +18,15 @@ Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
 # kind -> module, function, and what its samples are; a module is imported when its kind is first met
 _READERS = {
     "npz": ("hydractl.data.arrays", "read_npz", "image"),
-    "folder": ("hydractl.data.imagelist", "read_folder", "image"),
-    "list": ("hydractl.data.imagelist", "read_image_list", "image"),
+    "folder": ("hydractl.data.files", "read_folder", "image"),
+    "list": ("hydractl.data.files", "read_image_list", "image"),
     "text": ("hydractl.data.text", "read_text", "text"),
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
-    "hf": ("hydractl.data.hub_sets", "read_hub_set", ""),  # known once it is open
+    "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
-    "image parquet": ("hydractl.data.image_parquet", "read_image_parquet", "image"),
+    "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
@@ -66,7 +66,8 @@ def open_data(
         need_labels: refuse a set without labels.
         ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
         reads: name of each model it is for -> what is read for it: ``image``, ``text`` or :data:`PAIRS`.
-        on_bad: ``error`` or ``skip``: what becomes of an image that cannot be read, see :mod:`hydractl.data.skipping`.
+        on_bad: what becomes of an image that cannot be read: ``error``, or ``skip``: it is left out, and noted in
+            :attr:`Dataset.skipped`.
 
     Returns:
         The data set; ``labels`` in the order of ``label_names``.
@@ -129,7 +130,7 @@ def _kind(spec: Spec) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{spec.where}: cannot look at the path: {reason}") from error
     if path.name.lower().endswith(".parquet"):
-        from hydractl.data.image_parquet import holds_images
+        from hydractl.data.hub import holds_images
 
         return "image parquet" if holds_images(str(path)) else "text"
     if spec.kind in _FILES:

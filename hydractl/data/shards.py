@@ -7,38 +7,30 @@ after that an image is one seek and one read, so that any sample is at hand and 
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image
-
-from hydractl.data.base import Dataset, UnreadableSample
-from hydractl.data.files import IMAGE_SUFFIXES, decode_image, printable
-from hydractl.data.labels import RawLabels
+from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
+from hydractl.data.labels import INTEGER, RawLabels, raw_labels
 from hydractl.data.spec import Spec
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
 
-QUERY = ("image", "label")
-
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _MOST_PROBLEMS = 20
 
 # A label is a number, a name or a small object; more than this is none.
 _LARGEST_LABEL = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Location of the bytes of one image."""
 
     shard: str
@@ -47,13 +39,11 @@ class _Place:
     size: int
 
 
-class ShardImages(Dataset):
+class ShardImages(EncodedImages):
     """Images inside tar files.
 
     Args:
-        spec: the SPEC.
-        where: what messages call it.
-        ids: one per image.
+        spec, where, ids: as of :class:`Dataset`.
         places: where each is, in the same order.
     """
 
@@ -61,29 +51,19 @@ class ShardImages(Dataset):
         super().__init__(spec, where, ids)
         self._places = places
 
-    def _sample(self, i: int) -> Image.Image:
-        place = self._places[i]
-        content = self._read(i)
-        name = f"{place.member} of {printable(place.shard)}"
-        if not content:
-            raise UnreadableSample(f"cannot read image {name}: the file is empty ({self.where})")
-        return decode_image(io.BytesIO(content), name, self.where)
+    def name(self, i: int) -> str:
+        return f"{self._places[i].member} of {printable(self._places[i].shard)}"
 
-    def _content(self, i: int) -> Iterable[bytes]:
-        return [self._read(i)]
-
-    def _read(self, i: int) -> bytes:
+    def read(self, i: int) -> bytes:
         place = self._places[i]
         try:
             with open(place.shard, "rb") as file:
                 file.seek(place.offset)
                 content = file.read(place.size)
         except OSError as error:
-            raise UnreadableSample(
-                f"cannot read {printable(place.shard)}: {error.strerror or error} ({self.where})"
-            ) from error
+            raise UnreadableSample(f"cannot read {printable(place.shard)}: {reason(error)} ({self.where})") from error
         if len(content) < place.size:
-            raise UnreadableSample(f"cannot read {place.member} of {printable(place.shard)}: it ends before its time")
+            raise UnreadableSample(f"cannot read {self.name(i)}: it ends before its time")
         return content
 
 
@@ -98,14 +78,15 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         UsageError: for a scheme of the network, or a name that cannot be expanded.
         InputError: listing shards that are missing, damaged or compressed, and samples without an image.
     """
-    spec.check_query(QUERY)
-    dataset, index = index_shards(spec, limit, spec.query.get("label"))
-    return dataset, index.raw_labels(limit)
+    spec.check_query(("image", "label"))
+    dataset, labels = index_shards(spec, limit, spec.query.get("label"))
+    hint = "name what holds the labels with ?label=cls, ?label=txt or ?label=json.KEY"
+    return dataset, raw_labels(labels, dataset.ids, hint=hint)
 
 
 def index_shards(
     spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
-) -> tuple[ShardImages, ShardIndex]:
+) -> tuple[ShardImages, list[Any]]:
     """List the shards of a SPEC.
 
     Args:
@@ -114,37 +95,38 @@ def index_shards(
         asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: what :func:`read_shards` says.
         texts: what is asked for are texts, and one that looks like a number is a text too.
 
+    Returns:
+        The images, and the label of each: an integer, a name, or None.
+
     Raises:
         UsageError, InputError: as of :func:`read_shards`.
     """
-    index = ShardIndex(spec, asked, texts)
-    shards = shard_paths(spec)
+    index = _Index(spec, asked, texts)
+    shards = _shard_paths(spec)
     for shard in shards:
-        if limit is not None and len(index.keys) >= limit:
-            break
         index.add(shard)
-        if len(index.problems) >= _MOST_PROBLEMS:
+        if len(index.problems) >= _MOST_PROBLEMS or (limit is not None and len(index.keys) >= limit):
             break
     if index.problems:
         raise InputError(f"{spec.where}: these shards cannot be used", problems=index.problems[:_MOST_PROBLEMS])
     if not index.keys:
         raise InputError(f"{spec.where}: no images in {len(shards)} {'shard' if len(shards) == 1 else 'shards'}")
-    return ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit]), index
+    return ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit]), index.labels[:limit]
 
 
 @dataclass
-class ShardIndex:
+class _Index:
     """The samples of the shards so far.
 
     Attributes:
         spec, asked, texts: as of :func:`index_shards`.
-        keys, places, labels: one for each sample; a label that is not there is None.
+        keys, places, labels: one for each sample.
         problems: one line for each shard or sample that cannot be used.
     """
 
     spec: Spec
     asked: str | None
-    texts: bool = False
+    texts: bool
     keys: list[str] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
@@ -159,10 +141,10 @@ class ShardIndex:
             with tarfile.open(shard, "r:") as archive:
                 last = None
                 for member in archive:
-                    found = _MEMBER.fullmatch(member.name)
-                    if found is None or member.isdir():
+                    match = _MEMBER.fullmatch(member.name)
+                    if match is None or member.isdir():
                         continue
-                    key, ending = found[1], found[2].lower()
+                    key, ending = match[1], match[2].lower()
                     if not member.isreg() or member.issparse():
                         raise tarfile.TarError(f"{printable(member.name)} is no plain file")
                     if key != last and key in samples:
@@ -176,87 +158,62 @@ class ShardIndex:
                         contents[key, ending] = b"" if file is None else file.read()
                 _check_end(archive, shard)
         except (tarfile.TarError, OSError, EOFError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             hint = "; compressed tar files cannot be read at any place: unpack them" if _compressed(shard) else ""
-            self.problems.append(f"{name}: {reason}{hint}")
+            self.problems.append(f"{name}: {reason(error)}{hint}")
             return
         for key, members in samples.items():
-            self._take(shard, name, key, members, contents)
+            try:
+                member, label = self._image(key, members), self._label(key, contents)
+            except ValueError as error:
+                self.problems.append(f"{name}: {error}")
+                continue
+            self.keys.append(f"{name}/{printable(key)}")
+            self.places.append(_Place(shard, printable(member.name), member.offset_data, member.size))
+            self.labels.append(label)
 
-    def _label_endings(self) -> tuple[str, ...]:
-        return ("cls", "json") if self.asked is None else (self.asked.partition(".")[0].lower(),)
+    def _image(self, key: str, members: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
+        """The image of a sample.
 
-    def _take(
-        self,
-        shard: str,
-        name: str,
-        key: str,
-        members: dict[str, tarfile.TarInfo],
-        contents: dict[tuple[str, str], bytes],
-    ) -> None:
-        """Add one sample."""
+        Raises:
+            ValueError: where there is none, or more than one.
+        """
         asked = self.spec.query.get("image")
         images = [ending for ending in members if (ending in _IMAGES if asked is None else ending == asked.lower())]
         if len(images) != 1:
             what = f"has several images ({', '.join(images)}): choose with ?image=" if images else "has no image"
-            self.problems.append(f"{name}: {printable(key)} {what}")
-            return
-        try:
-            label = self._label(key, contents)
-        except ValueError as error:
-            self.problems.append(f"{name}: the {'text' if self.texts else 'label'} of {printable(key)} {error}")
-            return
-        member = members[images[0]]
-        self.keys.append(f"{name}/{printable(key)}")
-        self.places.append(_Place(shard, printable(member.name), member.offset_data, member.size))
-        self.labels.append(label)
+            raise ValueError(f"{printable(key)} {what}")
+        return members[images[0]]
+
+    def _label_endings(self) -> tuple[str, ...]:
+        return ("cls", "json") if self.asked is None else (self.asked.partition(".")[0].lower(),)
 
     def _label(self, key: str, contents: dict[tuple[str, str], bytes]) -> int | str | None:
         """The label of a sample; None where there is none.
 
         Raises:
-            ValueError: with the rest of a sentence that starts with the label.
+            ValueError: for what is no label.
         """
         ending = next((e for e in self._label_endings() if (key, e) in contents), None)
         if ending is None:
             return None
+        what = f"the {'text' if self.texts else 'label'} of {printable(key)}"
         try:
             text = contents[key, ending].decode("utf-8").strip()
         except UnicodeDecodeError:
-            raise ValueError("is not UTF-8 text") from None
+            raise ValueError(f"{what} is not UTF-8 text") from None
         if ending != "json":
-            return int(text) if _INTEGER.fullmatch(text) and not self.texts else (text or None)
+            return int(text) if INTEGER.fullmatch(text) and not self.texts else (text or None)
         try:
             document = parse_json(text, "it")
         except InputError as error:
-            raise ValueError(f"cannot be read: {error.message}") from None
-        field_name = (self.asked or "").partition(".")[2] or "label"
-        value = document.get(field_name) if isinstance(document, dict) else None
+            raise ValueError(f"{what} cannot be read: {error.message}") from None
+        name = (self.asked or "").partition(".")[2] or "label"
+        value = document.get(name) if isinstance(document, dict) else None
         if self.texts and value is not None and not isinstance(value, str):
-            raise ValueError(f"is {shown(value)}, which is no text")
+            raise ValueError(f"{what} is {shown(value)}, which is no text")
         if value is not None and (type(value) not in (int, str) or (type(value) is int and abs(value) >= 2**63)):
-            raise ValueError(f"is {shown(value)}, neither an integer nor a name")
+            raise ValueError(f"{what} is {shown(value)}, neither an integer nor a name")
         return value
-
-    def raw_labels(self, limit: int | None) -> RawLabels:
-        """The labels: all integers, all names, or none at all."""
-        values = self.labels[:limit]
-        missing = [i for i, value in enumerate(values) if value is None]
-        if len(missing) == len(values):
-            return RawLabels(hint="name what holds the labels with ?label=cls, ?label=txt or ?label=json.KEY")
-        kinds = {type(value) for value in values if value is not None}
-        problems = []
-        if missing:
-            more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
-            problems.append(f"no label for sample {self.keys[missing[0]]}{more}")
-        if len(kinds) > 1:
-            i = next(i for i, value in enumerate(values) if isinstance(value, str))
-            problems.append(f"label {shown(values[i])} of sample {self.keys[i]} is a name, others are numbers")
-        if problems:
-            return RawLabels(problems=problems)
-        if kinds == {int}:
-            return RawLabels(np.array(values, dtype=np.int64))
-        return RawLabels(values, sorted(set(values)))
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:
@@ -284,7 +241,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_SHARDS = 1_000_000
 
 
-def shard_paths(spec: Spec) -> list[str]:
+def _shard_paths(spec: Spec) -> list[str]:
     """The tar files that a SPEC names, in order.
 
     Raises:
@@ -295,23 +252,23 @@ def shard_paths(spec: Spec) -> list[str]:
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
-        found = sorted(entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar"))
-        if not found:
+        shards = sorted(entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar"))
+        if not shards:
             raise InputError(f"{spec.where}: no .tar files in the folder")
-        return found
+        return shards
     try:
-        found = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
+        shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
     except ValueError as error:
         raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
-    if len(found) > _MOST_SHARDS:
+    if len(shards) > _MOST_SHARDS:
         raise UsageError(f"{spec.where}: these are more than {_MOST_SHARDS:,} shards")
-    missing = [shard for shard in found if not os.path.isfile(shard)]
+    missing = [shard for shard in shards if not os.path.isfile(shard)]
     if missing:
         raise InputError(
-            f"{spec.where}: {len(missing)} of {len(found)} shards do not exist",
+            f"{spec.where}: {len(missing)} of {len(shards)} shards do not exist",
             problems=[f"no file {printable(shard)}" for shard in missing],
         )
-    return found
+    return shards
 
 
 def expand_braces(text: str) -> Iterator[str]:

@@ -1,22 +1,166 @@
 """``--ood-suite``: from the name of a benchmark and a folder to the named OOD sets that are to be opened.
 
 Nothing is downloaded: every set that is missing is named at once, with where it was looked for and where it comes from.
+
+OpenOOD's layout and lists: https://github.com/Jingkang50/OpenOOD (v1.5, arXiv 2306.09301), ``configs/datasets`` and
+``scripts/download/download.py``. Which of its sets are for validation follows the Hydra Ensembles paper: the set that
+circuits are chosen on (OpenImage-O, TinyImageNet, AG News) is not tested, although OpenOOD itself also counts a test
+part of the first as far and of the second as near.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydractl.data.imagelist import split_line
+from hydractl.data.files import split_line
 from hydractl.data.spec import TEXT_SUFFIXES
-from hydractl.data.suite_tables import SUITES, Listed, Member, Named, Suite
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.require import OodSet
 from hydractl.settings.suites import SuiteChoice
+
+# --- what is in each suite --------------------------------------------------------------------------------------------
+
+NEAR, FAR = "near", "far"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A set given by one of OpenOOD's image lists.
+
+    Attributes:
+        lists: the list's paths below the root; the first that is there is taken (names changed between versions).
+        folder: the folder below the root that the list's paths start from.
+    """
+
+    lists: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """A set given by a file of texts of some name.
+
+    Attributes:
+        stems: what the file's name, in small letters and with ``_`` for ``-``, ``.`` and spaces, is or starts with.
+    """
+
+    stems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One set of a suite.
+
+    Attributes:
+        name: its name in the answer.
+        group: ``near``, ``far``, or None for one that is for validation only.
+        files: where it is.
+        origin: where it comes from, for the message when it is missing.
+        stands_in: whether it is taken only in place of a missing set of its group.
+    """
+
+    name: str
+    group: str | None
+    files: Listed | Named
+    origin: str
+    stands_in: bool = False
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite.
+
+    Attributes:
+        samples: ``images`` or ``texts``.
+        members: its sets, those for validation only among them.
+        id_lists: OpenOOD's lists of the in-distribution images, and what each is: not the full test set.
+        note: how the suite differs from others of its name.
+    """
+
+    samples: str
+    members: tuple[Member, ...]
+    id_lists: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+_OPENOOD = "OpenOOD v1.5, scripts/download/download.py of https://github.com/Jingkang50/OpenOOD"
+_CLASSIC, _LARGE = "images_classic", "images_largescale"
+
+
+def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: str) -> Member:
+    data_set = "texture" if name == "textures" else name  # as the download names it
+    files = Listed(tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists), folder)
+    return Member(name, group, files, f"{data_set} of {_OPENOOD}")
+
+
+def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
+    """OpenOOD's two lists of some in-distribution images, and how many each takes."""
+    of = f"of the {test + val:,} {images}"
+    return {
+        f"benchmark_imglist/{benchmark}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} {of}",
+        f"benchmark_imglist/{benchmark}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} {of}",
+    }
+
+
+def _cifar(own: str, other: str, classes: int) -> Suite:
+    return Suite(
+        samples="images",
+        members=(
+            _openood(own, other, NEAR, _CLASSIC, f"test_{other}"),
+            _openood(own, "mnist", FAR, _CLASSIC, "test_mnist"),
+            _openood(own, "svhn", FAR, _CLASSIC, "test_svhn"),
+            _openood(own, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
+            _openood(own, "places365", FAR, _CLASSIC, "test_places365"),
+            _openood(own, "tin", None, _CLASSIC, "val_tin"),
+        ),
+        id_lists=_id_lists(own, 9_000, 1_000, f"test images of CIFAR-{classes}"),
+        note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only",
+    )
+
+
+_CUSTOMER_REVIEWS = Member(
+    "customer_reviews", NEAR, Named(("customer_reviews", "cr")), "Customer Reviews (Hu & Liu 2004)", stands_in=True
+)
+_NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
+
+SUITES: dict[str, Suite] = {
+    "openood-imagenet": Suite(
+        samples="images",
+        members=(
+            _openood("imagenet", "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
+            _openood("imagenet", "ninco", NEAR, _LARGE, "test_ninco"),
+            _openood("imagenet", "inaturalist", FAR, _LARGE, "test_inaturalist"),
+            _openood("imagenet", "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
+            _openood("imagenet", "openimage_o", None, _LARGE, "val_openimage_o"),
+        ),
+        id_lists=_id_lists("imagenet", 45_000, 5_000, "validation images of ImageNet-1k"),
+        note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only",
+    ),
+    "openood-cifar100": _cifar("cifar100", "cifar10", 100),
+    "openood-cifar10": _cifar("cifar10", "cifar100", 10),
+    "sst2-paper": Suite(
+        samples="texts",
+        members=(
+            Member("yelp", NEAR, Named(("yelp", "yelp_polarity")), "Yelp review polarity (Zhang et al. 2015)"),
+            Member("amazon", NEAR, Named(("amazon", "amazon_polarity")), "Amazon review polarity (Zhang et al. 2015)"),
+            _CUSTOMER_REVIEWS,
+            Member("20ng", FAR, Named(_NEWSGROUPS), "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
+            Member("trec", FAR, Named(("trec",)), "TREC questions (Li & Roth 2002)"),
+            Member("mnli", FAR, Named(("mnli", "multinli")), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
+            Member("rte", FAR, Named(("rte",)), "RTE of GLUE (https://gluebenchmark.com)"),
+            Member("wmt16", FAR, Named(("wmt16",)), "WMT16, the English side (https://www.statmt.org/wmt16)"),
+            Member("agnews", None, Named(("agnews", "ag_news")), "AG News (Zhang et al. 2015)"),
+        ),
+    ),
+}
+"""The suites, by the names of :data:`hydractl.settings.suites.OOD_SUITES`."""
+
+
+# --- where it is ------------------------------------------------------------------------------------------------------
 
 # The folder as downloaded, or the checkout of OpenOOD that holds it.
 _BELOW = ("", "data")
@@ -58,32 +202,29 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         InputError: for a folder that is not there, and listing every set that is missing or cannot be told from others.
     """
     suite = SUITES[choice.name]
-    folder = _folder(root)
+    folder = os.path.expanduser(root)
+    if not os.path.isdir(folder):
+        raise InputError(f"--ood-root {root}: no such folder")
     wanted = _wanted(choice, suite)
-    sets, problems, gone = [], [], []
-    for member in wanted:
-        spec, problem = _look(folder, member)
-        if spec is not None:
-            sets.append(OodSet(member.name, member.group, spec))
-        else:
-            gone.append(member)
-            problems.append(problem)
+    looked = {member: _look(folder, member) for member in wanted}
+    specs = {member: spec for member, (spec, _) in looked.items() if spec is not None}
+    gone = {member: why for member, (spec, why) in looked.items() if spec is None}
     notes = [suite.note] if suite.note else []
-    gone, problems = _stand_in(suite, choice, folder, sets, gone, problems, notes)
-    if gone and not (choice.partial and sets):
+    if not choice.sets:
+        notes += _stand_in(suite, folder, specs, gone)
+    if gone and not (choice.partial and specs):
         way_out = f"--ood-suite {choice.name}:partial goes on with those that are there"
-        if not sets:
+        if not specs:
             what = "benchmark_imglist and images_..." if suite.samples == "images" else "the files of texts"
             way_out = f"is --ood-root the folder that holds {what}?"
         raise InputError(
             f"--ood-suite {choice.name}: {len(gone)} of {len(wanted)} sets are not under --ood-root {root}",
             hint=f"nothing is downloaded; {way_out}",
-            problems=problems,
+            problems=gone.values(),
         )
     if gone:
         notes.append(f"without {', '.join(member.name for member in gone)}, which {_is(gone)} not there")
-    order = [member.name for member in suite.members]
-    sets.sort(key=lambda one: order.index(one.name))
+    sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
     twice = [one.name for one in sets if one.name in set(taken)]
     if twice:
         raise UsageError(
@@ -92,63 +233,18 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     return FoundSuite(choice.name, sets, [member.name for member in gone], notes)
 
 
-def validation_set(name: str, root: str) -> OodSet:
-    """The set of a suite that is for validation: circuits and thresholds are chosen on it, and it is never tested.
-
-    Raises:
-        InputError: where it is missing.
-    """
-    folder = _folder(root)
-    member = next(member for member in SUITES[name].members if member.group is None)
-    spec, problem = _look(folder, member)
-    if spec is None:
-        raise InputError(f"--ood-suite {name}: the set for validation is missing", problems=[problem])
-    return OodSet(member.name, None, spec)
-
-
-def id_list(name: str, split: str, root: str) -> tuple[str, str]:
-    """OpenOOD's own list of in-distribution images, which is not the full test set.
-
-    Args:
-        name: a suite of images.
-        split: ``test``, on which OpenOOD gives accuracy and OOD metrics, or ``val``.
-        root: the folder of the data.
-
-    Returns:
-        The SPEC, and a sentence that says what the list is.
-
-    Raises:
-        InputError: where the list or its images are missing.
-    """
-    suite = SUITES[name]
-    listed = suite.id_lists[split]
-    spec, tried = _listed(_folder(root), listed)
-    if spec is None:
-        raise InputError(
-            f"--ood-suite {name}: OpenOOD's ID list {os.path.basename(listed.lists[0])} is missing", problems=[tried]
-        )
-    return spec, suite.id_sentences[split]
-
-
 def id_list_of(spec: str) -> str | None:
     """A sentence that describes an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
     path = spec.partition("?")[0].replace(os.sep, "/")
     for suite in SUITES.values():
-        for split, listed in suite.id_lists.items():
-            if path.endswith(listed.lists):
-                return suite.id_sentences[split]
+        for name, sentence in suite.id_lists.items():
+            if path.endswith(name):
+                return sentence
     return None
 
 
-def _is(members: list[Member]) -> str:
+def _is(members: Collection[Member]) -> str:
     return "is" if len(members) == 1 else "are"
-
-
-def _folder(root: str) -> str:
-    folder = os.path.expanduser(root)
-    if not os.path.isdir(folder):
-        raise InputError(f"--ood-root {root}: no such folder")
-    return folder
 
 
 def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
@@ -172,28 +268,19 @@ def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
     return [member for member in tested if member.name in choice.sets]
 
 
-def _stand_in(
-    suite: Suite,
-    choice: SuiteChoice,
-    folder: str,
-    sets: list[OodSet],
-    gone: list[Member],
-    problems: list[str],
-    notes: list[str],
-) -> tuple[list[Member], list[str]]:
-    """Put stand-ins in place of missing sets of their group; returns what is still missing, and why."""
+def _stand_in(suite: Suite, folder: str, specs: dict[Member, str], gone: dict[Member, str]) -> list[str]:
+    """Put stand-ins in place of missing sets of their group; returns a sentence for each."""
+    notes = []
     for member in suite.members:
-        replaced = [one for one in gone if one.group == member.group]
-        if not member.stands_in or not replaced or choice.sets:
-            continue
-        spec, _ = _look(folder, member)
+        replaced = [other for other in gone if other.group == member.group]
+        spec = _look(folder, member)[0] if member.stands_in and replaced else None
         if spec is not None:
-            sets.append(OodSet(member.name, member.group, spec))
-            names = " and ".join(one.name for one in replaced)
+            specs[member] = spec
+            names = " and ".join(other.name for other in replaced)
             notes.append(f"{member.name} stands in for {names}, which {_is(replaced)} not there ({member.group})")
-            kept = [(one, why) for one, why in zip(gone, problems, strict=True) if one not in replaced]
-            gone, problems = [one for one, _ in kept], [why for _, why in kept]
-    return gone, problems
+            for other in replaced:
+                del gone[other]
+    return notes
 
 
 def _look(folder: str, member: Member) -> tuple[str | None, str]:
@@ -217,7 +304,8 @@ def _listed(folder: str, listed: Listed) -> tuple[str | None, str]:
                 continue
             first = _first_path(path)
             if first is not None and os.path.isfile(os.path.join(images, first)):
-                return f"{path}?root={_quoted(images)}", ""
+                root = images.replace("%", "%25").replace("&", "%26")
+                return f"{path}?root={root}", ""
             why = f"{name} is there, and its first image is not: {os.path.join(listed.folder, first or '(none)')}"
     return None, why
 
@@ -231,11 +319,6 @@ def _first_path(path: str) -> str | None:
     return None
 
 
-def _quoted(value: str) -> str:
-    """A path as the value of a SPEC's query."""
-    return value.replace("%", "%25").replace("&", "%26")
-
-
 def _named(folder: str, named: Named) -> tuple[str | None, str]:
     """The SPEC of the one text file of that name; without one, what was looked for."""
     found: dict[int, list[str]] = {}
@@ -247,15 +330,12 @@ def _named(folder: str, named: Named) -> tuple[str | None, str]:
                 found.setdefault(rank, []).append(path)
     if not found:
         endings = "|".join(sorted({suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}))
-        return None, f"no file {_names(named.stems)} ({endings})"
+        names = " or ".join(f"{stem}.* or {stem}_*" for stem in named.stems)
+        return None, f"no file {names} ({endings})"
     best = found[min(found)]
     if len(best) > 1:
         return None, f"several files may be it: {', '.join(map(os.path.basename, best))}"
     return best[0], ""
-
-
-def _names(stems: Iterable[str]) -> str:
-    return " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
 
 
 def _stem(name: str) -> str:

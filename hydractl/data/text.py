@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
+import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hydractl.data.base import Dataset
-from hydractl.data.labels import RawLabels
+from hydractl.data.files import printable
+from hydractl.data.labels import INTEGER, RawLabels, raw_labels
 from hydractl.data.spec import Spec
-from hydractl.data.text_columns import Columns, choose_columns, second_text
-from hydractl.data.text_rows import ParquetTable, Row, open_csv, open_jsonl, open_tsv
+from hydractl.data.text_rows import Row, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 from hydractl.log import Log
@@ -26,20 +23,22 @@ Text = str | tuple[str, str]
 
 QUERY = ("text", "text_b", "label")
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_LARGEST = 2**63 - 1
+# Names of the column of the text, or of the first of a pair, and of the second.
+_FIRST = ("text", "sentence", "text_a", "sentence1")
+_SECOND = ("text_b", "sentence2")
+_LABEL = "label"
 
-# Reading stops at this many broken rows: the rest of such a file says no more.
-_MOST_PROBLEMS = 20
+MOST_PROBLEMS = 20
+"""Reading stops at this many broken rows: the rest of such a file says no more."""
+
+_MOST_SHOWN = 20
 
 
 class Texts(Dataset):
     """Texts, all of them single or all of them pairs.
 
     Args:
-        spec: the SPEC.
-        where: what messages call it.
-        ids: one per text.
+        spec, where, ids: as of :class:`Dataset`.
         texts: ``str`` each, or ``(str, str)`` each.
     """
 
@@ -68,6 +67,106 @@ class Texts(Dataset):
         return (text,) if isinstance(text, str) else text
 
 
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one file.
+
+    Attributes:
+        text: of the text.
+        text_b: of the second text; None for single texts.
+        label: of the label; where it is not there, there are no labels.
+        label_asked: whether ``?label=`` named it.
+        others: columns which in any row would make it a pair.
+    """
+
+    text: str
+    text_b: str | None
+    label: str
+    label_asked: bool
+    others: tuple[str, ...]
+
+    def needed(self, there: Sequence[str]) -> list[str]:
+        """The columns to read, among those that exist."""
+        wanted = (self.text, self.text_b, self.label)
+        return [name for name in there if name in wanted]
+
+
+def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Columns:
+    """Decide from the names that are there, and from ``?text=``, ``?text_b=`` and ``?label=``.
+
+    A file is of pairs if a column has the name of a second text; where ``?text=`` is given, only ``?text_b=`` makes it
+    one.
+
+    Args:
+        spec: the SPEC with its query.
+        there: the columns, or the keys of the first row.
+        what: what messages call a column; of ``key``s, a later row may have the label that the first has not.
+
+    Raises:
+        InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
+    """
+    query = spec.query
+    text = query.get("text") or _only(spec, _FIRST, there, what, "text")
+    text_b = query.get("text_b")
+    others: tuple[str, ...] = ()
+    if text is None:
+        headless = "; a file without a header needs ?columns=label,text or the like" if what == "column" else ""
+        raise InputError(
+            f"{spec.where}: no {what} of the text: it has {_list(there)}",
+            hint=_near_hint(_FIRST, there, f"name the {what} with ?text=NAME") + headless,
+        )
+    if text_b is None and "text" not in query:
+        others = _SECOND
+        text_b = _only(spec, _SECOND, there, what, "text_b")
+    label = query.get("label", _LABEL)
+    asked = [("text", text), ("text_b", text_b), *([] if what == "key" else [("label", query.get("label"))])]
+    missing = [(key, name) for key, name in asked if name is not None and name not in there]
+    if missing:
+        named = " and ".join(f"?{key}={name}" for key, name in missing)
+        raise InputError(
+            f"{spec.where}: no {what} for {named}: it has {_list(there)}",
+            hint=_near_hint([name for _, name in missing], there, "") or None,
+        )
+    used = [name for name in (text, text_b, label) if name is not None]
+    twice = sorted({name for name in used if list(there).count(name) > 1})
+    if twice:
+        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {_list(there)}")
+    if len(set(used)) < len(used):
+        raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
+    return Columns(text, text_b, label, "label" in query, others)
+
+
+def _only(spec: Spec, names: Sequence[str], there: Sequence[str], what: str, key: str) -> str | None:
+    """The one of these names that is there; None for none."""
+    found = [name for name in names if name in there]
+    if len(found) > 1:
+        raise InputError(
+            f"{spec.where}: {' and '.join(map(repr, found))} may both be the text: it has {_list(there)}",
+            hint=f"say which {what} with ?{key}=NAME",
+        )
+    return found[0] if found else None
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name[: _MOST_SHOWN * 2]) for name in names[:_MOST_SHOWN]) or "nothing"
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > _MOST_SHOWN else shown
+
+
+def _near_hint(wanted: Sequence[str], there: Sequence[str], otherwise: str) -> str:
+    """The names most similar to the wanted ones, ignoring case."""
+    folded = {name.casefold(): name for name in reversed(list(there))}
+    near = {m: None for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1)}
+    if not near:
+        return otherwise
+    return f"near: {', '.join(repr(folded[name]) for name in near)}" + (f"; {otherwise}" if otherwise else "")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
 def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a text file (UTF-8).
 
@@ -85,45 +184,41 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
             there, and listing the rows that are broken, have no text, or are pairs among single texts.
         UsageError: for Parquet without pyarrow.
     """
-    path = Path(spec.path).expanduser()
-    name = path.name.lower().removesuffix(".gz")
-    tabular = name.endswith((".csv", ".tsv"))
-    spec.check_query([*QUERY, "columns"] if tabular else QUERY)
-    collector = _Collector(spec)
-    if tabular:
-        table = open_csv(spec) if name.endswith(".csv") else open_tsv(spec)
-        if table.columns:
-            collector.columns = choose_columns(spec, table.columns)
-        collector.read(table.rows, limit)
-    elif name.endswith(".jsonl"):
-        collector.read(open_jsonl(spec).rows, limit)
-    else:
-        parquet = ParquetTable(spec)
-        collector.columns = choose_columns(spec, parquet.columns)
-        collector.read(parquet.rows(collector.columns.needed(parquet.columns)), limit)
-    if not collector.texts:
-        raise InputError(f"{spec.where}: no texts in the file")
-    file_name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
-    return _finished(collector, lambda i: f"{file_name}#{i}", as_text=tabular)
+    table = open_table(spec, QUERY)
+    columns = choose_columns(spec, table.columns) if table.columns else None
+    rows = table.rows(columns.needed(table.columns or ()) if columns else ())
+    name = printable(Path(spec.path).name)
+    return read_rows(spec, rows, limit, columns, lambda i: f"{name}#{i}", plain=table.plain)
 
 
 def read_rows(
-    spec: Spec, rows: Iterator[Row], limit: int | None, columns: Columns, name: Callable[[int], str]
+    spec: Spec,
+    rows: Iterator[Row],
+    limit: int | None,
+    columns: Columns | None,
+    name: Callable[[int], str],
+    *,
+    plain: bool = False,
 ) -> tuple[Dataset, RawLabels]:
-    """Texts of rows from elsewhere, whose values have types; ``name`` gives the id of each.
+    """Texts of rows.
+
+    Args:
+        spec: where they are from.
+        rows: the rows.
+        limit: only the first so many.
+        columns: those that count; None: the keys of the first row decide.
+        name: gives the id of each sample.
+        plain: whether every value is a text, and a label that looks like an integer is one.
 
     Raises:
         InputError: listing the rows that have no text, or are pairs among single texts.
     """
     collector = _Collector(spec, columns)
     collector.read(rows, limit)
-    return _finished(collector, name, as_text=False)
-
-
-def _finished(collector: _Collector, name: Callable[[int], str], *, as_text: bool) -> tuple[Dataset, RawLabels]:
-    spec = collector.spec
-    dataset = Texts(spec.text, spec.where, [name(i) for i in range(len(collector.texts))], collector.texts)
-    return dataset, _raw_labels(collector, dataset.ids, as_text=as_text)
+    if not collector.texts:
+        raise InputError(f"{spec.where}: no texts in the file")
+    ids = [name(i) for i in range(len(collector.texts))]
+    return Texts(spec.text, spec.where, ids, collector.texts), _labels(collector, ids, plain=plain)
 
 
 @dataclass
@@ -145,11 +240,11 @@ class _Collector:
         """
         for count, row in enumerate(rows, start=1):
             self._take(row)
-            if count == limit or len(self.problems) == _MOST_PROBLEMS:
+            if count == limit or len(self.problems) == MOST_PROBLEMS:
                 break
         if self.problems:
             broken = len(self.problems)
-            more = " or more" if broken == _MOST_PROBLEMS else ""
+            more = " or more" if broken == MOST_PROBLEMS else ""
             raise InputError(
                 f"{self.spec.where}: {broken}{more} {'row' if broken == 1 and not more else 'rows'} cannot be read",
                 problems=self.problems,
@@ -161,7 +256,7 @@ class _Collector:
             return
         self.keys = self.keys or list(row.values)
         if self.columns is None:
-            self.columns = choose_columns(self.spec, list(row.values), what="key", label_may_follow=True)
+            self.columns = choose_columns(self.spec, list(row.values), "key")
         try:
             text = self._text(row, self.columns)
         except ValueError as error:
@@ -179,9 +274,7 @@ class _Collector:
             ValueError: with the rest of a sentence that starts with the place of the row.
         """
         parts = []
-        for name in (columns.text, columns.text_b):
-            if name is None:
-                continue
+        for name in filter(None, (columns.text, columns.text_b)):
             value = row.values.get(name)
             if value is None:
                 pair = ", and other rows are pairs" if name == columns.text_b else ""
@@ -189,56 +282,25 @@ class _Collector:
             if not isinstance(value, str):
                 raise ValueError(f"has {shown(value)} for {name!r}, which is no text")
             parts.append(value)
-        second = second_text(columns, row.values)
-        if second is not None:
+        second = next((name for name in columns.others if row.values.get(name) is not None), None)
+        if columns.text_b is None and second is not None:
             raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def _raw_labels(found: _Collector, ids: Sequence[str], *, as_text: bool) -> RawLabels:
-    """The labels of all rows: all integers, all names, or none at all.
-
-    Args:
-        found: the rows.
-        ids: sample ids, for messages.
-        as_text: whether every value is a string whose looks decide.
-    """
-    values: list[Any] = [(value.strip() or None) if isinstance(value, str) else value for value in found.labels]
+def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
+    values: list[Any] = [(value.strip() or None) if isinstance(value, str) else value for value in collector.labels]
     texts: list[Any] | None = None
-    if as_text and all(value is None or _INTEGER.fullmatch(value) for value in values):
+    if plain and all(value is None or INTEGER.fullmatch(value) for value in values):
         texts = values
         values = [None if value is None else int(value) for value in values]
-    assert found.columns is not None  # there is a row
-    missing = [i for i, value in enumerate(values) if value is None]
-    if len(missing) == len(values):
-        if found.columns.label_asked and found.columns.label not in found.keys:
-            return RawLabels(problems=[f"no row has {found.columns.label!r}, which ?label= names"])
-        return RawLabels(hint=_label_hint(found))
-    problems = []
-    if missing:
-        more = f", and for {len(missing) - 1} more" if len(missing) > 1 else ""
-        problems.append(f"no label for sample {ids[missing[0]]}{more}")
-    numbers = [type(value) is int for value in values]
-    wrong = [i for i, value in enumerate(values) if value is not None and type(value) not in (int, str)]
-    if wrong:
-        value = shown(values[wrong[0]])
-        problems.append(f"label {value} of sample {ids[wrong[0]]} is neither an integer nor a name")
-    beyond = [i for i, value in enumerate(values) if numbers[i] and not -_LARGEST <= value <= _LARGEST]
-    if beyond:
-        problems.append(f"the label of sample {ids[beyond[0]]} is beyond 2^63")
-    names = [i for i, value in enumerate(values) if isinstance(value, str)]
-    if names and any(numbers):
-        problems.append(f"label {shown(values[names[0]])} of sample {ids[names[0]]} is a name, others are numbers")
-    if problems:
-        return RawLabels(problems=problems)
-    if names:
-        return RawLabels(values, sorted(set(values)))
-    return RawLabels(np.array(values, dtype=np.int64), texts=texts)
-
-
-def _label_hint(found: _Collector) -> str:
-    there = ", ".join(found.keys[:_MOST_PROBLEMS])
-    return f"the rows have {there}: name what holds the labels with ?label=NAME"
+    assert collector.columns is not None  # there is a row
+    columns, nowhere = collector.columns, all(value is None for value in values)
+    if nowhere and columns.label_asked and columns.label not in collector.keys:
+        return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
+    there = ", ".join(collector.keys[:_MOST_SHOWN])
+    hint = f"the rows have {there}: name what holds the labels with ?label=NAME"
+    return raw_labels(values, ids, hint=hint, texts=texts)
 
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:

@@ -1,4 +1,4 @@
-"""Rows of ``.csv``, ``.tsv`` and ``.jsonl`` files, plain or gzipped, each with the line it starts at."""
+"""Rows of ``.csv``, ``.tsv``, ``.jsonl`` (plain or gzipped) and ``.parquet`` files, each with the place it is at."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from hydractl.data.base import reason
 from hydractl.data.spec import Spec
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
@@ -20,13 +21,12 @@ _BOM = "\ufeff"
 # csv's own limit of 131,072 characters is a setting of the process; this is the largest it takes on every machine.
 _LONGEST_FIELD = 2**31 - 1
 
-# csv of Python 3.10 takes no NUL. Half a character stands in for it, as no text decoded from UTF-8 can hold one.
-_NUL, _STAND_IN = "\0", "\udc00"
+_ROWS_AT_A_TIME = 1024
 
 
 @dataclass
 class Row:
-    """One row as it was found.
+    """One row of a file.
 
     Attributes:
         place: where it is, as ``line 7``; counted from 1.
@@ -45,29 +45,41 @@ class Table:
 
     Attributes:
         columns: the names of the columns in order; None where every row has names of its own.
-        rows: reads on in the file.
+        rows: reads on in the file, at least the columns it is given.
+        plain: whether every value is a text, whatever it stands for.
     """
 
     columns: list[str] | None
-    rows: Iterator[Row]
+    rows: Callable[[Sequence[str]], Iterator[Row]]
+    plain: bool = False
 
 
 Numbered = Iterator["tuple[int, str]"]
+Fields = Iterator["tuple[str, list[str] | str]"]
+"""The place and the fields of each row, or why it cannot be read."""
 
 
-def open_csv(spec: Spec) -> Table:
-    """Comma-separated values: fields may be quoted, and quoted ones may hold line ends (RFC 4180)."""
-    return _with_header(spec, _csv_fields(spec))
+def open_table(spec: Spec, settings: Sequence[str]) -> Table:
+    """Open a file of rows, of the kind its ending says.
 
+    Comma-separated fields may be quoted, and quoted ones may hold line ends (RFC 4180). Tab-separated fields are never
+    quoted: every character but tab and line end is the text's own (as GLUE has them). JSON has one object a line;
+    blank lines are passed over. Of a Parquet file only the columns asked for are read.
 
-def open_tsv(spec: Spec) -> Table:
-    """Tab-separated values: no quoting, every character but tab and line end is the text's own (as GLUE has them)."""
-    return _with_header(spec, _tsv_fields(spec))
+    Args:
+        spec: the SPEC.
+        settings: those its query may have, and ``columns`` for a file that may lack a header.
 
-
-def open_jsonl(spec: Spec) -> Table:
-    """One JSON object a line; blank lines are passed over."""
-    return Table(None, _objects(spec))
+    Raises:
+        UsageError: for other settings, and for Parquet where pyarrow is not installed.
+        InputError: for a header that cannot be read, or a file that is no Parquet.
+    """
+    name = spec.path.lower().removesuffix(".gz")
+    plain = name.endswith((".csv", ".tsv"))
+    spec.check_query([*settings, "columns"] if plain else settings)
+    if plain:
+        return _with_header(spec, _csv_fields(spec) if name.endswith(".csv") else _tsv_fields(spec))
+    return _parquet(spec) if name.endswith(".parquet") else Table(None, lambda _: _objects(spec))
 
 
 def _objects(spec: Spec) -> Iterator[Row]:
@@ -88,52 +100,40 @@ def _objects(spec: Spec) -> Iterator[Row]:
             yield Row(place, problem=f"is no JSON object but {shown(document)}")
 
 
-@dataclass
-class _Fields:
-    """The fields of one row, not yet named."""
-
-    line: int
-    fields: list[str]
-    problem: str = ""
-
-
-def _with_header(spec: Spec, found: Iterator[_Fields]) -> Table:
+def _with_header(spec: Spec, fields: Fields) -> Table:
     """Name the fields by the first row, or by ``?columns=``."""
+    header: list[str] | str
     if "columns" in spec.query:
         columns = [name.strip() for name in spec.query["columns"].split(",")]
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice or not all(columns):
             what = f"{twice[0]!r} is given twice" if twice else "a name is empty"
             raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: {what}")
-        return Table(columns, _named(spec, columns, found, headless=True))
-    first = next(found, None)
-    if first is None:
-        return Table([], iter(()))
-    if first.problem:
-        raise InputError(f"{spec.where}: line {first.line} {first.problem}")
-    # Spaces around a name are a matter of layout: "text, label" has the column "label".
-    columns = [name.strip() for name in first.fields]
-    return Table(columns, _named(spec, columns, found, headless=False))
+    else:
+        place, header = next(fields, ("", []))
+        if isinstance(header, str):
+            raise InputError(f"{spec.where}: {place} {header}")
+        # Spaces around a name are a matter of layout: "text, label" has the column "label".
+        columns = [name.strip() for name in header]
+    return Table(columns, lambda _: _named(spec, columns, fields), plain=True)
 
 
-def _named(spec: Spec, columns: Sequence[str], found: Iterator[_Fields], *, headless: bool) -> Iterator[Row]:
-    for index, one in enumerate(found):
-        place = f"line {one.line}"
-        if one.problem:
-            yield Row(place, problem=one.problem)
-        elif len(one.fields) != len(columns):
-            yield Row(place, problem=f"has {_count(len(one.fields))}, not {len(columns)} ({', '.join(columns)})")
-        elif headless and index == 0 and [name.strip() for name in one.fields] == columns:
+def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[Row]:
+    may_be_header = "columns" in spec.query
+    for place, fields in rows:
+        if isinstance(fields, str):
+            yield Row(place, problem=fields)
+        elif len(fields) != len(columns):
+            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            yield Row(place, problem=f"has {count}, not {len(columns)} ({', '.join(columns)})")
+        elif may_be_header and [name.strip() for name in fields] == columns:
             raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
         else:
-            yield Row(place, dict(zip(columns, one.fields, strict=True)))
+            yield Row(place, dict(zip(columns, fields, strict=True)))
+        may_be_header = False
 
 
-def _count(fields: int) -> str:
-    return "1 field" if fields == 1 else f"{fields} fields"
-
-
-def _tsv_fields(spec: Spec) -> Iterator[_Fields]:
+def _tsv_fields(spec: Spec) -> Fields:
     width = 0
     for number, line in _without_bom(_lines(spec)):
         line = line.removesuffix("\n").removesuffix("\r")
@@ -141,27 +141,26 @@ def _tsv_fields(spec: Spec) -> Iterator[_Fields]:
         if line or width == 1:
             fields = line.split("\t")
             width = width or len(fields)
-            yield _Fields(number, fields)
+            yield f"line {number}", fields
 
 
-def _csv_fields(spec: Spec) -> Iterator[_Fields]:
-    lines = (line.replace(_NUL, _STAND_IN) for _, line in _without_bom(_lines(spec)))
-    reader = csv.reader(lines, strict=True)
+def _csv_fields(spec: Spec) -> Fields:
+    reader = csv.reader((line for _, line in _without_bom(_lines(spec))), strict=True)
     while True:
-        start = reader.line_num + 1
+        place = f"line {reader.line_num + 1}"
         try:
             with _long_fields():
                 fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            reason = str(error)
-            if reason == "unexpected end of data":
-                reason = "it opens a quote that is never closed"
-            yield _Fields(start, [], f"cannot be read as comma-separated values: {reason.partition(' - ')[0]}")
+            why = str(error).partition(" - ")[0]
+            if why == "unexpected end of data":
+                why = "it opens a quote that is never closed"
+            yield place, f"cannot be read as comma-separated values: {why}"
             return
         if fields:
-            yield _Fields(start, [value.replace(_STAND_IN, _NUL) for value in fields])
+            yield place, fields
 
 
 @contextmanager
@@ -194,8 +193,7 @@ def _lines(spec: Spec) -> Numbered:
             for number, line in enumerate(file, start=1):
                 yield number, _decoded(spec, number, line)
     except (OSError, EOFError, zlib.error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise InputError(f"{spec.where}: cannot read the file: {reason.splitlines()[0]}") from error
+        raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
 
 def _decoded(spec: Spec, number: int, line: bytes) -> str:
@@ -209,55 +207,36 @@ def _decoded(spec: Spec, number: int, line: bytes) -> str:
         ) from error
 
 
-_ROWS_AT_A_TIME = 1024
+def _parquet(spec: Spec) -> Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint="pip install pyarrow"
+        ) from error
+    # pyarrow.lib.ArrowException is no base of all it raises: a missing file is an OSError, bad text a ValueError.
+    errors = (pyarrow.lib.ArrowException, OSError, ValueError)
 
-
-class ParquetTable:
-    """An opened Parquet file.
-
-    Args:
-        spec: the SPEC.
-
-    Attributes:
-        columns: the names of the columns in order.
-
-    Raises:
-        UsageError: where pyarrow is not installed.
-        InputError: for a file that is no Parquet.
-    """
-
-    def __init__(self, spec: Spec) -> None:
+    @contextmanager
+    def readable() -> Iterator[None]:
         try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise UsageError(
-                f"{spec.where}: reading Parquet needs pyarrow, which is not installed",
-                hint="pip install pyarrow",
-            ) from error
-        # pyarrow.lib.ArrowException is no base of all it raises: a missing file is an OSError, bad text a ValueError.
-        self._errors = (pyarrow.lib.ArrowException, OSError, ValueError)
-        self._spec = spec
-        try:
-            self._file: Any = pyarrow.parquet.ParquetFile(Path(spec.path).expanduser())
-            self.columns: list[str] = list(self._file.schema_arrow.names)
-        except self._errors as error:
-            raise self._unreadable(error) from error
+            yield
+        except UnicodeDecodeError as error:
+            raise InputError(f"{spec.where}: the file holds text that is not UTF-8: {error.reason}") from error
+        except errors as error:
+            raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
-    def rows(self, columns: Sequence[str]) -> Iterator[Row]:
-        """The rows with only these columns; nothing else is read."""
+    with readable():
+        file: Any = pyarrow.parquet.ParquetFile(Path(spec.path).expanduser())
+        there: list[str] = list(file.schema_arrow.names)
+
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
         number = 0
-        try:
-            for batch in self._file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
-                values = {name: batch.column(name).to_pylist() for name in columns}
-                for index in range(batch.num_rows):
+        with readable():
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
+                for values in batch.to_pylist():
                     number += 1
-                    yield Row(f"row {number}", {name: values[name][index] for name in columns})
-        except self._errors as error:
-            raise self._unreadable(error) from error
+                    yield Row(f"row {number}", values)
 
-    def _unreadable(self, error: Exception) -> InputError:
-        if isinstance(error, UnicodeDecodeError):
-            return InputError(f"{self._spec.where}: the file holds text that is not UTF-8: {error.reason}")
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        return InputError(f"{self._spec.where}: cannot read the file: {reason}")
+    return Table(there, rows)

@@ -11,9 +11,9 @@ import numpy as np
 from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.data.labels import RawLabels
 from hydractl.data.spec import Spec
-from hydractl.errors import HydraError, InputError, UsageError
-
-QUERY = ("root",)
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import first_line
+from hydractl.families.torchvision_operators import declare_operators
 
 NAMES: tuple[str, ...] = (
     *("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10", "DTD", "Food101", "Flowers102"),
@@ -26,9 +26,7 @@ class TorchvisionImages(Dataset):
     """A torchvision data set.
 
     Args:
-        spec: the SPEC.
-        where: what messages call it.
-        ids: one per image.
+        spec, where, ids: as of :class:`Dataset`.
         source: torchvision's own data set, giving ``(PIL image, label)``.
     """
 
@@ -57,7 +55,7 @@ def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]
         UsageError: an unknown name or split, or no ``?root=``.
         InputError: the files are not there, or not whole.
     """
-    spec.check_query(QUERY)
+    spec.check_query(("root",))
     name, _, split = spec.path.partition("/")
     if name not in NAMES:
         raise UsageError(f"{spec.where}: unknown torchvision set {name!r}", hint=f"there are: {', '.join(NAMES)}")
@@ -78,8 +76,6 @@ def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]
 
 def _open(spec: Spec, name: str, split: str) -> Any:
     """torchvision's data set object."""
-    from hydractl.families.torchvision_operators import declare_operators
-
     declare_operators()
     from torchvision import datasets
 
@@ -98,12 +94,9 @@ def _open(spec: Spec, name: str, split: str) -> Any:
         raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
     try:
         return make(spec.query["root"], download=False, **settings)
-    except HydraError:
-        raise
     # torchvision says "not found" and "wrong split" with errors of many kinds.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"{spec.where}: torchvision cannot open the set: {reason}",
+            f"{spec.where}: torchvision cannot open the set: {first_line(error)}",
             hint=f"put the files of {name} under {spec.query['root']} in torchvision's layout; nothing is downloaded",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.data import open_data
-from hydractl.data.base import Dataset
-from hydractl.data.corrupted import corruption_sets
-from hydractl.data.skipping import skipped_document
+from hydractl.data.base import Dataset, skipped_document
+from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluate.options import DataOptions
@@ -99,8 +99,8 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
         sets = [_of("id", ID, inside)]
         for name, group, spec in options.ood:
             sets.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **common), group))
-        for kind, severity, dataset in corruption_sets(inside, options.corruptions, options.severities):
-            sets.append(_of(f"{kind}/{severity}", CORRUPTION, dataset))
+        for kind, severity in itertools.product(options.corruptions, options.severities):
+            sets.append(_of(f"{kind}/{severity}", CORRUPTION, CorruptedImages(inside, kind, severity)))
     if options.val is not None:
         sets.append(_of("val", VAL, open_data(options.val, option="--val", need_labels=True, **known)))
     for name, _, spec in options.val_ood:

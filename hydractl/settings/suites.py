@@ -9,7 +9,7 @@ from hydractl.settings.common import FILES, Common
 from hydractl.settings.option import option
 
 OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
-"""Names of ``--ood-suite``; ``hydractl.data.suite_tables`` lists the contents of each."""
+"""Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data.skipping import report_skipped
+from hydractl.data.base import report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError

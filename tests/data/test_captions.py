@@ -133,7 +133,9 @@ def test_the_leak_guard_knows_the_images_of_pairs() -> None:
 def test_paths_are_relative_to_the_root() -> None:
     Path("lists").mkdir()
     jsonl("lists/a.jsonl")
-    with pytest.raises(InputError, match=r"none of the 5 images is under lists; the first is 'in/0\.png'") as caught:
+    with pytest.raises(
+        InputError, match=r"none of the 5 listed images is under lists; the first is 'in/0\.png'"
+    ) as caught:
         open_data("captions:lists/a.jsonl")
     assert "?root=FOLDER" in (caught.value.hint or "")
     assert open_data("captions:lists/a.jsonl?root=.").ids == [
@@ -165,7 +167,7 @@ def test_what_is_wrong_with_rows_is_said_by_line() -> None:
     assert said[3].startswith("line 5 has ['a tin', 'a box'] for 'caption'") and said[4].startswith("line 6 ")
     rows = [{"image": f"in/{i}.png", "caption": "x"} for i in (0, 9, 8)]
     Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError, match=r"2 of 3 images do not exist under \.") as caught:
+    with pytest.raises(InputError, match=r"2 of 3 listed images do not exist under \.") as caught:
         open_data("captions:a.jsonl")
     assert [*caught.value.problems] == ["line 2: no file 'in/9.png'", "line 3: no file 'in/8.png'"]
 

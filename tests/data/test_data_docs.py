@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.data.base import MOST_LISTED
 from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
-from hydractl.data.skipping import MOST_LISTED
 from hydractl.data.spec import parse_spec
-from hydractl.data.suite_tables import SUITES, Listed, Named
+from hydractl.data.suites import SUITES, Listed, Named
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
@@ -46,9 +46,9 @@ def test_suites() -> None:
 @pytest.mark.parametrize("name", ["openood-imagenet", "openood-cifar100"])
 def test_the_tree_of_openood(name: str) -> None:
     suite = SUITES[name]
-    for member in (*(m.files for m in suite.members), *suite.id_lists.values()):
-        assert isinstance(member, Listed)
-        folder, file = member.lists[0].rsplit("/", 1)
+    lists = [member.files.lists[0] for member in suite.members if isinstance(member.files, Listed)]
+    for path in (*lists, *suite.id_lists):
+        folder, file = path.rsplit("/", 1)
         block = TEXT[TEXT.index(f"FOLDER/{folder}/") :]
         assert file in block[: block.index("FOLDER", 1)]
 

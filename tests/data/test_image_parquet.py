@@ -82,7 +82,7 @@ def test_columns(tmp_path: Path) -> None:
     assert pixels(open_data(f"{path}?image=right", ignore_labels=True)) == [2]
     with pytest.raises(InputError, match="labels cannot be used") as error:
         open_data(f"{path}?image=left")
-    assert error.value.problems == ["the labels are neither integers nor names but of type float"]
+    assert error.value.problems == ["label 1.5 of sample a.parquet#0 is neither an integer nor a name"]
     with pytest.raises(InputError, match="no images in .image=label: they are in left, right"):
         open_data(f"{path}?image=label")
     with pytest.raises(InputError, match="no column for .label=x: it has left, right, label"):

@@ -8,18 +8,17 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.suite_tables import SUITES, Listed
-from hydractl.data.suites import find_suite, id_list, id_list_of, validation_set
+from hydractl.data.suites import SUITES, Listed, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.suites import OOD_SUITES, parse_ood_suite
 
 
-def put(root: Path, listed: Listed, *, images: int = 2, label: int = -1) -> None:
+def put(root: Path, listed: Listed) -> None:
     """An image list of the name that is tried last, and its images."""
     path = root / listed.lists[-1]
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = [f"{path.stem}/{i}.png" for i in range(images)]
-    path.write_text("".join(f"{name} {label}\n" for name in names))
+    names = [f"{path.stem}/{i}.png" for i in range(2)]
+    path.write_text("".join(f"{name} -1\n" for name in names))
     for i, name in enumerate(names):
         file = root / listed.folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +57,6 @@ def test_openood(name: str, below: str, tmp_path: Path) -> None:
     for one in found.sets:
         data = open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True)
         assert len(data) == 2 and data.labels is None and data[1].size == (4, 4)
-    validation = validation_set(name, str(root))
-    assert validation.name in ("openimage_o", "tin")
-    assert open_data(validation.spec, ignore_labels=True).ids == [
-        f"val_{validation.name}/{i}.png" for i in range(2)
-    ]  # fmt: skip
 
 
 def test_every_missing_set_is_named_at_once(tmp_path: Path) -> None:
@@ -122,16 +116,20 @@ def test_names_that_are_taken_and_the_document(tmp_path: Path) -> None:
     assert found.document() == {"name": "openood-cifar10", "left_out": [], "notes": found.notes}
 
 
-def test_id_lists(tmp_path: Path) -> None:
-    put(tmp_path, SUITES["openood-cifar100"].id_lists["test"], images=3, label=7)
-    spec, sentence = id_list("openood-cifar100", "test", str(tmp_path))
-    data = open_data(spec, labels=[str(i) for i in range(100)], need_labels=True)
-    assert data.labels is not None and data.labels.tolist() == [7, 7, 7]
-    assert sentence == "OpenOOD's ID test list: 9,000 of the 10,000 test images of CIFAR-100" == id_list_of(spec)
-    with pytest.raises(InputError, match=r"val_cifar100.txt is missing"):
-        id_list("openood-cifar100", "val", str(tmp_path))
-    assert id_list_of("torchvision:CIFAR100/test?root=x") is None
-    assert id_list_of("/d/benchmark_imglist/imagenet/val_imagenet.txt?root=/d") is not None
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("cifar100/test_cifar100.txt", "OpenOOD's ID test list: 9,000 of the 10,000 test images of CIFAR-100"),
+        (
+            "cifar10/val_cifar10.txt?root=/d",
+            "OpenOOD's ID validation list: 1,000 of the 10,000 test images of CIFAR-10",
+        ),
+        ("imagenet/test_imagenet.txt", "OpenOOD's ID test list: 45,000 of the 50,000 validation images of ImageNet-1k"),
+        ("imagenet/test_ninco.txt", None),
+    ],
+)
+def test_id_lists(spec: str, sentence: str | None) -> None:
+    assert id_list_of(f"/d/benchmark_imglist/{spec}") == sentence
 
 
 TEXTS = ("20ng", "trec", "mnli_matched_1000", "rte_dev", "wmt16", "agnews_val")
@@ -149,7 +147,6 @@ def test_texts_with_a_stand_in(tmp_path: Path) -> None:
         "customer_reviews:near 20ng:far trec:far mnli:far rte:far wmt16:far"
     )
     assert found.notes == ["customer_reviews stands in for yelp and amazon, which are not there (near)"]
-    assert validation_set("sst2-paper", str(tmp_path)).spec.endswith("agnews_val.jsonl")
     texts(tmp_path, "Yelp Polarity-test.jsonl")
     found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
     assert [one.name for one in found.sets][:2] == ["yelp", "customer_reviews"]

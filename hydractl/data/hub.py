@@ -1,0 +1,277 @@
+"""Data as Hugging Face publishes them: ``.parquet`` files of images, and ``hf:NAME/config/split``.
+
+A Parquet file is read by pyarrow: its images are a column of ``{bytes, path}``. An ``hf:`` set is a name on the hub or
+a local folder, opened by the ``datasets`` library. Both libraries are optional. A name is the only form that may use
+the network; what the library has in its cache is taken from there. It runs no code of a data set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.files import EncodedImages, printable
+from hydractl.data.labels import RawLabels, raw_labels
+from hydractl.data.spec import Spec
+from hydractl.data.text import QUERY as TEXT_QUERY
+from hydractl.data.text import choose_columns, read_rows
+from hydractl.data.text_rows import Row
+from hydractl.errors import InputError, UsageError
+
+QUERY = ("image", "label")
+
+_NAMES = ("image", "img")
+_LABEL = "label"
+_HERE = ("/", "./", "../", "~")
+_NO_BYTES = "the row holds no bytes"
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+class ParquetImages(EncodedImages):
+    """Images in one Parquet file; one group of its rows is in memory at a time.
+
+    Args:
+        spec, where, ids: as of :class:`Dataset`.
+        path: the file.
+        column: of the images.
+        starts: the first row of each group of rows, ascending, and behind the last one the number of rows.
+    """
+
+    nothing = _NO_BYTES
+
+    def __init__(self, spec: str, where: str, ids: list[str], path: str, column: str, starts: list[int]) -> None:
+        super().__init__(spec, where, ids)
+        self.path, self.column = path, column
+        self._starts = np.array(starts)
+        self._group: tuple[int, int, list[Any]] | None = None  # process, number, images
+
+    def read(self, i: int) -> bytes:
+        number = int(np.searchsorted(self._starts, i, side="right")) - 1
+        # A file opened before a fork is not read after it.
+        if self._group is None or self._group[:2] != (os.getpid(), number):
+            self._group = (os.getpid(), number, self._read_group(number))
+        value = self._group[2][i - int(self._starts[number])]
+        if isinstance(value, dict):
+            value = value.get("bytes")
+        return value if isinstance(value, bytes) else b""
+
+    def _read_group(self, number: int) -> list[Any]:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                table = file.read_row_group(number, columns=[self.column], use_threads=False)
+            return list(table.column(0).to_pylist())
+        except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
+            raise UnreadableSample(
+                f"cannot read rows {self._starts[number]}.. of {printable(self.path)}: {reason(error)} ({self.where})"
+            ) from error
+
+
+def holds_images(path: str) -> bool:
+    """Whether a Parquet file has a column of images; False if it cannot be opened, which is reported elsewhere."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return False
+    try:
+        return bool(_image_columns(pyarrow.parquet.read_schema(path)))
+    except (pyarrow.lib.ArrowException, OSError, ValueError):
+        return False
+
+
+def _image_columns(schema: Any) -> list[str]:
+    """The columns of a schema that hold images: ``{bytes, path}``, or plain bytes under the name of an image."""
+    from pyarrow import types
+
+    def is_bytes(kind: Any) -> bool:
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+    columns = []
+    for field in schema:
+        inner = {} if not types.is_struct(field.type) else {part.name: part.type for part in field.type}
+        if ("bytes" in inner and is_bytes(inner["bytes"])) or (field.name in _NAMES and is_bytes(field.type)):
+            columns.append(field.name)
+    return columns
+
+
+def read_image_parquet(spec: Spec, limit: int | None) -> tuple[EncodedImages, RawLabels]:
+    """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
+
+    Labels are integers or names; integers point into the names of the published ``ClassLabel``, where the file says so.
+
+    Raises:
+        InputError: for a file that cannot be read, or columns that are not there or cannot be decided.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    spec.check_query(QUERY)
+    path = os.path.expanduser(spec.path)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            column, label = _image_and_label(spec, _image_columns(schema), schema.names)
+            values = None if label is None else file.read(columns=[label], use_threads=False).column(0)
+    except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
+    if not sum(rows):
+        raise InputError(f"{spec.where}: no images in the file")
+    count = sum(rows) if limit is None else min(limit, sum(rows))
+    name = printable(Path(path).name)
+    starts = np.concatenate([[0], np.cumsum(rows)]).tolist()
+    dataset = ParquetImages(spec.text, spec.where, [f"{name}#{i}" for i in range(count)], path, column, starts)
+    if values is None:
+        return dataset, _no_labels(schema.names)
+    return dataset, raw_labels(values.to_pylist()[:count], dataset.ids, names=_class_names(schema, str(label)))
+
+
+def _image_and_label(spec: Spec, images: Sequence[str], there: Sequence[str]) -> tuple[str, str | None]:
+    """The columns of the images and of the labels, None where there are no labels."""
+    column = spec.query.get("image")
+    if column is not None and column not in images:
+        raise InputError(f"{spec.where}: no images in ?image={column}: they are in {', '.join(images) or 'no column'}")
+    if column is None and len(images) != 1:
+        raise InputError(f"{spec.where}: images are in {' and '.join(images)}", hint="say which with ?image=NAME")
+    label = spec.query.get("label", _LABEL)
+    if "label" in spec.query and label not in there:
+        raise InputError(f"{spec.where}: no column for ?label={label}: it has {', '.join(there)}")
+    return column or images[0], label if label in there else None
+
+
+def _no_labels(there: Sequence[str]) -> RawLabels:
+    return RawLabels(hint=f"the columns are {', '.join(there)}: name that of the labels with ?label=NAME")
+
+
+def _class_names(schema: Any, column: str) -> list[str] | None:
+    """The names that the ``datasets`` library wrote beside a column of integers; None where there are none."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
+
+
+# --- the datasets library ---------------------------------------------------------------------------------------------
+
+
+class HubImages(EncodedImages):
+    """Images of a set of the ``datasets`` library.
+
+    Args:
+        spec, where, ids: as of :class:`Dataset`.
+        column: of images that are not decoded: item i is ``{"bytes", "path"}``.
+    """
+
+    def __init__(self, spec: str, where: str, ids: list[str], column: Any) -> None:
+        super().__init__(spec, where, ids)
+        self.column = column
+
+    def read(self, i: int) -> bytes:
+        value = self.column[i] or {}
+        content, path = value.get("bytes"), value.get("path")
+        if content is None and path:
+            try:
+                content = Path(path).read_bytes()
+            except OSError as error:
+                raise self.unreadable(i, reason(error)) from error
+        if not content:
+            raise self.unreadable(i, _NO_BYTES)
+        return bytes(content)
+
+
+def read_hub_set(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./`` or ``~``).
+
+    A set with a column of images is one of images (``?image=``, ``?label=``), any other one of texts (``?text=``,
+    ``?text_b=``, ``?label=``). Integers point into the names of the set's own ``ClassLabel``.
+
+    Raises:
+        UsageError: where the library is not installed, or the SPEC has no config and split.
+        InputError: where the library cannot open the set, or columns are not there or cannot be decided.
+    """
+    table = _load(spec)
+    features = table.features
+    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    count = len(table) if limit is None else min(limit, len(table))
+    if not count:
+        raise InputError(f"{spec.where}: the set is empty")
+    if not images:
+        return _texts(spec, table, count)
+    spec.check_query(QUERY)
+    column, label = _image_and_label(spec, images, list(features))
+    from datasets import Image
+
+    ids = [f"hf:{spec.path}#{i}" for i in range(count)]
+    dataset = HubImages(spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column])
+    if label is None:
+        return dataset, _no_labels(list(features))
+    return dataset, raw_labels(list(table[label][:count]), ids, names=_names(features[label]))
+
+
+def _names(feature: Any) -> list[str] | None:
+    """The class names of a column; None for plain numbers and texts."""
+    names = getattr(feature, "names", None)
+    return list(names) if names else None
+
+
+def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
+    spec.check_query(TEXT_QUERY)
+    columns = choose_columns(spec, list(table.features))
+    names = _names(table.features[columns.label]) if columns.label in table.features else None
+    table = table.select_columns(columns.needed(list(table.features)))
+
+    def rows() -> Iterator[Row]:
+        for i in range(count):
+            yield Row(f"row {i + 1}", table[i])
+
+    dataset, raw = read_rows(spec, rows(), count, columns, lambda i: f"hf:{spec.path}#{i}")
+    if names is not None and raw.values is not None and not isinstance(raw.values, list):
+        raw.names = names
+    return dataset, raw
+
+
+def _load(spec: Spec) -> Any:
+    """The library's own table."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(
+            f"{spec.where}: hf: data sets need the datasets library, which is not installed",
+            hint="pip install datasets",
+        ) from error
+    name, config, split = _parts(spec)
+    if name.startswith(_HERE):
+        name = os.path.expanduser(name)
+        if not os.path.isdir(name):
+            raise InputError(f"{spec.where}: no such folder: {name}")
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(name, config, split=split)
+    # The library says what is wrong with errors of many kinds.
+    except Exception as error:
+        raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
+
+
+def _parts(spec: Spec) -> tuple[str, str, str]:
+    """Name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``."""
+    name, _, split = spec.path.rpartition("/")
+    name, _, config = name.rpartition("/")
+    local = spec.path.startswith(_HERE)
+    if not (name and config and split) or (not local and name.count("/") > 1):
+        raise UsageError(
+            f"{spec.where}: not NAME/config/split",
+            hint="for example hf:stanfordnlp/sst2/default/validation, or a folder: hf:./folder/default/train",
+        )
+    return name, config, split
