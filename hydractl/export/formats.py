@@ -1,4 +1,7 @@
-"""The two exported formats: writing a graph to an open file, and loading the file to run it."""
+"""A model as one graph of plain operators, which runs without hydractl and without the model's own library.
+
+Two formats of files hold such a graph: it is written to an open file, and the file is loaded to run it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,183 @@ import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hydractl
 from hydractl.errors import HydraError, UsageError
-from hydractl.export.graph import OUTPUTS, Graph, Named
 from hydractl.families.base import first_line
 from hydractl.files.description import Description
 from hydractl.jsonio import canonical_json
+from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
+
+# --- the graph --------------------------------------------------------------------------------------------------------
+
+OUTPUTS = ("probabilities", "member_logits")
+EXAMPLE_BATCH = 2
+"""Samples of the inputs that a graph is traced with: with a single one, torch would take the size for a constant."""
+
+CHECKED_BATCHES = (1, EXAMPLE_BATCH + 1)
+"""Sizes that a graph is checked with: those that it was not traced with."""
+
+Named = Mapping[str, Tensor]
+Expected = Sequence[tuple[Named, Mapping[str, Tensor]]]
+"""Inputs, and what the model makes of them."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model.
+
+    Attributes:
+        program: takes its inputs by name and gives a mapping of :data:`OUTPUTS`.
+        example: the inputs that it was traced with.
+        dynamic: which dimensions of each input may have any size, by name: ``batch``, and ``tokens`` of a text.
+    """
+
+    program: torch.export.ExportedProgram
+    example: Named
+    dynamic: Mapping[str, Mapping[int, Any]]
+
+    def inputs(self) -> dict[str, str]:
+        """Dtype and shape of each input, in words: ``float32 [batch, 3, 224, 224]``."""
+        words = {}
+        for name, tensor in self.example.items():
+            dims = {place: dim.__name__ for place, dim in self.dynamic[name].items()}
+            shape = ", ".join(dims.get(place, str(size)) for place, size in enumerate(tensor.shape))
+            words[name] = f"{str(tensor.dtype).removeprefix('torch.')} [{shape}]"
+        return words
+
+
+class _OfImages(nn.Module):
+    """The model with inputs and outputs by name: torch.export reads the names from the signature."""
+
+    def __init__(self, model: HydraModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        return answers(self.model, {"pixel_values": pixel_values})
+
+
+class _OfTexts(_OfImages):
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return answers(self.model, inputs if token_type_ids is None else {**inputs, "token_type_ids": token_type_ids})
+
+
+def named(inputs: Any) -> dict[str, Tensor]:
+    """The inputs of a model by name: images are ``pixel_values``; texts have the names of the stock model."""
+    return dict(inputs) if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+
+
+def answers(model: HydraModel, inputs: Named) -> dict[str, Tensor]:
+    """Outputs of the graph of a model.
+
+    Returns:
+        ``probabilities`` ``[B, classes]``, the mean over members of their softmax, calibrated where the checkpoint
+        holds a calibration, and ``member_logits`` ``[M, B, classes]``, which are never calibrated.
+    """
+    logits = model.member_logits(inputs["pixel_values"] if set(inputs) == {"pixel_values"} else inputs)
+    probabilities = logits.softmax(-1).mean(0)
+    if model.calibration is not None:
+        probabilities = calibrated(pooled_log_probs(logits), model.calibration).exp()
+    return {"probabilities": probabilities, "member_logits": logits}
+
+
+@torch.no_grad()
+def expectations(model: HydraModel, longest: int | None, seed: int) -> Expected:
+    """Random inputs of several sizes, and what the model itself makes of them.
+
+    Args:
+        model: before it is traced.
+        longest: tokens of a text at most; None for images.
+        seed: draws the inputs.
+    """
+    expected = []
+    for turn, batch in enumerate(CHECKED_BATCHES):
+        inputs = named(model.example_inputs(batch, seed=seed + turn))
+        if longest is not None:
+            inputs = _texts(inputs, longest, turn)
+        expected.append((inputs, answers(model, inputs)))
+    return expected
+
+
+def _texts(inputs: Named, longest: int, turn: int) -> dict[str, Tensor]:
+    """Texts of a length that the example does not have, one of them padded to half of it."""
+    example = inputs["input_ids"].shape[1]
+    longer = min(longest, 2 * example - 1)
+    length = max(2, example // 2) if turn == 0 else longer if longer != example else example - 1
+    cut = {name: torch.cat([tensor, tensor], dim=1)[:, :length].contiguous() for name, tensor in inputs.items()}
+    if "attention_mask" in cut:
+        cut["attention_mask"][0, length - length // 2 :] = 0
+    return cut
+
+
+@torch.no_grad()
+def traced(model: HydraModel, longest: int | None) -> Graph:
+    """Trace a model. Afterwards it is frozen, and of a zero-shot model the tower of the labels is gone.
+
+    Args:
+        model: on the CPU, in float32, with classes.
+        longest: tokens of a text at most; None for images.
+
+    Raises:
+        HydraError: for a model that torch.export cannot make a graph of.
+    """
+    module = (_OfTexts if longest else _OfImages)(model).eval().requires_grad_(False)
+    model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
+    model.batched = False  # stacked weights would be in the file once more
+    _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
+    example = named(model.example_inputs(EXAMPLE_BATCH))
+    batch = torch.export.Dim("batch")
+    tokens = None if longest is None else torch.export.Dim("tokens", min=2, max=longest)
+    dynamic = {name: {0: batch} if tokens is None else {0: batch, 1: tokens} for name in example}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about how torch does it inside; the graph is checked by running it
+            program = torch.export.export(module, (), dict(example), dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        raise HydraError(f"torch cannot export {model.description.arch}: {first_line(error)}") from error
+    _forget_sources(program)
+    return Graph(program, example, dynamic)
+
+
+def _settle_labels(model: HydraModel) -> None:
+    """Compute the features of the classes, which the model then keeps, and let go of the weights they came from."""
+    if model.prompted is None:
+        return
+    model.label_features()
+    for network in model.networks:
+        prefixes = tuple(p for stages in model.family.stages(network) if stages.of_labels for p in stages.prefixes)
+        for name in [name for name, _ in network.named_parameters() if name.startswith(prefixes)]:
+            parent, _, leaf = name.rpartition(".")
+            network.get_submodule(parent).register_parameter(leaf, None)
+
+
+def _forget_sources(program: torch.export.ExportedProgram) -> None:
+    """Remove what a graph remembers of the machine: paths of source files, names of classes, example inputs."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
+                    node.meta.pop(key, None)
+    program.example_inputs = None
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
 
 Runner = Callable[[Named], Mapping[str, Tensor]]
+
+TOLERANCE = 1e-4
+"""Largest allowed difference of logits and of probabilities, times max(1, largest logit)."""
 
 EXPORT_SCHEMA = "hydractl.export/1"
 OPSET = 20
@@ -33,12 +198,7 @@ _PAGE = 4096  # where tensors start in a file of their own, so that they can be 
 
 
 def metadata_of(description: Description, inputs: list[str]) -> dict[str, str]:
-    """Metadata of an exported file, every value a text.
-
-    Args:
-        description: of the model.
-        inputs: SHA-256 of the models it was made of.
-    """
+    """Metadata of an exported file, every value a text; ``inputs`` are the SHA-256 of the models it was made of."""
     return {
         "schema": EXPORT_SCHEMA,
         "hydractl": hydractl.__version__,
@@ -55,20 +215,13 @@ class Format(Protocol):
     """One format of exported files."""
 
     def require(self) -> None:
-        """Check that its libraries are installed.
-
-        Raises:
-            UsageError: naming those that are not.
-        """
-        ...
+        """Raise a UsageError that names those of its libraries that are not installed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: Weights | None) -> None:
-        """Write a graph, the weights into ``data`` where that is given."""
-        ...
+        """Write a graph, the weights into ``data`` where that is given and the format may have them apart."""
 
     def runner(self, path: Path) -> tuple[Runner, str]:
         """A written file as something that runs, and the name of what runs it."""
-        ...
 
 
 class Weights:
@@ -95,16 +248,14 @@ class Pt2:
     """``torch.export``'s own file: plain PyTorch runs it."""
 
     def require(self) -> None:
-        """Nothing but torch."""
+        """Nothing but torch is needed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: Weights | None) -> None:
-        """See :class:`Format`; the weights are always in the file."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """See :class:`Format`."""
         with open(path, "rb") as handle, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = torch.export.load(handle).module()
@@ -120,7 +271,7 @@ class Onnx:
     """ONNX, by torch's own exporter."""
 
     def require(self) -> None:
-        """See :class:`Format`: torch needs two libraries to write a file, the check one to run it."""
+        # torch needs two of the libraries to write a file, the check one to run it.
         missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
         if missing:
             raise UsageError(
@@ -128,7 +279,6 @@ class Onnx:
             )
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: Weights | None) -> None:
-        """See :class:`Format`."""
         import onnx_ir
 
         try:
@@ -143,7 +293,6 @@ class Onnx:
         handle.write(onnx_ir.serde.serialize_model(model).SerializeToString(deterministic=True))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """See :class:`Format`."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -162,7 +311,8 @@ FORMATS: dict[str, Format] = {"onnx": Onnx(), "pt2": Pt2()}
 
 
 def _onnx_model(graph: Graph) -> Any:
-    with warnings.catch_warnings(), _silent():
+    # Standard output belongs to the result.
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             graph.program,
@@ -178,24 +328,12 @@ def _onnx_model(graph: Graph) -> Any:
     return program.model
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Keep a library's messages off standard output, which belongs to the result."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
-
-
 def _clean(model: Any) -> None:
     """Remove what the exporter notes beside the graph: paths of source files and names of classes."""
+    nodes = list(model.graph.all_nodes())
     values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        node.doc_string = None
-        values += node.outputs
-    for value in values:
-        value.metadata_props.clear()
-        value.doc_string = None
-    for holder in (model, model.graph, *model.functions.values()):
+    values += [value for node in nodes for value in node.outputs]
+    for holder in (model, model.graph, *model.functions.values(), *nodes, *values):
         holder.metadata_props.clear()
         holder.doc_string = None
 
@@ -207,23 +345,14 @@ def _move_weights(model: Any, data: Weights) -> None:
     for name, value in sorted(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor.nbytes >= _EXTERNAL_FROM:
+            start = data.add(tensor.tobytes())
             value.const_value = onnx_ir.ExternalTensor(
-                data.location,
-                data.add(tensor.tobytes()),
-                tensor.nbytes,
-                tensor.dtype,
-                shape=tensor.shape,
-                name=name,
+                data.location, start, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
             )
 
 
 def relocated(path: Path, location: str) -> bytes:
-    """An ONNX file, except that it looks for its weights in another file beside it.
-
-    Args:
-        path: the file.
-        location: the name of that other file.
-    """
+    """An ONNX file, except that it looks for its weights in another file beside it, of the name ``location``."""
     import onnx
 
     model = onnx.load_model(os.fspath(path), load_external_data=False)
@@ -232,3 +361,60 @@ def relocated(path: Path, location: str) -> bytes:
             if entry.key == "location":
                 entry.value = location
     return model.SerializeToString(deterministic=True)
+
+
+# --- the check of a file ----------------------------------------------------------------------------------------------
+
+
+def compare(path: Path, run: Runner, runtime: str, expected: Expected) -> dict[str, Any]:
+    """Run a file and compare it with its model.
+
+    Args:
+        path: what to call it.
+        run: the file, loaded.
+        runtime: what it was loaded by.
+        expected: as of :func:`expectations`.
+
+    Returns:
+        The sizes tried, the largest differences of each output, the largest logit and the tolerance.
+
+    Raises:
+        HydraError: where they differ by more than the tolerance, or the file does not run.
+    """
+    worst = dict.fromkeys(OUTPUTS, 0.0)
+    largest = max(float(outputs["member_logits"].abs().max()) for _, outputs in expected)
+    allowed = TOLERANCE * max(1.0, largest)
+    for inputs, outputs in expected:
+        try:
+            answer = run(inputs)
+        except Exception as error:  # whatever a runtime raises
+            raise _failed(path, f"{runtime} cannot run it on {_sizes(inputs)}: {first_line(error)}") from error
+        for name in OUTPUTS:
+            if answer[name].shape != outputs[name].shape:
+                shapes = f"{list(answer[name].shape)}, not {list(outputs[name].shape)}"
+                raise _failed(path, f"in {runtime}, {name} on {_sizes(inputs)} are {shapes}")
+            apart = float((answer[name].double() - outputs[name].double()).abs().max())
+            if not apart <= allowed:  # so that NaN is no agreement
+                what = f"{name} on {_sizes(inputs)} differ from the model by {apart:.2e} (allowed {allowed:.2e})"
+                raise _failed(path, f"in {runtime}, {what}")
+            worst[name] = max(worst[name], apart)
+    return {
+        "runtime": runtime,
+        "inputs": [{name: list(tensor.shape) for name, tensor in inputs.items()} for inputs, _ in expected],
+        **{f"{name}_max_abs": float(f"{apart:.3g}") for name, apart in worst.items()},
+        "max_abs_logit": float(f"{largest:.3g}"),
+        "tolerance": float(f"{allowed:.3g}"),
+    }
+
+
+def _sizes(inputs: Named) -> str:
+    """``a batch of 3``, of texts with their tokens."""
+    first = next(iter(inputs.values()))
+    return f"a batch of {len(first)}" + (f" texts of {first.shape[1]} tokens" if "input_ids" in inputs else "")
+
+
+def _failed(path: Path, why: str) -> HydraError:
+    return HydraError(
+        f"the export {path} failed its check: {why}",
+        hint="this is a defect of hydractl or of a library it exports with: nothing was written",
+    )

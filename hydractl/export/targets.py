@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydractl.errors import HydraError, UsageError
-from hydractl.export.formats import FORMATS, Format, Runner, Weights, metadata_of, relocated
-from hydractl.export.graph import OUTPUTS, Expected, Graph, Named, expectations, traced
+from hydractl.errors import UsageError
+from hydractl.export.formats import FORMATS, Graph, Weights, compare, expectations, metadata_of, relocated, traced
 from hydractl.families import classes_of
-from hydractl.families.base import first_line
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
 from hydractl.files.description import Description
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-
-TOLERANCE = 1e-4
-"""Largest allowed difference of logits and of probabilities, times max(1, largest logit)."""
 
 MOST_IN_ONE_FILE = 2**31 - 2**26
 """Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
@@ -39,11 +34,6 @@ class Target:
     kind: str
     path: Path
     data: Path | None
-
-    @property
-    def format(self) -> Format:
-        """Its format."""
-        return FORMATS[self.kind]
 
     @property
     def files(self) -> list[Path]:
@@ -107,10 +97,8 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
         OutputError: as :class:`hydractl.files.atomic.Output` does.
     """
     with contextlib.ExitStack() as stack:
-        yield Claim(
-            targets,
-            {file: stack.enter_context(Output(file, force=force)) for target in targets for file in target.files},
-        )
+        files = [file for target in targets for file in target.files]
+        yield Claim(targets, {file: stack.enter_context(Output(file, force=force)) for file in files})
 
 
 class Claim:
@@ -150,11 +138,13 @@ class Claim:
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
                 self._fill(target, graph, metadata)
-                run, runtime = target.format.runner(self._outputs[target.path].temporary)
+                run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
                 check = compare(target.path, run, runtime, expected)
                 self._settle(target)
                 log.detail(f"{target.path}: {runtime} agrees with the model")
-                written.append({**target.to_json(), **self._facts(target), "inputs": graph.inputs(), "check": check})
+                size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
+                facts = {"bytes": size, "sha256": sha256_file(self._outputs[target.path].temporary)}
+                written.append({**target.to_json(), **facts, "inputs": graph.inputs(), "check": check})
                 progress.advance()
         return written
 
@@ -165,7 +155,7 @@ class Claim:
             if target.data is not None:
                 beside = self._outputs[target.data]
                 data = Weights(stack.enter_context(beside.opened()), beside.temporary.name)
-            target.format.write(graph, metadata, handle, data)
+            FORMATS[target.kind].write(graph, metadata, handle, data)
             handle.flush()
             if data is not None:
                 data.handle.flush()
@@ -180,70 +170,6 @@ class Claim:
             handle.write(content)
             handle.flush()
 
-    def _facts(self, target: Target) -> dict[str, Any]:
-        temporary = [self._outputs[file].temporary for file in target.files]
-        return {
-            "bytes": sum(file.stat().st_size for file in temporary),
-            "sha256": sha256_file(self._outputs[target.path].temporary),
-        }
-
     def commit(self) -> list[Path]:
         """Put every file in its place; returns them."""
         return [self._outputs[file].commit() for target in self._targets for file in target.files]
-
-
-# --- the check of a file ----------------------------------------------------------------------------------------------
-
-
-def compare(path: Path, run: Runner, runtime: str, expected: Expected) -> dict[str, Any]:
-    """Run a file and compare it with its model.
-
-    Args:
-        path: what to call it.
-        run: the file, loaded.
-        runtime: what it was loaded by.
-        expected: as of :func:`expectations`.
-
-    Returns:
-        The sizes tried, the largest differences of each output, the largest logit and the tolerance.
-
-    Raises:
-        HydraError: where they differ by more than the tolerance, or the file does not run.
-    """
-    worst = dict.fromkeys(OUTPUTS, 0.0)
-    largest = max(float(outputs["member_logits"].abs().max()) for _, outputs in expected)
-    allowed = TOLERANCE * max(1.0, largest)
-    for inputs, outputs in expected:
-        try:
-            answer = run(inputs)
-        except Exception as error:  # whatever a runtime raises
-            raise _failed(path, f"{runtime} cannot run it on {_sizes(inputs)}: {first_line(error)}") from error
-        for name in OUTPUTS:
-            if answer[name].shape != outputs[name].shape:
-                shapes = f"{list(answer[name].shape)}, not {list(outputs[name].shape)}"
-                raise _failed(path, f"in {runtime}, {name} on {_sizes(inputs)} are {shapes}")
-            apart = float((answer[name].double() - outputs[name].double()).abs().max())
-            if not apart <= allowed:  # so that NaN is no agreement
-                what = f"{name} on {_sizes(inputs)} differ from the model by {apart:.2e} (allowed {allowed:.2e})"
-                raise _failed(path, f"in {runtime}, {what}")
-            worst[name] = max(worst[name], apart)
-    return {
-        "runtime": runtime,
-        "inputs": [{name: list(tensor.shape) for name, tensor in inputs.items()} for inputs, _ in expected],
-        **{f"{name}_max_abs": float(f"{apart:.3g}") for name, apart in worst.items()},
-        "max_abs_logit": float(f"{largest:.3g}"),
-        "tolerance": float(f"{allowed:.3g}"),
-    }
-
-
-def _sizes(inputs: Named) -> str:
-    """``a batch of 3``, of texts with their tokens."""
-    first = next(iter(inputs.values()))
-    return f"a batch of {len(first)}" + (f" texts of {first.shape[1]} tokens" if "input_ids" in inputs else "")
-
-
-def _failed(path: Path, why: str) -> HydraError:
-    return HydraError(
-        f"the export {path} failed its check: {why}",
-        hint="this is a defect of hydractl or of a library it exports with: nothing was written",
-    )

@@ -16,7 +16,7 @@ from torch import nn
 
 from hydractl.bench import measuring
 from hydractl.bench.figures import RESAMPLES, noisy, paired_ratio, timed
-from hydractl.bench.timing import Contest
+from hydractl.bench.measuring import Contest
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.log import Log, Progress
@@ -212,7 +212,7 @@ class Ticking(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("hydractl.bench.timing.time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("hydractl.bench.measuring.time.perf_counter", clock.perf_counter)
     return clock
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hydractl.bench.rows import rows_of
-from hydractl.bench.stock import StockModel, stock_cost, unsliced
+from hydractl.bench.rows import StockModel, rows_of, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion

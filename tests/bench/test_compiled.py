@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.bench.timing import Contest
+from hydractl.bench.measuring import Contest
 from hydractl.errors import HydraError, UsageError
 from hydractl.log import Log, Progress
 from hydractl.settings import BenchSettings
