@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hydractl.data.base import Dataset, reason
+from hydractl.data.base import Dataset, Spec, reason
 from hydractl.data.files import printable
 from hydractl.data.labels import RawLabels
-from hydractl.data.spec import Spec
 from hydractl.errors import InputError
 
 QUERY = ("x", "y", "classes")

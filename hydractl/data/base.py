@@ -1,18 +1,118 @@
-"""Interface of every data set: samples by index, ids, labels, fingerprints, and which samples were skipped."""
+"""What all data sets have in common: the SPEC that names one, and the interface of one that is open."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
+
+_SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
+
+TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
+SUPPORTED = (
+    "at present: a folder of images or of class folders, a .npz file, an image list (.txt, .lst, .list), "
+    "texts (.csv, .tsv, .jsonl, each also .gz, or .parquet), images in .parquet, "
+    "builtin:NAME[/split], torchvision:NAME[/split], hf:NAME/config/split, wds:SHARDS, captions:FILE or SHARDS"
+)
+"""The kinds of data that this version opens, for messages."""
+
+# A question mark in a file name is no query unless `key=` follows it.
+_QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One parsed SPEC: ``[KIND:]PATH[?key=value&key=value]``. Pure: no file is looked at.
+
+    Attributes:
+        text: the SPEC as it was given.
+        option: the option it was given to, for messages.
+        kind: what is written before the colon, or ``npz`` or ``text`` by the ending, or ``path`` (a folder or an image
+            list: only the disk can tell).
+        path: what stands between the scheme and the query.
+        query: the settings after ``?``.
+    """
+
+    text: str
+    option: str
+    kind: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The name of this data set in messages."""
+        return f"{self.option} {self.text}"
+
+    def check_query(self, known: Iterable[str]) -> None:
+        """Refuse settings that this kind of data does not have.
+
+        Raises:
+            UsageError: naming the unknown and the known keys.
+        """
+        known = list(known)
+        unknown = [key for key in self.query if key not in known]
+        if unknown:
+            raise UsageError(
+                f"{self.where}: unknown setting {', '.join(map(repr, unknown))} after '?'",
+                hint=f"known here: {', '.join(known)}" if known else "this kind of data takes no settings",
+            )
+
+
+def parse_spec(text: str, option: str = "--data") -> Spec:
+    """Take a SPEC apart.
+
+    The query starts at the first ``?`` that ``key=`` follows. ``%26`` stands for ``&`` in a value, ``%25`` for ``%``;
+    the path is taken as it is.
+
+    Raises:
+        UsageError: for an empty SPEC, or a setting that is empty, doubled or without ``=``.
+    """
+    path, *rest = _QUERY.split(text, maxsplit=1)
+    kind, path = _kind(path)
+    if not path:
+        raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
+    query: dict[str, str] = {}
+    problems = []
+    for item in rest[0].split("&") if rest else []:
+        key, equals, value = item.partition("=")
+        if not key or not equals or not value:
+            problems.append(f"{item!r} is not key=value")
+        elif key in query:
+            problems.append(f"{key!r} is given twice")
+        else:
+            query[key] = unquote(value)
+    if problems:
+        raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
+    return Spec(text, option, kind, path, query)
+
+
+def _kind(path: str) -> tuple[str, str]:
+    """The kind of a SPEC without its query, and the path without the scheme."""
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme in _SCHEMES:
+        return scheme, rest
+    lower = path.lower()
+    if lower.endswith(".npz"):
+        return "npz", path
+    if lower.endswith(TEXT_SUFFIXES):
+        return "text", path
+    return "path", path
+
+
+# --- the data set -----------------------------------------------------------------------------------------------------
 
 PAIRS = "image-caption pair"
 """The :attr:`Dataset.kind` of images with captions."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hydractl.data.base import Dataset, UnreadableSample
 from hydractl.errors import HydraError, InputError, UsageError
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 Collate = Callable[[list[Any]], Any]
+
+_Result = tuple[Any, dict[int, str]]
+"""What ``collate`` made of a batch, None where every sample is bad; and the samples that cannot be read, and why."""
 
 _DONE = object()
 
@@ -45,8 +48,6 @@ def batches(
     *,
     workers: int = 0,
     indices: Sequence[int] | None = None,
-    pin_memory: bool = False,
-    prefetch: int = 2,
 ) -> Iterator[Batch]:
     """Go through a data set once; the last batch may be smaller.
 
@@ -61,8 +62,6 @@ def batches(
         batch_size: samples per batch.
         workers: processes that read and collate; 0 reads in this one. The random state of this process is left alone.
         indices: which samples, in which order; None: all.
-        pin_memory: put inputs into memory that a CUDA device copies from while it computes; no effect without one.
-        prefetch: batches that each worker has ready or under way.
 
     Raises:
         UsageError: a batch size below 1 or negative workers.
@@ -80,14 +79,7 @@ def batches(
             raise IndexError(f"sample {i} of {len(dataset)}")
     parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     # A function of its own, so that wrong arguments are refused at the call and not at the first batch.
-    pin = pin_memory and _has_cuda()
-    return _run(dataset, _BatchReader(dataset, collate, parts), min(workers, len(parts)), pin, max(prefetch, 1))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return _run(_BatchReader(dataset, collate, parts), min(workers, len(parts)))
 
 
 def longest_first(dataset: Dataset) -> list[int]:
@@ -97,55 +89,24 @@ def longest_first(dataset: Dataset) -> list[int]:
     return list(order) if lengths is None else sorted(order, key=lambda i: -lengths[i])
 
 
-def _run(dataset: Dataset, reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[Batch]:
+def _run(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     import torch
 
-    if workers:
-        made = _from_workers(reader, workers, pin, prefetch)
-    else:
-        here = (reader.read(i) for i in range(len(reader)))
-        made = (one.pin_memory() for one in here) if pin else here
-    none_left = bool(reader.parts)
-    for part, one in zip(reader.parts, made, strict=True):
-        if one.bad:
+    dataset, none_left = reader.dataset, bool(reader.parts)
+    results = _from_workers(reader, workers) if workers else map(reader.read, range(len(reader)))
+    for part, (inputs, bad) in zip(reader.parts, results, strict=True):
+        if bad:
             assert dataset.skipped is not None  # else the reader raises
-            dataset.skipped.update(one.bad)
-            part = [i for i in part if i not in one.bad]
+            dataset.skipped.update(bad)
+            part = [i for i in part if i not in bad]
             if not part:
                 continue
         none_left = False
         labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[part])
-        yield Batch(one.inputs, labels, part)
+        yield Batch(inputs, labels, part)
     if none_left:
         reasons = [why for _, why in sorted((dataset.skipped or {}).items())]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
-
-
-@dataclass
-class _Made:
-    """Result of reading one batch.
-
-    Attributes:
-        inputs: what ``collate`` made; None where every sample is bad.
-        bad: the samples that cannot be read, and why.
-    """
-
-    inputs: Any
-    bad: dict[int, str]
-
-    def pin_memory(self) -> _Made:
-        """Called by torch's loader, in its own thread."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return _Made(pin_memory(self.inputs), self.bad)
-
-
-@dataclass
-class _Failure:
-    """Error that a worker sends instead of a batch."""
-
-    error: HydraError | None
-    text: str
 
 
 class _BatchReader:
@@ -159,7 +120,7 @@ class _BatchReader:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def read(self, i: int) -> _Made:
+    def read(self, i: int) -> _Result:
         samples, bad = [], {}
         for index in self.parts[i]:
             try:
@@ -168,19 +129,19 @@ class _BatchReader:
                 if self.dataset.skipped is None:
                     raise
                 bad[index] = error.message
-        return _Made(self.collate(samples) if samples else None, bad)
+        return self.collate(samples) if samples else None, bad
 
-    def __getitem__(self, i: int) -> _Made | _Failure:
+    def __getitem__(self, i: int) -> _Result | Exception:
         # torch would raise the error anew with its traceback for a message; as a value it arrives as it is.
         try:
             return self.read(i)
         except HydraError as error:
-            return _Failure(error, "")
+            return error
         except Exception:
-            return _Failure(None, traceback.format_exc())
+            return RuntimeError(f"a data worker failed:\n{traceback.format_exc()}")
 
 
-def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) -> Iterator[_Made]:
+def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     """Results of the reader, batch by batch, from worker processes."""
     import torch
     from torch.utils.data import DataLoader
@@ -193,8 +154,6 @@ def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) 
             reader,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=workers,
-            prefetch_factor=prefetch,
-            pin_memory=pin,
             collate_fn=_unchanged,
             # Its own generator: the loader would otherwise advance the global one, and results depend on the workers.
             generator=torch.Generator(),
@@ -205,12 +164,12 @@ def _from_workers(reader: _BatchReader, workers: int, pin: bool, prefetch: int) 
     try:
         while True:
             with _child_signals(_torch_handler(outside), outside), _worker_errors():
-                result = next(results, _DONE)
+                result: Any = next(results, _DONE)
             if result is _DONE:
                 return
-            if isinstance(result, _Failure):
-                raise result.error or RuntimeError(f"a data worker failed:\n{result.text}")
-            yield cast("_Made", result)
+            if isinstance(result, Exception):
+                raise result
+            yield result
     finally:
         del results
 

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from hydractl.data.arrays import ArrayImages
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, Spec
 from hydractl.data.labels import RawLabels
-from hydractl.data.spec import Spec
 from hydractl.errors import UsageError
 
 Images = npt.NDArray[np.uint8]
@@ -33,7 +32,6 @@ LETTERS = "ACEFHJKLMNPRTUVWXYacdefhkmnprtuvwxy"
 """Left out, being digits in many hands: O o D Q (0), I i j l (1), Z z (2), S s (5), G b (6), B (8),
 g q (9)."""
 
-_VARIANTS = {"symbols": 22, "letters": 10}
 _PHOTO_PATCHES = 400
 _PHOTO_SCALES = (1, 2, 4, 8)
 """Photo pixels per side of one pixel of a patch."""
@@ -86,7 +84,7 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
     rest = line[~train]
     val = _even(len(rest), DIGITS_VAL)
     chosen = np.sort({"train": line[train], "val": rest[val], "test": rest[~val]}[split])
-    images, labels = to_grey(source.images[chosen]), target[chosen]
+    images, labels = _to_grey(source.images[chosen]), target[chosen]
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels
@@ -104,8 +102,8 @@ def ood_images(name: str) -> Images:
     if name == "photos":
         images = _photo_patches()
     else:
-        characters, seed = {"symbols": (SYMBOLS, 1), "letters": (LETTERS, 2)}[name]
-        images = glyph_images(characters, _VARIANTS[name], seed)
+        characters, variants, seed = {"symbols": (SYMBOLS, 22, 1), "letters": (LETTERS, 10, 2)}[name]
+        images = _glyph_images(characters, variants, seed)
     images.setflags(write=False)
     return images
 
@@ -129,28 +127,21 @@ def _photo_patches() -> Images:
     return np.stack(patches)
 
 
-BITMAP = 32
-BLOCK = 4
-COUNTS = BLOCK * BLOCK
+_BITMAP = 32
+_BLOCK = 4
 _FONT_SIZE = 160
 _CANVAS = 2 * _FONT_SIZE  # room for the widest character, turned
 
 
-def to_grey(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _to_grey(counts: npt.NDArray[Any]) -> Images:
     """Block counts 0..16 to grey levels 0..255, any shape."""
-    return np.rint(np.asarray(counts) * (255 / COUNTS)).astype(np.uint8)
+    return np.rint(np.asarray(counts) * (255 / _BLOCK**2)).astype(np.uint8)
 
 
-def glyph_images(characters: str, variants: int, seed: int) -> npt.NDArray[np.uint8]:
-    """Draw each character in several different ways.
+def _glyph_images(characters: str, variants: int, seed: int) -> Images:
+    """Each character drawn in several ways, all of them different: uint8 ``[variants * len(characters), 8, 8]``.
 
-    Args:
-        characters: what to draw.
-        variants: images per character, no two of all the images equal.
-        seed: of size, thickness, angle and place.
-
-    Returns:
-        uint8 ``[variants * len(characters), 8, 8]``; each character comes once in every ``len(characters)`` images.
+    The seed is of size, thickness, angle and place; each character comes once in every ``len(characters)`` images.
     """
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     random = np.random.RandomState(seed)
@@ -167,24 +158,23 @@ def glyph_images(characters: str, variants: int, seed: int) -> npt.NDArray[np.ui
     return np.stack(images)
 
 
-def _draw(character: str, font: Any, random: np.random.RandomState) -> npt.NDArray[np.uint8]:
+def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
     """One character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
     thickness, angle = int(random.randint(2, 9)), float(random.uniform(-12, 12))
-    height, width = random.randint(28, BITMAP + 1), random.randint(20, 27)
+    height, width = random.randint(28, _BITMAP + 1), random.randint(20, 27)
     large = Image.new("L", (_CANVAS, _CANVAS))
-    ImageDraw.Draw(large).text(
-        (_FONT_SIZE // 2, _FONT_SIZE // 3), character, fill=255, font=font, stroke_width=thickness
-    )
+    place = (_FONT_SIZE // 2, _FONT_SIZE // 3)
+    ImageDraw.Draw(large).text(place, character, fill=255, font=font, stroke_width=thickness)
     large = large.rotate(angle, resample=Image.Resampling.BILINEAR)
     large = large.crop(large.getbbox())
     # Into a box of the digits' size; flat or narrow signs keep their proportions.
     scale = min(height / large.height, width / large.width)
     size = (max(1, round(large.width * scale)), max(1, round(large.height * scale)))
     small = large.resize(size, resample=Image.Resampling.BOX)
-    bitmap = Image.new("L", (BITMAP, BITMAP))
-    left = (BITMAP - size[0]) // 2 + int(random.randint(-1, 2))
-    top = round((BITMAP - size[1]) * float(random.uniform(0.25, 0.75)))
+    bitmap = Image.new("L", (_BITMAP, _BITMAP))
+    left = (_BITMAP - size[0]) // 2 + int(random.randint(-1, 2))
+    top = round((_BITMAP - size[1]) * float(random.uniform(0.25, 0.75)))
     bitmap.paste(small, (left, top))
     black = np.asarray(bitmap) >= 128
-    blocks = black.reshape(BITMAP // BLOCK, BLOCK, BITMAP // BLOCK, BLOCK)
-    return to_grey(blocks.sum(axis=(1, 3)))
+    blocks = black.reshape(_BITMAP // _BLOCK, _BLOCK, _BITMAP // _BLOCK, _BLOCK)
+    return _to_grey(blocks.sum(axis=(1, 3)))

@@ -11,21 +11,18 @@ from typing import Any
 
 from PIL import Image
 
-from hydractl.data.base import PAIRS, Dataset
+from hydractl.data.base import PAIRS, TEXT_SUFFIXES, Dataset, Spec
 from hydractl.data.files import listed_images
 from hydractl.data.hub import holds_images, read_image_parquet
 from hydractl.data.labels import RawLabels
 from hydractl.data.shards import index_shards
-from hydractl.data.spec import TEXT_SUFFIXES, Spec
-from hydractl.data.text import MOST_PROBLEMS
+from hydractl.data.text import MOST_PROBLEMS, shown_columns
 from hydractl.data.text_rows import Row, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 # Names of the columns of the images' paths and of the captions; filepath and title are open_clip's own defaults.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
-
-_MOST_SHOWN = 20
 
 
 class CaptionedImages(Dataset):
@@ -153,13 +150,12 @@ def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
     found = [name for name in (_NAMES[key] if asked is None else [asked]) if name in there]
     if len(found) == 1 and list(there).count(found[0]) == 1:
         return found[0]
-    shown_names = ", ".join(repr(name[:40]) for name in there[:_MOST_SHOWN]) or "nothing"
     meant = f"?{key}={asked}" if asked is not None else f"the {key}"
     problem = f"{' and '.join(map(repr, found))} may be {meant}" if found else f"no {what} of {meant}"
     hint = f"say which {what} it is with ?{key}=NAME"
     if what == "column" and not spec.path.lower().endswith(".parquet"):
         hint += "; a file without a header needs ?columns=image,caption or the like"
-    raise InputError(f"{spec.where}: {problem}: it has {shown_names}", hint=hint)
+    raise InputError(f"{spec.where}: {problem}: it has {shown_columns(there)}", hint=hint)
 
 
 def _text(row: Row, column: str, what: str) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hydractl.data.base import Dataset
-from hydractl.data.spec import Spec
+from hydractl.data.base import Dataset, Spec
 from hydractl.errors import UsageError
 from hydractl.families.pixels import in_mode
 from hydractl.settings.suites import CORRUPTIONS, SEVERITIES

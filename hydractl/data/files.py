@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.labels import INTEGER, RawLabels
-from hydractl.data.spec import Spec
 from hydractl.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, raw_labels
-from hydractl.data.spec import Spec
 from hydractl.data.text import QUERY as TEXT_QUERY
 from hydractl.data.text import choose_columns, read_rows
 from hydractl.data.text_rows import Row
@@ -236,7 +235,7 @@ def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
         for i in range(count):
             yield Row(f"row {i + 1}", table[i])
 
-    dataset, raw = read_rows(spec, rows(), count, columns, lambda i: f"hf:{spec.path}#{i}")
+    dataset, raw = read_rows(spec, rows(), count, columns, f"hf:{spec.path}")
     if names is not None and raw.values is not None and not isinstance(raw.values, list):
         raw.names = names
     return dataset, raw

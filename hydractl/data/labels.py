@@ -196,7 +196,7 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
         count = _count(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
             f"{where}: {count} not among the model's {len(labels)} class names",
-            hint=f"the model's class names: {_some(labels)}",
+            hint=f"the model's class names: {some(labels)}",
             problems=[_near(name, labels) for name in unknown],
         )
     mapped = [label_map.get(name, name) for name in own]
@@ -208,7 +208,7 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
     if unknown:
         raise InputError(
             f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
-            hint=f"map them with --label-map FILE (name in the data: name in the model) to: {_some(labels)}",
+            hint=f"map them with --label-map FILE (name in the data: name in the model) to: {some(labels)}",
             problems=[_near(name, labels) for name in unknown],
         )
     counts = Counter(labels)
@@ -234,6 +234,7 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one} is" if number == 1 else f"{number} {many} are"
 
 
-def _some(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown
+def some(names: Sequence[str], most: int = 12) -> str:
+    """The first few names, and how many there are in all."""
+    first = ", ".join(names[:most]) or "nothing"
+    return f"{first}, ... ({len(names)} in all)" if len(names) > most else first

@@ -7,10 +7,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hydractl.data.base import PAIRS, Dataset
+from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
-from hydractl.data.spec import SUPPORTED, Spec, parse_spec
 from hydractl.errors import InputError, UsageError
 
 Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
@@ -57,7 +56,7 @@ def open_data(
     ``classes``. Names are mapped to ``labels`` by name, never by position.
 
     Args:
-        spec: what to open, see :mod:`hydractl.data.spec`.
+        spec: what to open, see :class:`hydractl.data.base.Spec`.
         option: the option it was given to, for messages.
         limit: only the first so many samples; class names are still those of the whole set.
         labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hydractl.data.base import Dataset, UnreadableSample, reason
+from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
 from hydractl.data.labels import INTEGER, RawLabels, raw_labels
-from hydractl.data.spec import Spec
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
 

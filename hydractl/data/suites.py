@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydractl.data.base import TEXT_SUFFIXES
 from hydractl.data.files import split_line
-from hydractl.data.spec import TEXT_SUFFIXES
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.require import OodSet
 from hydractl.settings.suites import SuiteChoice
@@ -28,45 +28,25 @@ NEAR, FAR = "near", "far"
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A set given by one of OpenOOD's image lists.
-
-    Attributes:
-        lists: the list's paths below the root; the first that is there is taken (names changed between versions).
-        folder: the folder below the root that the list's paths start from.
-    """
-
-    lists: tuple[str, ...]
-    folder: str
-
-
-@dataclass(frozen=True)
-class Named:
-    """A set given by a file of texts of some name.
-
-    Attributes:
-        stems: what the file's name, in small letters and with ``_`` for ``-``, ``.`` and spaces, is or starts with.
-    """
-
-    stems: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Member:
     """One set of a suite.
 
     Attributes:
         name: its name in the answer.
         group: ``near``, ``far``, or None for one that is for validation only.
-        files: where it is.
+        files: of images, the paths of OpenOOD's list below the root; the first that is there is taken (names changed
+            between versions). Of texts, what the name of the file, in small letters and with ``_`` for ``-``, ``.`` and
+            spaces, is or starts with.
         origin: where it comes from, for the message when it is missing.
+        folder: the folder below the root that the paths in the list start from; None for texts.
         stands_in: whether it is taken only in place of a missing set of its group.
     """
 
     name: str
     group: str | None
-    files: Listed | Named
+    files: tuple[str, ...]
     origin: str
+    folder: str | None = None
     stands_in: bool = False
 
 
@@ -93,8 +73,8 @@ _CLASSIC, _LARGE = "images_classic", "images_largescale"
 
 def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: str) -> Member:
     data_set = "texture" if name == "textures" else name  # as the download names it
-    files = Listed(tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists), folder)
-    return Member(name, group, files, f"{data_set} of {_OPENOOD}")
+    files = tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists)
+    return Member(name, group, files, f"{data_set} of {_OPENOOD}", folder)
 
 
 def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
@@ -123,7 +103,7 @@ def _cifar(own: str, other: str, classes: int) -> Suite:
 
 
 _CUSTOMER_REVIEWS = Member(
-    "customer_reviews", NEAR, Named(("customer_reviews", "cr")), "Customer Reviews (Hu & Liu 2004)", stands_in=True
+    "customer_reviews", NEAR, ("customer_reviews", "cr"), "Customer Reviews (Hu & Liu 2004)", stands_in=True
 )
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
@@ -145,15 +125,15 @@ SUITES: dict[str, Suite] = {
     "sst2-paper": Suite(
         samples="texts",
         members=(
-            Member("yelp", NEAR, Named(("yelp", "yelp_polarity")), "Yelp review polarity (Zhang et al. 2015)"),
-            Member("amazon", NEAR, Named(("amazon", "amazon_polarity")), "Amazon review polarity (Zhang et al. 2015)"),
+            Member("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
+            Member("amazon", NEAR, ("amazon", "amazon_polarity"), "Amazon review polarity (Zhang et al. 2015)"),
             _CUSTOMER_REVIEWS,
-            Member("20ng", FAR, Named(_NEWSGROUPS), "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
-            Member("trec", FAR, Named(("trec",)), "TREC questions (Li & Roth 2002)"),
-            Member("mnli", FAR, Named(("mnli", "multinli")), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
-            Member("rte", FAR, Named(("rte",)), "RTE of GLUE (https://gluebenchmark.com)"),
-            Member("wmt16", FAR, Named(("wmt16",)), "WMT16, the English side (https://www.statmt.org/wmt16)"),
-            Member("agnews", None, Named(("agnews", "ag_news")), "AG News (Zhang et al. 2015)"),
+            Member("20ng", FAR, _NEWSGROUPS, "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
+            Member("trec", FAR, ("trec",), "TREC questions (Li & Roth 2002)"),
+            Member("mnli", FAR, ("mnli", "multinli"), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
+            Member("rte", FAR, ("rte",), "RTE of GLUE (https://gluebenchmark.com)"),
+            Member("wmt16", FAR, ("wmt16",), "WMT16, the English side (https://www.statmt.org/wmt16)"),
+            Member("agnews", None, ("agnews", "ag_news"), "AG News (Zhang et al. 2015)"),
         ),
     ),
 }
@@ -285,20 +265,17 @@ def _stand_in(suite: Suite, folder: str, specs: dict[Member, str], gone: dict[Me
 
 def _look(folder: str, member: Member) -> tuple[str | None, str]:
     """The SPEC of a set; without one, a line that says what was looked for and where it comes from."""
-    if isinstance(member.files, Listed):
-        spec, why = _listed(folder, member.files)
-    else:
-        spec, why = _named(folder, member.files)
+    spec, why = _named(folder, member.files) if member.folder is None else _listed(folder, member.files, member.folder)
     return spec, f"{member.name} ({member.group or 'validation'}): {why}; it comes from {member.origin}"
 
 
-def _listed(folder: str, listed: Listed) -> tuple[str | None, str]:
+def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
     """The SPEC of an image list whose first image is there; without one, what was looked for."""
-    why = f"no {' or '.join(listed.lists)}"
+    why = f"no {' or '.join(lists)}"
     for below in _BELOW:
         base = os.path.join(folder, below) if below else folder
-        images = os.path.join(base, listed.folder)
-        for name in listed.lists:
+        images = os.path.join(base, below_root)
+        for name in lists:
             path = os.path.join(base, *name.split("/"))
             if not os.path.isfile(path):
                 continue
@@ -306,7 +283,7 @@ def _listed(folder: str, listed: Listed) -> tuple[str | None, str]:
             if first is not None and os.path.isfile(os.path.join(images, first)):
                 root = images.replace("%", "%25").replace("&", "%26")
                 return f"{path}?root={root}", ""
-            why = f"{name} is there, and its first image is not: {os.path.join(listed.folder, first or '(none)')}"
+            why = f"{name} is there, and its first image is not: {os.path.join(below_root, first or '(none)')}"
     return None, why
 
 
@@ -319,18 +296,18 @@ def _first_path(path: str) -> str | None:
     return None
 
 
-def _named(folder: str, named: Named) -> tuple[str | None, str]:
+def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
     """The SPEC of the one text file of that name; without one, what was looked for."""
     found: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
-            rank = _rank(_stem(name), named.stems)
+            rank = _rank(_stem(name), stems)
             if rank is not None:
                 found.setdefault(rank, []).append(path)
     if not found:
         endings = "|".join(sorted({suffix.removesuffix(".gz") for suffix in TEXT_SUFFIXES}))
-        names = " or ".join(f"{stem}.* or {stem}_*" for stem in named.stems)
+        names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
         return None, f"no file {names} ({endings})"
     best = found[min(found)]
     if len(best) > 1:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, Spec
 from hydractl.data.files import printable
-from hydractl.data.labels import INTEGER, RawLabels, raw_labels
-from hydractl.data.spec import Spec
+from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
 from hydractl.data.text_rows import Row, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -30,8 +29,6 @@ _LABEL = "label"
 
 MOST_PROBLEMS = 20
 """Reading stops at this many broken rows: the rest of such a file says no more."""
-
-_MOST_SHOWN = 20
 
 
 class Texts(Dataset):
@@ -115,7 +112,7 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
     if text is None:
         headless = "; a file without a header needs ?columns=label,text or the like" if what == "column" else ""
         raise InputError(
-            f"{spec.where}: no {what} of the text: it has {_list(there)}",
+            f"{spec.where}: no {what} of the text: it has {shown_columns(there)}",
             hint=_near_hint(_FIRST, there, f"name the {what} with ?text=NAME") + headless,
         )
     if text_b is None and "text" not in query:
@@ -127,13 +124,13 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
     if missing:
         named = " and ".join(f"?{key}={name}" for key, name in missing)
         raise InputError(
-            f"{spec.where}: no {what} for {named}: it has {_list(there)}",
+            f"{spec.where}: no {what} for {named}: it has {shown_columns(there)}",
             hint=_near_hint([name for _, name in missing], there, "") or None,
         )
     used = [name for name in (text, text_b, label) if name is not None]
     twice = sorted({name for name in used if list(there).count(name) > 1})
     if twice:
-        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {_list(there)}")
+        raise InputError(f"{spec.where}: there are several columns {twice[0]!r}: it has {shown_columns(there)}")
     if len(set(used)) < len(used):
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
     return Columns(text, text_b, label, "label" in query, others)
@@ -144,15 +141,15 @@ def _only(spec: Spec, names: Sequence[str], there: Sequence[str], what: str, key
     found = [name for name in names if name in there]
     if len(found) > 1:
         raise InputError(
-            f"{spec.where}: {' and '.join(map(repr, found))} may both be the text: it has {_list(there)}",
+            f"{spec.where}: {' and '.join(map(repr, found))} may both be the text: it has {shown_columns(there)}",
             hint=f"say which {what} with ?{key}=NAME",
         )
     return found[0] if found else None
 
 
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name[: _MOST_SHOWN * 2]) for name in names[:_MOST_SHOWN]) or "nothing"
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > _MOST_SHOWN else shown
+def shown_columns(names: Sequence[str]) -> str:
+    """The names of columns as they stand in a message: some of them, cut where they are long."""
+    return some([repr(name[:40]) for name in names], 20)
 
 
 def _near_hint(wanted: Sequence[str], there: Sequence[str], otherwise: str) -> str:
@@ -188,7 +185,7 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     columns = choose_columns(spec, table.columns) if table.columns else None
     rows = table.rows(columns.needed(table.columns or ()) if columns else ())
     name = printable(Path(spec.path).name)
-    return read_rows(spec, rows, limit, columns, lambda i: f"{name}#{i}", plain=table.plain)
+    return read_rows(spec, rows, limit, columns, name, plain=table.plain)
 
 
 def read_rows(
@@ -196,7 +193,7 @@ def read_rows(
     rows: Iterator[Row],
     limit: int | None,
     columns: Columns | None,
-    name: Callable[[int], str],
+    name: str,
     *,
     plain: bool = False,
 ) -> tuple[Dataset, RawLabels]:
@@ -207,7 +204,7 @@ def read_rows(
         rows: the rows.
         limit: only the first so many.
         columns: those that count; None: the keys of the first row decide.
-        name: gives the id of each sample.
+        name: of the data; ids are ``name#0``, ``name#1``, ...
         plain: whether every value is a text, and a label that looks like an integer is one.
 
     Raises:
@@ -217,7 +214,7 @@ def read_rows(
     collector.read(rows, limit)
     if not collector.texts:
         raise InputError(f"{spec.where}: no texts in the file")
-    ids = [name(i) for i in range(len(collector.texts))]
+    ids = [f"{name}#{i}" for i in range(len(collector.texts))]
     return Texts(spec.text, spec.where, ids, collector.texts), _labels(collector, ids, plain=plain)
 
 
@@ -298,7 +295,7 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
     columns, nowhere = collector.columns, all(value is None for value in values)
     if nowhere and columns.label_asked and columns.label not in collector.keys:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
-    there = ", ".join(collector.keys[:_MOST_SHOWN])
+    there = ", ".join(collector.keys[:20])
     hint = f"the rows have {there}: name what holds the labels with ?label=NAME"
     return raw_labels(values, ids, hint=hint, texts=texts)
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from hydractl.data.base import reason
-from hydractl.data.spec import Spec
+from hydractl.data.base import Spec, reason
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import parse_json, shown
 
@@ -54,7 +53,6 @@ class Table:
     plain: bool = False
 
 
-Numbered = Iterator["tuple[int, str]"]
 Fields = Iterator["tuple[str, list[str] | str]"]
 """The place and the fields of each row, or why it cannot be read."""
 
@@ -135,7 +133,7 @@ def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[Row]:
 
 def _tsv_fields(spec: Spec) -> Fields:
     width = 0
-    for number, line in _without_bom(_lines(spec)):
+    for number, line in _lines(spec, bom=True):
         line = line.removesuffix("\n").removesuffix("\r")
         # In a table of one column a blank line is an empty text.
         if line or width == 1:
@@ -145,7 +143,7 @@ def _tsv_fields(spec: Spec) -> Fields:
 
 
 def _csv_fields(spec: Spec) -> Fields:
-    reader = csv.reader((line for _, line in _without_bom(_lines(spec))), strict=True)
+    reader = csv.reader((line for _, line in _lines(spec, bom=True)), strict=True)
     while True:
         place = f"line {reader.line_num + 1}"
         try:
@@ -173,38 +171,31 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _without_bom(lines: Numbered) -> Numbered:
-    """The byte order mark that spreadsheets write before the first line is no part of the first column's name."""
-    for number, line in lines:
-        yield number, line.removeprefix(_BOM) if number == 1 else line
-
-
-def _lines(spec: Spec) -> Numbered:
+def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
     """Numbered lines with their ends. Lines end at a line feed and nowhere else.
+
+    Args:
+        spec: the SPEC of the file.
+        bom: whether to take away the byte order mark that spreadsheets write before the first line.
 
     Raises:
         InputError: naming a file that cannot be read, or line and byte of what is no UTF-8.
     """
     path = Path(spec.path).expanduser()
-    zipped = path.name.lower().endswith(".gz")
-    opener: Callable[[Path, str], IO[bytes]] = gzip.open if zipped else open  # type: ignore[assignment]
+    opener: Callable[[Path, str], IO[bytes]] = gzip.open if path.suffix.lower() == ".gz" else open  # type: ignore[assignment]
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
-                yield number, _decoded(spec, number, line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
-
-
-def _decoded(spec: Spec, number: int, line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
+                text = line.decode("utf-8")
+                yield number, text.removeprefix(_BOM) if bom and number == 1 else text
     except UnicodeDecodeError as error:
         raise InputError(
             f"{spec.where}: line {number} is not UTF-8 text: byte {error.start + 1} of the line is "
             f"0x{line[error.start]:02x}",
             hint="save the file as UTF-8",
         ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
 
 def _parquet(spec: Spec) -> Table:

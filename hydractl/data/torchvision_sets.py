@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.data.base import Dataset, UnreadableSample
+from hydractl.data.base import Dataset, Spec, UnreadableSample
 from hydractl.data.labels import RawLabels
-from hydractl.data.spec import Spec
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import first_line
 from hydractl.families.torchvision_operators import declare_operators

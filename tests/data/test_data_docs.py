@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.data.base import MOST_LISTED
+from hydractl.data.base import MOST_LISTED, parse_spec
 from hydractl.data.corrupted import LARGE_SIDE, SMALL_SIDE, take_corruption
 from hydractl.data.corruptions import TABLE
-from hydractl.data.spec import parse_spec
-from hydractl.data.suites import SUITES, Listed, Named
+from hydractl.data.suites import SUITES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
@@ -46,8 +45,7 @@ def test_suites() -> None:
 @pytest.mark.parametrize("name", ["openood-imagenet", "openood-cifar100"])
 def test_the_tree_of_openood(name: str) -> None:
     suite = SUITES[name]
-    lists = [member.files.lists[0] for member in suite.members if isinstance(member.files, Listed)]
-    for path in (*lists, *suite.id_lists):
+    for path in (*(member.files[0] for member in suite.members), *suite.id_lists):
         folder, file = path.rsplit("/", 1)
         block = TEXT[TEXT.index(f"FOLDER/{folder}/") :]
         assert file in block[: block.index("FOLDER", 1)]
@@ -56,9 +54,8 @@ def test_the_tree_of_openood(name: str) -> None:
 def test_names_of_texts() -> None:
     rows = {row[0].strip("`"): names(row[1]) for row in table("set")}
     for member in SUITES["sst2-paper"].members:
-        assert isinstance(member.files, Named)
         if not member.stands_in:
-            assert rows[member.name] == set(member.files.stems)
+            assert rows[member.name] == set(member.files)
 
 
 def test_constants() -> None:

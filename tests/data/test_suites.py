@@ -8,27 +8,26 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.suites import SUITES, Listed, find_suite, id_list_of
+from hydractl.data.suites import SUITES, Member, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.suites import OOD_SUITES, parse_ood_suite
 
 
-def put(root: Path, listed: Listed) -> None:
+def put(root: Path, member: Member) -> None:
     """An image list of the name that is tried last, and its images."""
-    path = root / listed.lists[-1]
+    path = root / member.files[-1]
     path.parent.mkdir(parents=True, exist_ok=True)
     names = [f"{path.stem}/{i}.png" for i in range(2)]
     path.write_text("".join(f"{name} -1\n" for name in names))
     for i, name in enumerate(names):
-        file = root / listed.folder / name
+        file = root / str(member.folder) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4), (i, len(path.stem), 0)).save(file)
 
 
 def build(root: Path, name: str) -> Path:
     for member in SUITES[name].members:
-        assert isinstance(member.files, Listed)
-        put(root, member.files)
+        put(root, member)
     return root
 
 

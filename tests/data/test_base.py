@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.data.spec import parse_spec
+from hydractl.data.base import parse_spec
 from hydractl.errors import UsageError
 
 
