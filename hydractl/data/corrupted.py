@@ -60,7 +60,11 @@ class CorruptedImages(Dataset):
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
         image = self.clean[i]
-        image = _reduced(in_mode(image, "L" if image.mode in _GREY else "RGB"))
+        image = in_mode(image, "L" if image.mode in _GREY else "RGB")
+        shorter = min(image.size)
+        if shorter > LARGE_SIDE:
+            width, height = (max(1, round(side * LARGE_SIDE / shorter)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
         kind = TABLE[self.name]
         constants = (kind.small if min(image.size) < SMALL_SIDE else kind.large)[self.severity - 1]
         return to_image(kind.apply(to_pixels(image), constants, _random(self.name, self.severity, i)))
@@ -95,14 +99,6 @@ def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
         raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
     rest = {key: value for key, value in spec.query.items() if key not in QUERY}
     return replace(spec, query=rest), (name, int(severity))
-
-
-def _reduced(image: Image.Image) -> Image.Image:
-    shorter = min(image.size)
-    if shorter <= LARGE_SIDE:
-        return image
-    size = [max(1, round(side * LARGE_SIDE / shorter)) for side in image.size]
-    return image.resize((size[0], size[1]), Image.Resampling.BILINEAR)
 
 
 def _random(name: str, severity: int, index: int) -> Any:

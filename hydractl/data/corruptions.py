@@ -14,8 +14,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +138,11 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
         back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
         across, down = (columns * back[0, k] + rows * back[1, k] + back[2, k] for k in (0, 1))
         x = warped(x, down, across, mode="mirror")
-    shifts = [_smooth_shift(random.uniform(-1, 1, size=x.shape[:2]), smoothness) * strength for _ in range(2)]
+    shifts = random.uniform(-1, 1, size=(2, *x.shape[:2]))
+    if smoothness > 0:
+        shifts = ndimage.gaussian_filter(shifts, (0, smoothness, smoothness), mode="reflect", truncate=3)
+    shifts = shifts * strength
     return warped(x, rows + shifts[1], columns + shifts[0], mode="reflect")
-
-
-def _smooth_shift(field: Pixels, sigma: float) -> Pixels:
-    return np.asarray(ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)) if sigma > 0 else field
 
 
 def pixelate(x: Pixels, share: float, random: Random) -> Pixels:
@@ -161,8 +159,7 @@ def jpeg_compression(x: Pixels, quality: int, random: Random) -> Pixels:
         return to_pixels(Image.open(file))
 
 
-@dataclass(frozen=True)
-class Severities:
+class Severities(NamedTuple):
     """One corruption and its constants for severities 1 to 5.
 
     Attributes:

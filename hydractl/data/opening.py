@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec
+from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.errors import InputError, UsageError
@@ -88,8 +88,7 @@ def open_data(
         _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
     dataset, raw = reader(parsed, limit)
-    if not samples:
-        _check_reads(parsed, dataset.kind, reads or {})
+    _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
@@ -126,8 +125,7 @@ def _kind(spec: Spec) -> str:
         if not path.is_file():
             raise InputError(f"{spec.where}: neither a file nor a folder")
     except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{spec.where}: cannot look at the path: {reason}") from error
+        raise InputError(f"{spec.where}: cannot look at the path: {reason(error)}") from error
     if path.name.lower().endswith(".parquet"):
         from hydractl.data.hub import holds_images
 
@@ -143,19 +141,16 @@ def _not_found(spec: Spec, path: Path) -> InputError:
     """The error for a path that does not exist, with what may have been meant."""
     from hydractl.data.builtin import SPLITS
 
-    message = f"{spec.where}: no such file or folder"
-    if spec.path.split("/")[0] in SPLITS:
-        return InputError(message, hint=f"did you mean builtin:{spec.path}?")
     folder = path.parent
-    if not folder.is_dir():
-        while not folder.is_dir():
-            folder = folder.parent
-        return InputError(message, hint=f"the path exists up to {folder}/")
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        names = []
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    if near:
-        return InputError(message, hint=f"in {folder}/ there is: {', '.join(near)}")
-    return InputError(message, hint=f"nothing in {folder}/ has a name like it; {SUPPORTED}")
+    if spec.path.split("/")[0] in SPLITS:
+        hint = f"did you mean builtin:{spec.path}?"
+    elif not folder.is_dir():
+        hint = f"the path exists up to {next(above for above in folder.parents if above.is_dir())}/"
+    else:
+        try:
+            names = sorted(entry.name for entry in folder.iterdir())
+        except OSError:
+            names = []
+        near = ", ".join(difflib.get_close_matches(path.name, names, n=3, cutoff=0.5))
+        hint = f"in {folder}/ there is: {near}" if near else f"nothing in {folder}/ has a name like it; {SUPPORTED}"
+    return InputError(f"{spec.where}: no such file or folder", hint=hint)
