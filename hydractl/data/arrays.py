@@ -67,7 +67,11 @@ def read_npz(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         with zipfile.ZipFile(path) as archive:
             headers, problems = _read_headers(archive, name.values())
         present = sorted(member.removesuffix(".npy") for member in archive.namelist())
-        problems += _missing(spec, headers, present, problems)
+        problems += [
+            f"no array {wanted!r} (the file has: {', '.join(present) or 'nothing'}; choose with ?{key}=NAME)"
+            for key, wanted in {"x": name["x"], **spec.query}.items()
+            if wanted not in present
+        ]
         if name["x"] in headers:
             problems += _image_problems(name["x"], headers[name["x"]])
         label_problems = _label_problems(name, headers)
@@ -117,16 +121,6 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
             continue
         headers[name] = _Header(shape, dtype)
     return headers, problems
-
-
-def _missing(spec: Spec, headers: dict[str, _Header], present: list[str], problems: list[str]) -> list[str]:
-    """Arrays that are needed or were asked for by name, and are not in the file."""
-    wanted = {"x": spec.query.get("x", "x"), **spec.query}
-    return [
-        f"no array {name!r} (the file has: {', '.join(present) or 'nothing'}; choose with ?{key}=NAME)"
-        for key, name in wanted.items()
-        if name not in headers and name not in present
-    ]
 
 
 def _image_problems(name: str, header: _Header) -> list[str]:

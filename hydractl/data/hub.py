@@ -18,9 +18,8 @@ import numpy as np
 from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, raw_labels
-from hydractl.data.text import QUERY as TEXT_QUERY
-from hydractl.data.text import choose_columns, read_rows
-from hydractl.data.text_rows import Row
+from hydractl.data.text import TEXT_QUERY, read_table
+from hydractl.data.text_rows import Row, Table
 from hydractl.errors import InputError, UsageError
 
 QUERY = ("image", "label")
@@ -227,17 +226,15 @@ def _names(feature: Any) -> list[str] | None:
 
 def _texts(spec: Spec, table: Any, count: int) -> tuple[Dataset, RawLabels]:
     spec.check_query(TEXT_QUERY)
-    columns = choose_columns(spec, list(table.features))
-    names = _names(table.features[columns.label]) if columns.label in table.features else None
-    table = table.select_columns(columns.needed(list(table.features)))
 
-    def rows() -> Iterator[Row]:
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
+        chosen = table.select_columns(list(columns))
         for i in range(count):
-            yield Row(f"row {i + 1}", table[i])
+            yield Row(f"row {i + 1}", chosen[i])
 
-    dataset, raw = read_rows(spec, rows(), count, columns, f"hf:{spec.path}")
-    if names is not None and raw.values is not None and not isinstance(raw.values, list):
-        raw.names = names
+    dataset, raw = read_table(spec, Table(list(table.features), rows), count, f"hf:{spec.path}")
+    if raw.values is not None and not isinstance(raw.values, list):
+        raw.names = _names(table.features[spec.query.get("label", _LABEL)])
     return dataset, raw
 
 

@@ -276,15 +276,10 @@ def expand_braces(text: str) -> Iterator[str]:
     Raises:
         ValueError: for braces that hold neither a range nor a list, or do not close.
     """
-    parts: list[list[str]] = []
-    end = 0
-    for match in _BRACES.finditer(text):
-        parts.append([text[end : match.start()]])
-        parts.append(_alternatives(match[1]))
-        end = match.end()
-    parts.append([text[end:]])
-    if any("{" in plain or "}" in plain for (plain,) in parts[::2]):
+    pieces = _BRACES.split(text)  # every second one stood in braces
+    if any("{" in plain or "}" in plain for plain in pieces[::2]):
         raise ValueError("braces that do not match")
+    parts = [_alternatives(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
     return ("".join(chosen) for chosen in itertools.product(*parts))
 
 

@@ -302,7 +302,7 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if name.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
-            rank = _rank(_stem(name), stems)
+            rank = _rank(name, stems)
             if rank is not None:
                 found.setdefault(rank, []).append(path)
     if not found:
@@ -315,17 +315,13 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
     return best[0], ""
 
 
-def _stem(name: str) -> str:
-    lower = name.lower()
-    suffix = max((suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)), key=len)
-    return re.sub(r"[-. ]+", "_", lower.removesuffix(suffix))
-
-
-def _rank(stem: str, stems: tuple[str, ...]) -> int | None:
+def _rank(name: str, stems: tuple[str, ...]) -> int | None:
     """Rank of a file name, 0 is best: the name itself, a test part, another part; None for another set's name.
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.
     """
+    suffix = max((suffix for suffix in TEXT_SUFFIXES if name.lower().endswith(suffix)), key=len)
+    stem = re.sub(r"[-. ]+", "_", name.lower().removesuffix(suffix))
     words = stem.split("_")
     if "train" in words or "mismatched" in words:
         return None

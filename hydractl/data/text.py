@@ -12,7 +12,7 @@ from typing import Any
 from hydractl.data.base import Dataset, Spec
 from hydractl.data.files import printable
 from hydractl.data.labels import INTEGER, RawLabels, raw_labels, some
-from hydractl.data.text_rows import Row, open_table
+from hydractl.data.text_rows import Row, Table, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 from hydractl.log import Log
@@ -20,7 +20,7 @@ from hydractl.log import Log
 Text = str | tuple[str, str]
 """One text, or a pair."""
 
-QUERY = ("text", "text_b", "label")
+TEXT_QUERY = ("text", "text_b", "label")
 
 # Names of the column of the text, or of the first of a pair, and of the second.
 _FIRST = ("text", "sentence", "text_a", "sentence1")
@@ -110,11 +110,10 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
     text_b = query.get("text_b")
     others: tuple[str, ...] = ()
     if text is None:
-        headless = "; a file without a header needs ?columns=label,text or the like" if what == "column" else ""
-        raise InputError(
-            f"{spec.where}: no {what} of the text: it has {shown_columns(there)}",
-            hint=_near_hint(_FIRST, there, f"name the {what} with ?text=NAME") + headless,
-        )
+        hints = [*_near(_FIRST, there), f"name the {what} with ?text=NAME"]
+        if what == "column":
+            hints.append("a file without a header needs ?columns=label,text or the like")
+        raise InputError(f"{spec.where}: no {what} of the text: it has {shown_columns(there)}", hint="; ".join(hints))
     if text_b is None and "text" not in query:
         others = _SECOND
         text_b = _only(spec, _SECOND, there, what, "text_b")
@@ -125,7 +124,7 @@ def choose_columns(spec: Spec, there: Sequence[str], what: str = "column") -> Co
         named = " and ".join(f"?{key}={name}" for key, name in missing)
         raise InputError(
             f"{spec.where}: no {what} for {named}: it has {shown_columns(there)}",
-            hint=_near_hint([name for _, name in missing], there, "") or None,
+            hint=next(iter(_near([name for _, name in missing], there)), None),
         )
     used = [name for name in (text, text_b, label) if name is not None]
     twice = sorted({name for name in used if list(there).count(name) > 1})
@@ -152,13 +151,11 @@ def shown_columns(names: Sequence[str]) -> str:
     return some([repr(name[:40]) for name in names], 20)
 
 
-def _near_hint(wanted: Sequence[str], there: Sequence[str], otherwise: str) -> str:
-    """The names most similar to the wanted ones, ignoring case."""
+def _near(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+    """A hint at the names most similar to the wanted ones, ignoring case; none where there are no such names."""
     folded = {name.casefold(): name for name in reversed(list(there))}
     near = {m: None for name in wanted for m in difflib.get_close_matches(name.casefold(), folded, n=1)}
-    if not near:
-        return otherwise
-    return f"near: {', '.join(repr(folded[name]) for name in near)}" + (f"; {otherwise}" if otherwise else "")
+    return [f"near: {', '.join(repr(folded[name]) for name in near)}"] if near else []
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -181,41 +178,22 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
             there, and listing the rows that are broken, have no text, or are pairs among single texts.
         UsageError: for Parquet without pyarrow.
     """
-    table = open_table(spec, QUERY)
-    columns = choose_columns(spec, table.columns) if table.columns else None
-    rows = table.rows(columns.needed(table.columns or ()) if columns else ())
-    name = printable(Path(spec.path).name)
-    return read_rows(spec, rows, limit, columns, name, plain=table.plain)
+    return read_table(spec, open_table(spec, TEXT_QUERY), limit, printable(Path(spec.path).name))
 
 
-def read_rows(
-    spec: Spec,
-    rows: Iterator[Row],
-    limit: int | None,
-    columns: Columns | None,
-    name: str,
-    *,
-    plain: bool = False,
-) -> tuple[Dataset, RawLabels]:
-    """Texts of rows.
-
-    Args:
-        spec: where they are from.
-        rows: the rows.
-        limit: only the first so many.
-        columns: those that count; None: the keys of the first row decide.
-        name: of the data; ids are ``name#0``, ``name#1``, ...
-        plain: whether every value is a text, and a label that looks like an integer is one.
+def read_table(spec: Spec, table: Table, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
+    """Texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Raises:
-        InputError: listing the rows that have no text, or are pairs among single texts.
+        InputError: as of :func:`read_text`.
     """
+    columns = choose_columns(spec, table.columns) if table.columns else None
     collector = _Collector(spec, columns)
-    collector.read(rows, limit)
+    collector.read(table.rows(columns.needed(table.columns or ()) if columns else ()), limit)
     if not collector.texts:
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
-    return Texts(spec.text, spec.where, ids, collector.texts), _labels(collector, ids, plain=plain)
+    return Texts(spec.text, spec.where, ids, collector.texts), _labels(collector, ids, plain=table.plain)
 
 
 @dataclass
