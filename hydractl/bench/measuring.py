@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -325,8 +326,7 @@ def _machine(device: torch.device, count: int) -> dict[str, Any]:
 def _processor() -> str:
     """The model of the processor; ``platform`` knows no more than the architecture on Linux."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):
+            return match[1].strip()
     return platform.processor() or platform.machine()

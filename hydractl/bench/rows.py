@@ -54,13 +54,11 @@ class Row:
 
     def cost(self) -> dict[str, Any]:
         """The part of a row that needs no measurement."""
-        sources = self.model.sources
+        sources, whole = self.model.sources, self.whole_last_block
         if self.kind == STOCK:
             cost = stock_cost(sources[0])
         else:
-            cost = total_cost(
-                cost_of(s.description, s.tensors, whole_last_block=self.whole_last_block) for s in sources
-            )
+            cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
         return {
             "kind": self.kind,
             "members": sum(len(source.description.masks) for source in sources),
@@ -92,8 +90,11 @@ def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_la
     rows: list[Row] = []
     for model in models:
         rows.append(Row("model", model))
-        if model is first and not problems:
-            rows += _beside_first(first, whole, max(map(_members, fused), default=0), compare)
+        if model is first and STOCK in compare and whole is not None:
+            rows.append(Row(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
+        if model is first and DEEP in compare:
+            copies = max(map(_members, fused), default=0)
+            rows.append(Row(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
         if MEMBERS in compare and model in fused:
             rows += _taken_apart(model)
     names = [row.name for row in rows]
@@ -102,15 +103,6 @@ def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_la
         message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
         raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
-
-
-def _beside_first(first: ModelArgument, whole: Source | None, copies: int, compare: Sequence[str]) -> list[Row]:
-    rows = []
-    if STOCK in compare and whole is not None:
-        rows.append(Row(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
-    if DEEP in compare:
-        rows.append(Row(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
-    return rows
 
 
 def _taken_apart(fused: ModelArgument) -> list[Row]:

@@ -147,9 +147,8 @@ def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     from torch.utils.data import DataLoader
 
     outside = _child_handler()
-    with warnings.catch_warnings():
-        # torch warns of more workers than processors; the number was the user's choice.
-        warnings.simplefilter("ignore", UserWarning)
+    # torch warns of more workers than processors; the number was the user's choice.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         loader: DataLoader[Any] = DataLoader(
             reader,  # type: ignore[arg-type]
             batch_size=None,

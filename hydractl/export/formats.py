@@ -150,8 +150,8 @@ def traced(model: HydraModel, longest: int | None) -> Graph:
     tokens = None if longest is None else torch.export.Dim("tokens", min=2, max=longest)
     dynamic = {name: {0: batch} if tokens is None else {0: batch, 1: tokens} for name in example}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how torch does it inside; the graph is checked by running it
+        # The warnings are about how torch does it inside; the graph is checked by running it.
+        with warnings.catch_warnings(action="ignore"):
             program = torch.export.export(module, (), dict(example), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise HydraError(f"torch cannot export {model.description.arch}: {first_line(error)}") from error
@@ -251,13 +251,11 @@ class Pt2:
         """Nothing but torch is needed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: Weights | None) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        with open(path, "rb") as handle, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with open(path, "rb") as handle, warnings.catch_warnings(action="ignore"):
             module = torch.export.load(handle).module()
 
         def run(inputs: Named) -> Mapping[str, Tensor]:
@@ -312,8 +310,11 @@ FORMATS: dict[str, Format] = {"onnx": Onnx(), "pt2": Pt2()}
 
 def _onnx_model(graph: Graph) -> Any:
     # Standard output belongs to the result.
-    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        warnings.simplefilter("ignore")
+    with (
+        warnings.catch_warnings(action="ignore"),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
         program = torch.onnx.export(
             graph.program,
             kwargs=dict(graph.example),
