@@ -1,4 +1,4 @@
-"""Structure-aware mutations of files, drawn by hypothesis: each form is taken apart, broken somewhere, and put together."""
+"""Structure-aware mutations of files, drawn by hypothesis: a file is taken apart, broken and put together."""
 
 from __future__ import annotations
 
@@ -151,6 +151,10 @@ def _safetensors(data: bytes, draw: Callable[[Any], Any]) -> bytes:
     return struct.pack("<Q", len(header)) + header + tensors
 
 
+_ARRAY_HEADERS = [("'<i8'", "'|O'"), ("'|u1'", "'|O'"), ("'|u1'", "'<f8'"), ("'|u1'", "'<U99'"), ("(", "(9999999999,")]
+_ARRAY_HEADERS += [("(", "(-1,"), (", )", ", 0)"), ("False", "True"), ("(", "(0,"), ("'<i8'", "'<M8[s]'")]
+
+
 def _npz(data: bytes, draw: Callable[[Any], Any]) -> bytes:
     """One array of the archive broken in its header or anywhere, left out, doubled, or compressed."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -166,12 +170,7 @@ def _npz(data: bytes, draw: Callable[[Any], Any]) -> bytes:
     else:
         length = struct.unpack("<H", arrays[name][8:10])[0]
         header = arrays[name][10 : 10 + length].decode("latin-1")
-        before, after = draw(
-            st.sampled_from(
-                [("'<i8'", "'|O'"), ("'|u1'", "'|O'"), ("'|u1'", "'<f8'"), ("'|u1'", "'<U99'"), ("(", "(9999999999,")]
-                + [("(", "(-1,"), (", )", ", 0)"), ("False", "True"), ("(", "(0,"), ("'<i8'", "'<M8[s]'")]
-            )
-        )
+        before, after = draw(st.sampled_from(_ARRAY_HEADERS))
         header = header.replace(before, after, 1).rstrip() + " " * (-len(header) % 16) + "\n"
         arrays[name] = arrays[name][:8] + struct.pack("<H", len(header)) + header.encode() + arrays[name][10 + length :]
     whole = io.BytesIO()

@@ -39,20 +39,20 @@ def test_every_reader_has_a_corpus() -> None:
     assert {path.name for path in CORPUS.iterdir()} == {*READERS, "beside"}
 
 
-def test_what_is_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file elsewhere that is read, one that is written, an internal error, an escape."""
-    import tests.fuzz.campaign as campaign
+@pytest.mark.parametrize("wrong", ["read", "write", "error", "message"])
+def test_what_is_noticed(wrong: str, folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Path.home() / ".hydractl-fuzz"
 
-    def opening(path: str, mode: str) -> None:
-        with open(path, mode):
-            pass
+    def read(*_: object) -> str | None:
+        if wrong == "read":
+            Path("/etc/hostname").read_bytes()
+        elif wrong == "write":
+            elsewhere.write_bytes(b"")
+            elsewhere.unlink()
+        elif wrong == "error":
+            raise ZeroDivisionError
+        return "exit 1" if wrong == "message" else None
 
-    elsewhere = str(Path.home() / ".hydractl-fuzz")
-    for wrong in (lambda: opening("/etc/hostname", "r"), lambda: opening(elsewhere, "a"), lambda: 1 // 0):
-        monkeypatch.setattr(campaign, "read", lambda *_: wrong())
-        with pytest.raises(Finding):
-            check(READERS["npz"], b"", 0, watch)
-    monkeypatch.setattr(campaign, "read", lambda *_: "exit 1")
+    monkeypatch.setattr("tests.fuzz.campaign.read", read)
     with pytest.raises(Finding):
         check(READERS["npz"], b"", 0, watch)
-    Path(elsewhere).unlink(missing_ok=True)
