@@ -16,12 +16,13 @@ PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test test-all demo lint docs bench clean
+.PHONY: help test test-all fuzz demo lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
 	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make fuzz      read COUNT=100000 broken files of every kind"
 	@echo "make demo      train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
 	@echo "make lint      style, format and types"
@@ -34,6 +35,9 @@ test: $(READY)
 
 test-all: test
 	$(PYTEST) -m long $(ARGS)
+
+fuzz: $(READY)
+	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)
 
 demo: $(READY)
 	$(RUN) examples/digits.py

@@ -1,0 +1,220 @@
+"""Broken files without end: ``python -m tests.fuzz.campaign --count 1000000 [--reader NAME ...] [--jobs 2]``.
+
+Every reader gets its part of the count. A process of its own reads the files of one reader, so that one which dies,
+hangs or takes too much memory is noticed from outside and its file kept. Findings go to ``--findings``, one folder each
+with the file and what happened; hypothesis has made them small where it could.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.mutations import mutated
+from tests.fuzz.readers import CORPUS, READERS, Reader, read
+
+SECONDS = 10
+"""Of computing, for one file; a file that takes longer is a finding."""
+MEMORY = 500 << 20
+"""Bytes that reading one file may take, beside four times its size."""
+_FORBIDDEN = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"}
+_FORBIDDEN |= {"socket.connect", "socket.getaddrinfo", "urllib.Request"}
+_TEMPORARY = tempfile.gettempdir()
+_ROUND = 2000  # inputs of one run of hypothesis, which remembers them all
+
+
+class Finding(Exception):
+    """A file that was not read as it should be."""
+
+
+def prepare(name: str, folder: Path) -> list[bytes]:
+    """A working directory for the files of one reader; the contents to break."""
+    beside, reader = CORPUS / "beside", READERS[name]
+    shutil.copytree(beside, folder, dirs_exist_ok=True)
+    if "bert/" in reader.name:
+        for part in ("hf-config", "hf-tokenizer", "hf-tokenizer-config", "hf-weights"):
+            shutil.copytree(CORPUS / part, folder / "bert", dirs_exist_ok=True)
+    (folder / reader.name).parent.mkdir(exist_ok=True, parents=True)
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+
+
+class Watch:
+    """What the process opens, runs and connects to; an audit hook cannot be taken away again."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.seen: list[str] = []
+        sys.addaudithook(self._notice)
+
+    def _notice(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event in _FORBIDDEN:
+            self.seen.append(f"{event} {arguments!r}"[:300])
+        elif event == "open" and isinstance(arguments[0], (str, bytes)):
+            path, writes = os.path.abspath(os.fsdecode(arguments[0])), (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+            inside = path.startswith((self.folder, _TEMPORARY, "/dev/null"))
+            code = path.startswith((sys.prefix, sys.base_prefix, "/proc/", "/sys/", "/dev/", str(CORPUS.parents[2])))
+            if not inside and (writes or not code):
+                self.seen.append(f"open {path} {arguments[1:]}"[:300])
+
+
+def check(reader: Reader, data: bytes, way: int, watch: Watch) -> None:
+    """Read one file in the working directory.
+
+    Raises:
+        Finding: saying what was wrong with it.
+    """
+    folder = Path.cwd()
+    path = folder / reader.name
+    path.write_bytes(data)
+    watch.seen, watch.folder = [], str(folder)
+    start = time.process_time()
+    try:
+        problem = read(reader, folder, way)
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}"
+    finally:
+        watch.folder = None
+    if time.process_time() - start > SECONDS:
+        problem = f"{time.process_time() - start:.0f} seconds; {problem}"
+    if watch.seen:
+        problem = f"{watch.seen[0]}; {problem}"
+    if problem:
+        raise Finding(problem)
+
+
+def search(name: str, count: int, first: int, watch: Watch) -> int:
+    """Read so many broken files of one reader, in the working directory.
+
+    Raises:
+        Finding: for the smallest file that hypothesis found to go wrong in the same way.
+    """
+    reader, contents = READERS[name], prepare(name, Path.cwd())
+    done = 0
+
+    @seed(first)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+    )
+    @given(st.data(), st.sampled_from(contents), st.integers(0, 3))
+    def run(data: Any, content: bytes, way: int) -> None:
+        nonlocal done
+        done += 1
+        check(reader, mutated(content, reader.form, data.draw), way, watch)
+
+    run()
+    return done
+
+
+def limit_memory(allowed: int) -> None:
+    """Let this process take so many bytes more than it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + allowed
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _work(name: str, count: int, first: int) -> None:
+    """Rounds of one reader, reporting each; the last line before a finding is the finding."""
+    watch = Watch()
+    reader = READERS[name]
+    prepare(name, Path.cwd())
+    with contextlib.suppress(Finding):  # whatever is imported late is there before memory is limited
+        for way in range(3):
+            check(reader, sorted((CORPUS / name).iterdir())[0].read_bytes(), way, watch)
+    limit_memory(MEMORY + 4 * (1 << 20))
+    done = 0
+    while done < count:
+        try:
+            done += search(name, min(_ROUND, count - done), first + done, watch)
+            print(json.dumps({"done": done}), flush=True)
+        except Finding as finding:
+            print(json.dumps({"done": done + 1, "finding": str(finding)}), flush=True)
+            return
+
+
+def _follow(name: str, folder: Path, process: subprocess.Popen[str]) -> str | None:
+    """Wait for a process; what went wrong if it hangs."""
+    path = folder / READERS[name].name
+    while process.poll() is None:
+        time.sleep(0.2)
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 4 * SECONDS:
+                process.kill()
+                return f"no end after {4 * SECONDS} seconds"
+    return None
+
+
+def _campaign(name: str, count: int, first: int, findings: Path) -> tuple[int, list[str]]:
+    done, found = 0, []
+    while done < count and len(found) < 20:
+        with tempfile.TemporaryDirectory() as place:
+            words = [sys.executable, "-m", "tests.fuzz.campaign", "--work", name, str(count - done), str(first + done)]
+            environment = {**os.environ, "PYTHONPATH": str(CORPUS.parents[2]), "HF_HUB_OFFLINE": "1"}
+            with (Path(place) / "stderr").open("w") as errors:
+                process = subprocess.Popen(
+                    words, cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+                )
+                hang = _follow(name, Path(place), process)
+            lines = [json.loads(line) for line in (process.stdout or ()) if line.startswith("{")]
+            problem = hang or (lines[-1].get("finding") if lines else None)
+            done += max(lines[-1]["done"] if lines else 0, 1)
+            if problem is None and process.returncode:
+                problem = f"died with {process.returncode}: {(Path(place) / 'stderr').read_text()[-1000:]}"
+            if problem:
+                found.append(problem)
+                kept = findings / f"{name}-{first + done}"
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(place) / READERS[name].name, kept / Path(READERS[name].name).name)
+                (kept / "problem.txt").write_text(problem)
+    return done, found
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=100_000, help="files in all")
+    parser.add_argument("--reader", nargs="+", default=list(READERS), choices=list(READERS))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--work", nargs=3, metavar=("READER", "COUNT", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        _work(options.work[0], int(options.work[1]), int(options.work[2]))
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    each = -(-options.count // len(options.reader))
+    total: Counter[str] = Counter()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        jobs = {n: pool.submit(_campaign, n, each, options.seed, options.findings.resolve()) for n in options.reader}
+        for name, job in jobs.items():
+            done, found = job.result()
+            total.update(files=done, findings=len(found))
+            print(f"{name:20} {done:8} files  {len(found)} findings", flush=True)
+            for problem in found:
+                print(f"    {problem.splitlines()[0][:200]}", flush=True)
+    print(f"{'in all':20} {total['files']:8} files  {total['findings']} findings; they are in {options.findings}")
+
+
+if __name__ == "__main__":
+    _main()
