@@ -17,7 +17,7 @@ from torch import Tensor
 import hydractl
 from hydractl.errors import HydraError, UsageError
 from hydractl.export.graph import OUTPUTS, Graph, Named
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.files.description import Description
 from hydractl.jsonio import canonical_json
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
 
 OUTPUTS = ("probabilities", "member_logits")

@@ -12,7 +12,7 @@ from hydractl.errors import HydraError, UsageError
 from hydractl.export.formats import FORMATS, Format, Runner, Weights, metadata_of, relocated
 from hydractl.export.graph import OUTPUTS, Expected, Graph, Named, expectations, traced
 from hydractl.families import classes_of
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
 from hydractl.files.description import Description

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers.masking_utils import create_bidirectional_mask
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
-    NORMS,
     READS,
     base_of,
     core_of,
@@ -24,19 +25,19 @@ from hydractl.families.hf.architectures import (
     meta_model,
     random_model,
 )
-from hydractl.families.hf.folder import WEIGHTS, download, open_folder
-from hydractl.families.hf.images import image_collate, image_format, write_processor
-from hydractl.families.hf.tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.hf.folder import OTHER_FILES, WEIGHTS, open_folder
+from hydractl.families.hf.inputs import (
+    image_collate,
+    image_format,
+    random_tokens,
+    text_collate,
+    write_processor,
+    write_tokenizer,
+)
 from hydractl.families.pixels import random_pixels
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.reading import download, refuse_options, write_config
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import shown
-
-declare_operators()
-
-import transformers  # noqa: E402
-from transformers.masking_utils import create_bidirectional_mask  # noqa: E402
 
 
 class _InPlace(nn.Module):
@@ -53,10 +54,21 @@ class _InPlace(nn.Module):
         return self.attention(hidden_states, attn_mask=attention_mask), None
 
 
+_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
+_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2)"
+
+
 class HFEncoder(ModelFamily):
     """The classifiers of transformers whose heads can be taken apart."""
 
     name = "hf"
+    version = transformers.__version__
+    parts = {  # noqa: RUF012 - as the protocol declares it
+        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.layernorm\.",
+        "attention": rf"{_LAYER}attention\.",
+        "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
+    }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings\.",
         "position": r"\w+\.embeddings\.position_embeddings",
@@ -64,11 +76,6 @@ class HFEncoder(ModelFamily):
         "words": r"\w+\.embeddings\.word_embeddings\.",
         "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
     }
-
-    @property
-    def version(self) -> str:
-        """The version of transformers."""
-        return transformers.__version__
 
     # --- finding a model ----------------------------------------------------------------------------------------------
 
@@ -78,12 +85,9 @@ class HFEncoder(ModelFamily):
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
         """``hf:ORG/NAME`` from the hub; safetensors only, never any code of the repository."""
-        if options:
-            raise UsageError(
-                f"hf:{name} takes no options ({', '.join(sorted(options))})",
-                hint="weights of your own open as a folder: model.safetensors beside config.json",
-            )
-        loaded = open_folder(download(name))
+        hint = "weights of your own open as a folder: model.safetensors beside config.json"
+        refuse_options(f"hf:{name}", options, hint)
+        loaded = open_folder(download(name, ("config.json", WEIGHTS), OTHER_FILES))
         if loaded is None:
             raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
         return loaded
@@ -100,8 +104,7 @@ class HFEncoder(ModelFamily):
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
-        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        write_config(folder / "config.json", document)
         (write_tokenizer if _is_text(preprocess) else write_processor)(folder, preprocess)
         return WEIGHTS
 
@@ -119,7 +122,7 @@ class HFEncoder(ModelFamily):
         heads = model.config.num_attention_heads
         sites = []
         for index, layer in enumerate(base.get_submodule(layout.layers)):
-            out = layer.attention.get_submodule(layout.o)
+            out = layer.attention.get_submodule(layout.heads.out)
             path = f"{prefix}.{layout.layers}.{index}.attention"
             sites.append(Site(path, heads, out.in_features // heads, out.out_features))
         return sites
@@ -128,54 +131,9 @@ class HFEncoder(ModelFamily):
         """Number of classes of the classifier."""
         return int(meta_model(config).config.num_labels)
 
-    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """Queries, keys, values are ``[heads * head_dim, d_model]``, the output ``[d_model, heads * head_dim]``."""
-        dk, layout = site.head_dim, layout_of(site.path)
-        weights: dict[str, Tensor | None] = {}
-        for side in ("q", "k", "v"):
-            name = f"{site.path}.{getattr(layout, side)}"
-            weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-            heads = weight.shape[0] // dk
-            weights[side] = weight.reshape(heads, dk, weight.shape[1])
-            weights[f"{side}_bias"] = None if bias is None else bias.reshape(heads, dk)
-        out = tensors[f"{site.path}.{layout.o}.weight"]  # [d, h dk]
-        return HeadWeights(
-            o=out.reshape(out.shape[0], out.shape[1] // dk, dk).permute(1, 0, 2),
-            o_bias=tensors.get(f"{site.path}.{layout.o}.bias"),
-            **weights,  # type: ignore[arg-type]
-        )
-
-    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`."""
-        layout = layout_of(site.path)
-        put: dict[str, Tensor | None] = {
-            f"{layout.o}.weight": weights.o.permute(1, 0, 2).flatten(1),
-            f"{layout.o}.bias": weights.o_bias,
-        }
-        for side in ("q", "k", "v"):
-            bias = getattr(weights, f"{side}_bias")
-            put[f"{getattr(layout, side)}.weight"] = getattr(weights, side).flatten(0, 1)
-            put[f"{getattr(layout, side)}.bias"] = None if bias is None else bias.flatten()
-        for name, tensor in put.items():
-            if tensor is not None:
-                tensors[f"{site.path}.{name}"] = tensor
-
-    def part(self, name: str, sites: Sequence[Site]) -> str:
-        """By the library's names; what belongs to no base model is the classifier."""
-        base, _, rest = name.partition(".")
-        layout = LAYOUTS.get(base)
-        if layout is None:
-            return "own"
-        if rest.startswith(("embeddings.", "embeddings_project.")):
-            return "embed"
-        if not rest.startswith(f"{layout.layers}."):
-            return "norm" if rest.startswith("layernorm.") else "own"
-        module, *inside = rest.removeprefix(f"{layout.layers}.").split(".")[1:]
-        if module in NORMS or "LayerNorm" in inside:
-            return "norm"
-        if module == "attention":
-            return "attention"
-        return "mlp" if module in ("intermediate", "output", "ffn", "mlp") else "own"
+    def layout(self, site: Site) -> AttentionLayout:
+        """By the kind of encoder, which every path starts with."""
+        return layout_of(site.path).heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights; the dropout of the output stays the library's own."""
@@ -187,8 +145,7 @@ class HFEncoder(ModelFamily):
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = layout_of(site.path)
         if not layout.core:
-            parent, _, leaf = site.path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _InPlace(attention))
+            super().install(model, site, _InPlace(attention))
             return
         block: Any = model.get_submodule(site.path)
         setattr(block, layout.core, _InPlace(attention))
@@ -200,25 +157,14 @@ class HFEncoder(ModelFamily):
         prefix, readout = ARCHITECTURES[type(model).__name__]
         layers = base.get_submodule(layout.layers)
 
-        def stem(inputs: Any) -> State:
-            return _stem(base, inputs)
-
-        def block(layer: nn.Module) -> Callable[[State], State]:
-            return lambda state: State(
-                layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context
-            )
-
-        def attention_input(layer: Any) -> Callable[[State], Tensor]:
-            return lambda state: getattr(layer, layout.norm)(state.hidden) if layout.norm else state.hidden
-
         count = READS.get(readout, 1)
         tower = Stages(
-            stem=stem,
-            blocks=[block(layer) for layer in layers],
+            stem=partial(_stem, base),
+            blocks=[partial(_run, layer) for layer in layers],
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
             stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
             readout=lambda state: readout(model, base, state.hidden),
-            attention_inputs=[attention_input(layer) for layer in layers],
+            attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
             reads=None if count is None else first_tokens(count),
             per_sample=("attention_mask",),
         )
@@ -279,6 +225,14 @@ def _stem(base: Any, inputs: Any) -> State:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
     mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
     return State(hidden, {"attention_mask": mask})
+
+
+def _run(layer: nn.Module, state: State) -> State:
+    return State(layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context)
+
+
+def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
+    return getattr(layer, norm)(state.hidden) if norm else state.hidden
 
 
 def _is_text(preprocess: Mapping[str, Any]) -> bool:

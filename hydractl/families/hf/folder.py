@@ -9,28 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from hydractl.errors import InputError
-from hydractl.families.base import LoadedModel, first_line, read_config
+from hydractl.families.base import LoadedModel
 from hydractl.families.hf.architectures import ARCHITECTURES, class_name, meta_model, quiet, without_traces
-from hydractl.families.hf.images import image_preprocess
-from hydractl.families.hf.tokenizer import text_preprocess
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.hf.inputs import image_preprocess, text_preprocess
+from hydractl.families.reading import published_weights, read_config, refused_as
 from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
-from hydractl.files.header import Header, read_header, torch_dtype
+from hydractl.files.header import Header, torch_dtype
 from hydractl.jsonio import shown
 
-declare_operators()
-
-import transformers  # noqa: E402
-from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
-
 WEIGHTS = "model.safetensors"
-_FILES = (
-    *("config.json", WEIGHTS, "preprocessor_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+OTHER_FILES = (
+    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 
@@ -45,18 +40,13 @@ def open_folder(folder: Path) -> LoadedModel | None:
     if published is None or "architectures" not in published or "model_type" not in published:
         return None
     config = _kept(published, str(folder))
-    weights = folder / WEIGHTS
-    if not weights.exists():
-        raise InputError(
-            f"{folder} has no {WEIGHTS}",
-            hint="hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')",
-        )
+    hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
+    weights = published_weights(folder / WEIGHTS, hint)
     model = meta_model(config)
-    header = read_header(weights)
-    tensors: TensorSource = FileTensors(weights, header)
-    if set(header.tensors) != set(model.state_dict()):
+    tensors: TensorSource = weights
+    if set(weights.names()) != set(model.state_dict()):
         # Older names, or a mistake: the library knows the first and the answer to it tells the second.
-        tensors = _converted(folder, header, model)
+        tensors = _converted(weights, model)
     return LoadedModel(
         arch=class_name(config),
         config=config,
@@ -64,20 +54,6 @@ def open_folder(folder: Path) -> LoadedModel | None:
         preprocess=_preprocess(folder, model),
         labels=_labels(published, model.config.num_labels),
     )
-
-
-def download(name: str) -> Path:
-    """The folder of a hub repository on this machine: configuration, safetensors, tokenizer; no code, no pickles."""
-    import huggingface_hub
-
-    try:
-        folder = huggingface_hub.snapshot_download(name, allow_patterns=list(_FILES))
-    except Exception as error:
-        raise InputError(
-            f"cannot get {name} from the hub: {type(error).__name__}",
-            hint="check the name and the network, or give a local folder with config.json and model.safetensors",
-        ) from error
-    return Path(folder)
 
 
 def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -96,29 +72,27 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return config
 
 
-def _converted(folder: Path, header: Header, model: Any) -> DictTensors:
+def _converted(weights: FileTensors, model: Any) -> DictTensors:
     """Weights under the library's present names, read by the library itself, in the dtypes of the file.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
     """
+    header, file = weights.header, weights.path
     stored = {info.dtype for info in header.tensors.values()}
     wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
-    try:
-        with quiet():
-            loaded, report = type(model).from_pretrained(
-                str(folder),
-                config=copy.deepcopy(model.config),
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=wide,
-                attn_implementation="sdpa",
-                ignore_mismatched_sizes=True,  # so that they are reported, all of them
-                output_loading_info=True,
-            )
-    except Exception as error:
-        raise InputError(f"transformers cannot read {folder / WEIGHTS}: {first_line(error)}") from error
+    with refused_as(f"transformers cannot read {file}"), quiet():
+        loaded, report = type(model).from_pretrained(
+            str(file.parent),
+            config=copy.deepcopy(model.config),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=wide,
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,  # so that they are reported, all of them
+            output_loading_info=True,
+        )
     problems = [f"missing tensor {shown(name, 200)}" for name in sorted(report["missing_keys"])]
     problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"])]
     problems += [
@@ -127,7 +101,7 @@ def _converted(folder: Path, header: Header, model: Any) -> DictTensors:
     ]
     problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     if problems:
-        what = f"{folder / WEIGHTS} does not hold the weights of {type(model).__name__}"
+        what = f"{file} does not hold the weights of {type(model).__name__}"
         raise InputError(what, problems=problems[:40])
     state = loaded.state_dict()
     only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
+from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
-from hydractl.errors import UsageError
-from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, read_packed, write_packed
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.open_clip.folder import (
     CONFIG,
     WEIGHTS,
@@ -33,24 +31,10 @@ from hydractl.families.open_clip.inputs import (
 )
 from hydractl.families.open_clip.models import blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.families.pixels import random_pixels
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.reading import refuse_options, write_config
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
-
-declare_operators()
-
-import open_clip  # noqa: E402
-from open_clip.transformer import ResidualAttentionBlock  # noqa: E402
 
 _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
-_PARTS = (
-    ("attention", rf"{_BLOCK}attn\."),
-    ("mlp", rf"{_BLOCK}mlp\."),
-    ("norm", rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\."),
-    ("embed", r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$|(text\.)?token_embedding\."),
-)
-# A query or key norm of a head: open_clip's name of it, and what the rest of hydractl calls it.
-_HEAD_NORMS = {"ln_q": "q_norm", "ln_k": "k_norm"}
 
 
 class _InPlace(nn.Module):
@@ -71,8 +55,17 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    version = open_clip.__version__
     priority = 1  # its folders often hold the config.json of another library as well
     builds_by_name = True
+    attention = AttentionLayout(("in_proj_",), "out_proj", q_norm="ln_q", k_norm="ln_k")
+    parts = {  # noqa: RUF012 - as the protocol declares it
+        "attention": rf"{_BLOCK}attn\.",
+        "mlp": rf"{_BLOCK}mlp\.",
+        "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
+        "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
+        r"|(text\.)?token_embedding\.",
+    }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.conv1\.",
         "position": r"((visual|text)\.)?positional_embedding$",
@@ -80,11 +73,6 @@ class OpenClip(ModelFamily):
         "words": r"(text\.)?token_embedding\.",
         "scale": r"logit_(scale|bias)$",
     }
-
-    @property
-    def version(self) -> str:
-        """The version of open_clip."""
-        return open_clip.__version__
 
     # --- finding a model ----------------------------------------------------------------------------------------------
 
@@ -100,11 +88,8 @@ class OpenClip(ModelFamily):
         options = dict(options)
         if not options.pop("pretrained", True):
             return random_model(name, options, seed)
-        if options:
-            raise UsageError(
-                f"open_clip:{name} with pretrained weights takes no options ({', '.join(sorted(options))})",
-                hint="add pretrained=0 to start from random weights",
-            )
+        hint = "add pretrained=0 to start from random weights"
+        refuse_options(f"open_clip:{name} with pretrained weights", options, hint)
         return published_model(name)
 
     def export_folder(
@@ -119,8 +104,7 @@ class OpenClip(ModelFamily):
         open_clip's tokenizer comes with the library, and its folders know no class names.
         """
         document = {"model_cfg": dict(config), "preprocess_cfg": published_preprocess(preprocess)}
-        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+        write_config(folder / CONFIG, document)
         return WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
@@ -157,44 +141,6 @@ class OpenClip(ModelFamily):
             text = text[:, : int(pooled_at(text, tower.pool, tower.eos).max()) + 1]
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
-    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """``in_proj_weight`` is ``[3 * heads * head_dim, d]``, ``out_proj.weight`` ``[d, heads * head_dim]``."""
-
-        def get(name: str) -> Tensor | None:
-            return tensors.get(f"{site.path}.{name}")
-
-        packed, out = tensors[f"{site.path}.in_proj_weight"], tensors[f"{site.path}.out_proj.weight"]
-        norms = [(f"{a}.{leaf}", f"{b}.{leaf}") for a, b in _HEAD_NORMS.items() for leaf in ("weight", "bias")]
-        return replace(
-            read_packed(packed, get("in_proj_bias"), out, site.head_dim),
-            o_bias=get("out_proj.bias"),
-            extra={ours: tensor for theirs, ours in norms if (tensor := get(theirs)) is not None},
-        )
-
-    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`."""
-        packed, bias, out = write_packed(weights)
-        put: dict[str, Tensor | None] = {
-            "in_proj_weight": packed,
-            "in_proj_bias": bias,
-            "out_proj.weight": out,
-            "out_proj.bias": weights.o_bias,
-        }
-        for theirs, ours in _HEAD_NORMS.items():
-            put |= {f"{theirs}.{leaf}": weights.extra.get(f"{ours}.{leaf}") for leaf in ("weight", "bias")}
-        for name, tensor in put.items():
-            if tensor is not None:
-                tensors[f"{site.path}.{name}"] = tensor
-
-    def part(self, name: str, sites: Sequence[Site]) -> str:
-        """By open_clip's names; projections, scales, LayerScale and attention pooling are a model's own."""
-        return next((part for part, pattern in _PARTS if re.match(pattern, name)), "own")
-
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """``ln_q`` and ``ln_k`` of open_clip's own attention, which act on one head at a time; else none."""
-        attention = model.get_submodule(site.path)
-        return getattr(attention, "ln_q", nn.Identity()), getattr(attention, "ln_k", nn.Identity())
-
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of the attention weights and of the output; no configuration of open_clip sets them."""
         attention: Any = model.get_submodule(site.path)
@@ -205,7 +151,7 @@ class OpenClip(ModelFamily):
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace ``resblocks.N.attn``."""
         block: Any = model.get_submodule(site.path.removesuffix(".attn"))
-        block.attn = _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention
+        super().install(model, site, _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """The visual tower reads images, the text tower the prompts of the classes."""

@@ -10,21 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
+from open_clip.constants import HF_CONFIG_NAME as CONFIG
+from open_clip.constants import HF_SAFE_WEIGHTS_NAME as WEIGHTS
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import LoadedModel, download, read_config
+from hydractl.families.base import LoadedModel
 from hydractl.families.open_clip.inputs import image_preprocess
 from hydractl.families.open_clip.models import SECTIONS, skeleton
-from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, FileTensors
-from hydractl.files.header import read_header
-
-declare_operators()
-
-import open_clip  # noqa: E402
-from open_clip.constants import HF_CONFIG_NAME as CONFIG  # noqa: E402
-from open_clip.constants import HF_SAFE_WEIGHTS_NAME as WEIGHTS  # noqa: E402
+from hydractl.families.reading import download, published_weights, read_config
+from hydractl.files.checkpoint import DictTensors
 
 _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
 
@@ -43,16 +39,14 @@ def open_folder(folder: Path) -> LoadedModel | None:
         raise InputError(f"{folder / CONFIG} has no model_cfg")
     model = skeleton(config)
     weights = folder / WEIGHTS
-    if not weights.exists():
-        raise InputError(
-            f"{folder} has no {WEIGHTS}",
-            hint="hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
-            f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')",
-        )
+    hint = (
+        "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
+        f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
+    )
     return LoadedModel(
         arch=arch_of(config),
         config=config,
-        tensors=FileTensors(weights, read_header(weights)),
+        tensors=published_weights(weights, hint),
         preprocess=image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
         labels=None,
     )
