@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from hydractl.files.checkpoint import TensorSource, shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
-from hydractl.model.checks import check_finite
 from hydractl.model.cost import parameters, weight_bytes
 from hydractl.model.loading import resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
-from hydractl.model.slicing import zeroed
 from hydractl.model.source import Source
+from hydractl.model.stored import check_finite, zeroed
 
 
 class StockModel(nn.Module):

@@ -83,6 +83,13 @@ class ImageFormat:
     std: tuple[float, ...]
     interpolation: str
 
+    @classmethod
+    def of(cls, size: Sequence[int], settings: Mapping[str, Any]) -> ImageFormat:
+        """From the names that several libraries use; their ``random`` interpolation is bilinear here."""
+        channels, height, width = size
+        interpolation = settings["interpolation"].replace("random", "bilinear")
+        return cls((channels, height, width), tuple(settings["mean"]), tuple(settings["std"]), interpolation)
+
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
     """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
@@ -302,6 +309,12 @@ class ModelFamily(ABC):
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
         """Weights as the library draws them for a model that is trained from scratch, with all heads."""
+        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers go on as if nothing had been drawn
+            torch.manual_seed(seed)
+            return dict(self.drawn(config).state_dict())
+
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+        """The library's model with weights by the library's own initialisation."""
         raise UsageError(f"--init random: {self.name} models cannot be drawn")
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:

@@ -214,21 +214,12 @@ class TimmViT(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From timm's data configuration; its ``random`` interpolation is bilinear here."""
-        interpolation = preprocess["interpolation"]
-        size = tuple(preprocess["input_size"])
-        return ImageFormat(
-            size,
-            tuple(preprocess["mean"]),
-            tuple(preprocess["std"]),
-            "bilinear" if interpolation == "random" else interpolation,
-        )
+        """From timm's data configuration."""
+        return ImageFormat.of(preprocess["input_size"], preprocess)
 
-    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By timm's own initialisation."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return dict(_create(config).state_dict())
+        return _create(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_classes`` wherever timm looks for it, and no more names of the old ones."""

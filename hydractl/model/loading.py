@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.model.checks import check_finite
 from hydractl.model.machine import slow_format
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, open_source
+from hydractl.model.stored import check_finite
 
 
 def resolve_device(name: str) -> torch.device:

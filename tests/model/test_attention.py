@@ -257,11 +257,11 @@ def test_causal_attention_sees_no_later_token(case: str) -> None:
 
 
 @torch.no_grad()
-def test_an_additive_mask_is_added_and_the_scale_applied() -> None:
+def test_an_additive_mask_is_added() -> None:
     members = [weights(2, 0), weights(3, 1)]
     bias = torch.randn(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(9))
     x = tokens(2)
-    close(attention(members, scale=0.9)(x, attn_mask=bias), reference(x, members, bias=bias, scale=0.9))
+    close(attention(members)(x, attn_mask=bias), reference(x, members, bias=bias))
 
 
 @torch.no_grad()

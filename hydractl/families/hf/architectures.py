@@ -127,14 +127,6 @@ def meta_model(config: Mapping[str, Any]) -> Any:
     return model.eval()
 
 
-def random_model(config: Mapping[str, Any]) -> Any:
-    """The library's model of a configuration with weights as it draws them for training from scratch."""
-    cls = type(meta_model(config))
-    with quiet():
-        library_config = cls.config_class.from_dict(without_traces(config))
-        return cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
-
-
 def _fill_buffers(model: Any) -> None:
     """Make the buffers real, with the numbers that the library itself gives them."""
     for module in model.modules():

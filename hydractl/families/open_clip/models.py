@@ -145,20 +145,20 @@ def _obstacles(model: Any) -> Iterator[str]:
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
     attention: Any = getattr(block, "attn", None)
-    found = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
+    block_met = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
-            yield f"{found}, expected nn.MultiheadAttention"
+            yield f"{block_met}, expected nn.MultiheadAttention"
         elif hasattr(block, "ln_1_kv"):
-            yield f"{found} that attends across towers"
+            yield f"{block_met} that attends across towers"
     elif type(block) is not CustomResidualAttentionBlock or type(attention) is not Attention:
-        yield f"{found}, expected open_clip's own"
+        yield f"{block_met}, expected open_clip's own"
     elif attention.logit_scale is not None:
-        yield f"{found} of scaled cosines"
+        yield f"{block_met} of scaled cosines"
     elif attention.head_scale is not None:
-        yield f"{found} that scales its heads"
+        yield f"{block_met} that scales its heads"
     elif not isinstance(attention.ln_inner, nn.Identity):
-        yield f"{found} that normalises across heads"
+        yield f"{block_met} that normalises across heads"
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
