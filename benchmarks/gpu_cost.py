@@ -38,9 +38,8 @@ from hydractl.files.checkpoint import DictTensors  # noqa: E402
 from hydractl.fusion.plan import plan_fusion  # noqa: E402
 from hydractl.heads.mask import HeadMask  # noqa: E402
 from hydractl.log import Progress  # noqa: E402
-from hydractl.model.arguments import SequentialEnsemble  # noqa: E402
 from hydractl.model.cost import macs  # noqa: E402
-from hydractl.model.loading import resolve_device, resolve_dtype  # noqa: E402
+from hydractl.model.loading import SequentialEnsemble, resolve_device, resolve_dtype  # noqa: E402
 from hydractl.model.machine import peak_macs_per_s  # noqa: E402
 from hydractl.model.runtime import HydraModel  # noqa: E402
 from hydractl.model.source import Source, open_source, pruned  # noqa: E402

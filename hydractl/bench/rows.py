@@ -8,8 +8,8 @@ from typing import Any
 
 from hydractl.bench.stock import build_stock, stock_cost, unsliced
 from hydractl.errors import UsageError
-from hydractl.model.arguments import ModelArgument
 from hydractl.model.cost import cost_of, total_cost
+from hydractl.model.loading import ModelArgument
 from hydractl.model.source import Source, member_source
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"

@@ -198,8 +198,8 @@ class ModelFamily(ABC):
     parts: Mapping[str, str] = {}
     """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits
     counts."""
-    attention: AttentionLayout
-    """The names of the tensors of the library's attention."""
+    attention: AttentionLayout = AttentionLayout((), "")
+    """The names of the tensors of the library's attention, for a family that reads and writes no others."""
 
     @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
@@ -211,11 +211,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write what a published folder needs beside its weights; returns the name of the weights file."""
 

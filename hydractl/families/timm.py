@@ -87,7 +87,7 @@ class TimmViT(ModelFamily):
         )
         model = _build(config)
         return LoadedModel(
-            arch=_arch(config),
+            arch=str(config["architecture"]),
             config=config,
             tensors=weights,
             preprocess=_preprocess(model, crop=None),
@@ -115,7 +115,7 @@ class TimmViT(ModelFamily):
             _check(model)
             config = _published_config(model)
         return LoadedModel(
-            arch=_arch(config),
+            arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
             preprocess=_preprocess(model, crop=1.0 if "img_size" in options else None),
@@ -140,11 +140,7 @@ class TimmViT(ModelFamily):
         return loaded
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``config.json``; the weights belong into ``model.safetensors``."""
         config = dict(config)
@@ -323,10 +319,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _arch(config: Mapping[str, Any]) -> str:
-    return str(config["architecture"])
 
 
 def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:

@@ -163,7 +163,6 @@ def naive(
     w: HeadWeights,
     *,
     bias: Tensor | None = None,
-    scale: float | None = None,
     gains: Sequence[float] | None = None,
     norms: tuple[nn.Module, nn.Module] | None = None,
 ) -> Tensor:
@@ -173,7 +172,7 @@ def naive(
         q, k, v = (linear(x, getattr(w, n)[head], of(getattr(w, f"{n}_bias"), head)) for n in ("q", "k", "v"))
         if norms is not None:
             q, k = norms[0](q), norms[1](k)
-        scores = q @ k.transpose(1, 2) * (1 / math.sqrt(HEAD_DIM) if scale is None else scale)
+        scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
         if bias is not None:
             scores = scores + bias.expand(x.shape[0], w.heads, TOKENS, TOKENS)[:, head]
         attended = scores.softmax(-1) @ v

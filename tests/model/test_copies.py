@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.arguments import SequentialEnsemble
+from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA

@@ -29,7 +29,7 @@ class Layout:
 
     layers: str
     heads: AttentionLayout
-    # The module that computes attention, within the attention block, and the end of its class's name.
+    # The module that computes attention, within the attention block (none: the block itself), and the end of its class.
     core: str
     core_class: str
     # The norm of a layer that its attention reads through; none where the norm comes after.
@@ -161,7 +161,7 @@ def _check_layers(model: Any) -> None:
     base, layout = base_of(model)
     try:
         blocks = [layer.attention for layer in base.get_submodule(layout.layers)]
-        cores = [core_of(block, layout) for block in blocks]
+        cores = [block.get_submodule(layout.core) for block in blocks]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
@@ -182,10 +182,6 @@ def base_of(model: Any) -> tuple[Any, Layout]:
 
 def layout_of(path: str) -> Layout:
     return LAYOUTS[path.partition(".")[0]]
-
-
-def core_of(block: nn.Module, layout: Layout) -> nn.Module:
-    return block.get_submodule(layout.core) if layout.core else block
 
 
 @contextlib.contextmanager

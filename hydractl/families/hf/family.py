@@ -23,7 +23,6 @@ from hydractl.families.hf.architectures import (
     READS,
     base_of,
     class_name,
-    core_of,
     layout_of,
     meta_model,
     quiet,
@@ -123,11 +122,7 @@ class HFEncoder(ModelFamily):
         return loaded
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
@@ -167,7 +162,7 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights; the dropout of the output stays the library's own."""
-        core: Any = core_of(model.get_submodule(site.path), layout_of(site.path))
+        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
         rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout.p
         return float(rate), 0.0
 

@@ -148,11 +148,7 @@ class OpenClip(ModelFamily):
         )
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
 
