@@ -39,10 +39,9 @@ from hydractl.fusion.plan import plan_fusion  # noqa: E402
 from hydractl.heads.mask import HeadMask  # noqa: E402
 from hydractl.log import Progress  # noqa: E402
 from hydractl.model.cost import macs  # noqa: E402
-from hydractl.model.loading import resolve_device, resolve_dtype  # noqa: E402
+from hydractl.model.loading import SequentialEnsemble, resolve_device, resolve_dtype  # noqa: E402
 from hydractl.model.machine import peak_macs_per_s  # noqa: E402
 from hydractl.model.runtime import HydraModel  # noqa: E402
-from hydractl.model.sequential import SequentialEnsemble  # noqa: E402
 from hydractl.model.source import Source, open_source, pruned  # noqa: E402
 
 ARCHITECTURES = "vit_base_patch16_224,bert-base,open_clip:ViT-B-32"

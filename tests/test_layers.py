@@ -184,11 +184,11 @@ def library_violations(files: dict[str, ast.Module]) -> list[str]:
     prepared = {one.file for one in found if one.target == "hydractl.families.torchvision_operators"}
     problems = []
     for one in found:
-        library = one.target.partition(".")[0]
+        library, package = one.target.partition(".")[0], f"{one.file.rpartition('/')[0]}/__init__.py"
         places = LIBRARIES.get(library)
         if places is not None and not any(is_at(one.file, place) for place in places):
             problems.append(f"{one.file}:{one.line}: may not import {library}")
-        elif library in NEEDS_OPERATORS and one.kind == "runtime" and one.file not in prepared:
+        elif library in NEEDS_OPERATORS and one.kind == "runtime" and not prepared & {one.file, package}:
             problems.append(f"{one.file}:{one.line}: imports {library} without hydractl.families.torchvision_operators")
     return problems
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hydractl.bench.figures import NOISY, timed
 from hydractl.bench.rows import Row
 from hydractl.errors import HydraError, NonFiniteError
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.log import Log, Progress
 from hydractl.model.loading import resolve_dtype
 from hydractl.model.machine import peak_macs_per_s, slow_format, wait

@@ -13,14 +13,12 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
-from hydractl.model.arguments import ModelArgument
-from hydractl.model.checks import check_finite
 from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
-from hydractl.model.loading import resolve_device, resolve_dtype
+from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
-from hydractl.model.slicing import zeroed
 from hydractl.model.source import Source, member_source
+from hydractl.model.stored import check_finite, zeroed
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
 

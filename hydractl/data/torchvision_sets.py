@@ -11,7 +11,7 @@ import numpy as np
 from hydractl.data.base import Dataset, Spec, UnreadableSample
 from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.families.torchvision_operators import declare_operators
 
 NAMES: tuple[str, ...] = (

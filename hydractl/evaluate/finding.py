@@ -12,7 +12,7 @@ from hydractl.evaluate.predictions.concatenated import Concatenated
 from hydractl.evaluate.predictions.reading import is_predictions, read_predictions
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.model.arguments import ModelArgument, find_models, with_classes
+from hydractl.model.loading import ModelArgument, find_models, with_classes
 from hydractl.model.source import ModelOptions, split_model
 
 

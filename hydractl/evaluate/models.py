@@ -22,8 +22,8 @@ from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored as stored_threshold
-from hydractl.model.arguments import ModelArgument
 from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import move
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import hydractl
 from hydractl.errors import HydraError, UsageError
-from hydractl.families.base import first_line
+from hydractl.families.reading import first_line
 from hydractl.files.description import Description
 from hydractl.jsonio import canonical_json
 from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import UsageError
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
-from hydractl.jsonio import parse_json
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""
@@ -83,6 +83,13 @@ class ImageFormat:
     std: tuple[float, ...]
     interpolation: str
 
+    @classmethod
+    def of(cls, size: Sequence[int], settings: Mapping[str, Any]) -> ImageFormat:
+        """From the names that several libraries use; their ``random`` interpolation is bilinear here."""
+        channels, height, width = size
+        interpolation = settings["interpolation"].replace("random", "bilinear")
+        return cls((channels, height, width), tuple(settings["mean"]), tuple(settings["std"]), interpolation)
+
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
     """A :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
@@ -91,6 +98,75 @@ def first_tokens(count: int) -> Callable[[State], Tensor]:
         return torch.arange(count, device=state.hidden.device).expand(state.hidden.shape[0], -1)
 
     return reads
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Where the heads of a library's attention stand among its tensors: how their names start, within the module.
+
+    Each is the name of a ``weight`` and, where there is one, of a ``bias``, which follow behind a dot; behind a name
+    that ends in an underscore they follow at once.
+
+    Attributes:
+        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]``, or of one each.
+        out: of the output projection, ``[d_model, heads * head_dim]``.
+        gate: of the gate of the attention output, a matrix like that of queries; empty: none.
+        q_norm, k_norm: of norms that act on one head at a time; empty: none.
+    """
+
+    qkv: tuple[str, ...]
+    out: str
+    gate: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
+
+    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
+        """As :meth:`ModelFamily.read`."""
+        fields: dict[str, Any] = {}
+        for name, parts in self._rows(site.path).items():
+            if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
+                split = tensors[name].unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
+                fields |= dict(zip(parts, split, strict=True))
+        out, out_bias = _pair(site.path, self.out)
+        return HeadWeights(
+            o=tensors[out].unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),  # [d, heads * dk] -> [heads, d, dk]
+            o_bias=tensors.get(out_bias),
+            extra={ours: tensors[name] for name, ours in self._norms(site.path) if name in tensors},
+            **fields,
+        )
+
+    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
+        """As :meth:`ModelFamily.write`."""
+        for name, parts in self._rows(site.path).items():
+            rows = [part.flatten(0, 1) for field in parts if (part := getattr(weights, field)) is not None]
+            if rows:
+                tensors[name] = torch.cat(rows)
+        out, out_bias = _pair(site.path, self.out)
+        tensors[out] = weights.o.permute(1, 0, 2).flatten(1)
+        if weights.o_bias is not None:
+            tensors[out_bias] = weights.o_bias
+        tensors.update({name: weights.extra[ours] for name, ours in self._norms(site.path) if ours in weights.extra})
+
+    def _rows(self, path: str) -> dict[str, Sequence[str]]:
+        """The tensors whose rows belong to heads, by name, each with the fields of :class:`HeadWeights` it holds."""
+        letters: list[tuple[str, ...]] = [("q", "k", "v")] if len(self.qkv) == 1 else [("q",), ("k",), ("v",)]
+        holds = dict(zip(self.qkv, letters, strict=True)) | ({self.gate: ("gate",)} if self.gate else {})
+        rows: dict[str, Sequence[str]] = {}
+        for module, fields in holds.items():
+            weight, bias = _pair(path, module)
+            rows |= {weight: fields, bias: [f"{field}_bias" for field in fields]}
+        return rows
+
+    def _norms(self, path: str) -> list[tuple[str, str]]:
+        """Names of the parameters of the norms, and their names in :attr:`HeadWeights.extra`."""
+        norms = [(theirs, ours) for theirs, ours in ((self.q_norm, "q_norm"), (self.k_norm, "k_norm")) if theirs]
+        return [pair for theirs, ours in norms for pair in zip(_pair(path, theirs), _pair("", ours), strict=True)]
+
+
+def _pair(path: str, module: str) -> tuple[str, str]:
+    """The names of a weight and a bias."""
+    start = ".".join(filter(None, (path, module))) + ("" if module.endswith("_") else ".")
+    return f"{start}weight", f"{start}bias"
 
 
 @dataclass
@@ -109,6 +185,8 @@ class ModelFamily(ABC):
 
     name: str
     """Of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
+    version: str
+    """The version of the library."""
     priority: int = 0
     """A folder is offered to the families of higher priority first."""
     builds_by_name: bool = False
@@ -117,10 +195,11 @@ class ModelFamily(ABC):
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
     ``words`` and ``head``, which is the last layer of the classifier."""
 
-    @property
-    @abstractmethod
-    def version(self) -> str:
-        """The version of the library."""
+    parts: Mapping[str, str] = {}
+    """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits
+    counts."""
+    attention: AttentionLayout = AttentionLayout((), "")
+    """The names of the tensors of the library's attention, for a family that reads and writes no others."""
 
     @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
@@ -132,11 +211,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write what a published folder needs beside its weights; returns the name of the weights file."""
 
@@ -169,32 +244,38 @@ class ModelFamily(ABC):
         """
         raise UsageError(f"{self.name} models have a classifier of their own: they take no prompts")
 
-    @abstractmethod
+    def layout(self, site: Site) -> AttentionLayout:
+        """The names of the tensors of one site."""
+        return self.attention
+
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """The weights of one site, which may hold any number of heads. Works on meta tensors too."""
+        return self.layout(site).read(tensors, site)
 
-    @abstractmethod
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
         """The inverse of :meth:`read`, bit for bit."""
+        self.layout(site).write(tensors, site, weights)
 
-    @abstractmethod
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """The part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed`` or ``own``.
 
         ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
         """
+        return next((part for part, pattern in self.parts.items() if re.match(pattern, name)), "own")
 
     def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
         """The query and key norms of a site, before its attention is replaced."""
-        return nn.Identity(), nn.Identity()
+        attention, layout = model.get_submodule(site.path), self.layout(site)
+        q_norm, k_norm = (getattr(attention, name, nn.Identity()) for name in (layout.q_norm, layout.k_norm))
+        return q_norm, k_norm
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Dropout rates of the attention weights and of the attention output, used in training only."""
         return 0.0, 0.0
 
-    @abstractmethod
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Put ``attention`` in the place of the library's attention module."""
+        model.set_submodule(site.path, attention)
 
     @abstractmethod
     def stages(self, model: nn.Module) -> list[Stages]:
@@ -224,6 +305,12 @@ class ModelFamily(ABC):
 
     def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
         """Weights as the library draws them for a model that is trained from scratch, with all heads."""
+        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers go on as if nothing had been drawn
+            torch.manual_seed(seed)
+            return dict(self.drawn(config).state_dict())
+
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
+        """The library's model with weights by the library's own initialisation."""
         raise UsageError(f"--init random: {self.name} models cannot be drawn")
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
@@ -258,68 +345,3 @@ def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[S
     """The tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     inside = f"{site.path}."
     return [name for name in names if name.startswith(inside) and family.part(name, sites) == "attention"]
-
-
-def read_packed(packed: Tensor, bias: Tensor | None, out: Tensor, head_dim: int) -> HeadWeights:
-    """The heads of an attention with one matrix for queries, keys and values.
-
-    Args:
-        packed: ``[3 * heads * head_dim, d_model]``.
-        bias: ``[3 * heads * head_dim]``.
-        out: of the output projection, ``[d_model, heads * head_dim]``.
-        head_dim: width of a head.
-    """
-    heads = out.shape[1] // head_dim
-    q, k, v = packed.reshape(3, heads, head_dim, packed.shape[1]).unbind(0)
-    q_bias, k_bias, v_bias = (None,) * 3 if bias is None else bias.reshape(3, heads, head_dim).unbind(0)
-    o = out.reshape(out.shape[0], heads, head_dim).permute(1, 0, 2)
-    return HeadWeights(q=q, k=k, v=v, o=o, q_bias=q_bias, k_bias=k_bias, v_bias=v_bias)
-
-
-def write_packed(weights: HeadWeights) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The inverse of :func:`read_packed`: matrix, bias and output projection."""
-    biases = [bias for bias in (weights.q_bias, weights.k_bias, weights.v_bias) if bias is not None]
-    return (
-        torch.stack([weights.q, weights.k, weights.v]).flatten(0, 2),
-        torch.stack(biases).flatten() if biases else None,
-        weights.o.permute(1, 0, 2).flatten(1),
-    )
-
-
-def download(repo: str, files: Sequence[str]) -> Path:
-    """The folder with these files of a hub repository, on this machine; nothing else is fetched.
-
-    Raises:
-        InputError: where the hub does not give them.
-    """
-    import huggingface_hub
-
-    try:
-        paths = [Path(huggingface_hub.hf_hub_download(repo, file)) for file in files]
-    except Exception as error:
-        raise InputError(
-            f"cannot get {repo} from the hub: {type(error).__name__}",
-            hint=f"check the network, or give a local folder with {' and '.join(files)}",
-        ) from error
-    return paths[0].parent
-
-
-def read_config(path: Path) -> dict[str, Any] | None:
-    """The ``config.json`` of a published folder; None where there is none, or it is no object.
-
-    Raises:
-        InputError: for a file that cannot be read or is no JSON.
-    """
-    try:
-        document = parse_json(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return document if isinstance(document, dict) else None
-
-
-def first_line(error: Exception) -> str:
-    """Message of a library's error, cut to one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -7,10 +7,10 @@ import copy
 import difflib
 import json
 import logging
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,20 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import (
-    ImageFormat,
-    LoadedModel,
-    ModelFamily,
-    Stages,
-    State,
-    download,
-    first_line,
-    first_tokens,
-    read_config,
-    read_packed,
-    write_packed,
-)
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels
+from hydractl.families.reading import (
+    download,
+    kept,
+    published_weights,
+    read_config,
+    refuse_options,
+    refused_as,
+    write_config,
+)
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors, FileTensors
-from hydractl.files.header import read_header
+from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import canonical_json, shown
 
 declare_operators()
@@ -64,18 +59,21 @@ class TimmViT(ModelFamily):
     """timm ``VisionTransformer`` and its subclasses."""
 
     name = "timm"
+    version = timm.__version__
     builds_by_name = True
+    attention = AttentionLayout(("qkv",), "proj", gate="gate", q_norm="q_norm", k_norm="k_norm")
+    parts = {  # noqa: RUF012 - as the protocol declares it
+        "attention": r"blocks\.\d+\.attn\.",
+        "mlp": r"blocks\.\d+\.mlp\.",
+        "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
+        "embed": "|".join(map(re.escape, _EMBED)),
+    }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",
         "class_token": r"(cls|reg|dist)_token$",
         "head": r"head(_dist)?\.",
     }
-
-    @property
-    def version(self) -> str:
-        """The version of timm."""
-        return timm.__version__
 
     # --- finding a model ----------------------------------------------------------------------------------------------
 
@@ -84,17 +82,14 @@ class TimmViT(ModelFamily):
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
-        weights = folder / _WEIGHTS
-        if not weights.exists():
-            raise InputError(
-                f"{folder} has no {_WEIGHTS}",
-                hint="hydractl never opens pickles: save the weights with safetensors.torch.save_file",
-            )
-        model = self.build(config)
+        weights = published_weights(
+            folder / _WEIGHTS, "hydractl never opens pickles: save the weights with safetensors.torch.save_file"
+        )
+        model = _build(config)
         return LoadedModel(
-            arch=_arch(config),
+            arch=str(config["architecture"]),
             config=config,
-            tensors=FileTensors(weights, read_header(weights)),
+            tensors=weights,
             preprocess=_preprocess(model, crop=None),
             labels=_labels(model, config),
         )
@@ -106,28 +101,21 @@ class TimmViT(ModelFamily):
         if not timm.is_model(name.split(".")[0]):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_near(name))
         if pretrained:
-            if options:
-                raise UsageError(
-                    f"timm:{name} with pretrained weights takes no options ({', '.join(sorted(options))})",
-                    hint="timm would resize or redraw weights without saying so; add pretrained=0 to start from random",
-                )
+            hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
+            refuse_options(f"timm:{name} with pretrained weights", options, hint)
             return self._download(name)
         foreign = sorted(_NOT_THE_MODEL & set(options))
         if foreign:
             raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
-        try:
+        with refused_as(f"timm cannot build {name} with {options}"):
             # The caller's own random numbers go on as if nothing had been drawn.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
             _check(model)
             config = _published_config(model)
-        except InputError:
-            raise
-        except Exception as error:  # whatever strange options lead to inside the library
-            raise InputError(f"timm cannot build {name} with {options}: {first_line(error)}") from error
         return LoadedModel(
-            arch=_arch(config),
+            arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
             preprocess=_preprocess(model, crop=1.0 if "img_size" in options else None),
@@ -136,10 +124,8 @@ class TimmViT(ModelFamily):
 
     def _download(self, name: str) -> LoadedModel:
         """The published folder of a pretrained model; safetensors only."""
-        try:
+        with refused_as(f"timm {timm.__version__}", hint=_tags(name)):
             cfg = timm.get_pretrained_cfg(name)
-        except RuntimeError as error:
-            raise InputError(f"timm {timm.__version__}: {first_line(error)}", hint=_tags(name)) from error
         if cfg is None or not cfg.hf_hub_id:
             raise InputError(
                 f"timm:{name} has no published weights on the hub",
@@ -154,28 +140,24 @@ class TimmViT(ModelFamily):
         return loaded
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``config.json``; the weights belong into ``model.safetensors``."""
         config = dict(config)
         if labels is not None:
             config["label_names"] = list(labels)
-        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_config(folder / "config.json", config)
         return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """The timm model with its parameters on the meta device."""
-        return copy.deepcopy(_build(canonical_json(config)))
+        return copy.deepcopy(_build(config))
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``blocks.0.attn`` and so on."""
-        blocks = _build(canonical_json(config)).blocks
+        blocks = _build(config).blocks
         return [
             Site(f"blocks.{i}.attn", b.attn.num_heads, b.attn.head_dim, b.attn.proj.out_features)
             for i, b in enumerate(blocks)
@@ -183,62 +165,12 @@ class TimmViT(ModelFamily):
 
     def classes(self, config: Mapping[str, Any]) -> int:
         """Number of classes of the classifier."""
-        return int(_build(canonical_json(config)).num_classes)
-
-    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """``qkv.weight`` is ``[3 * heads * head_dim, d_model]``, ``proj.weight`` ``[d_model, heads * head_dim]``."""
-
-        def get(name: str) -> Tensor | None:
-            return tensors.get(f"{site.path}.{name}")
-
-        qkv, out = tensors[f"{site.path}.qkv.weight"], tensors[f"{site.path}.proj.weight"]
-        gate, gate_bias = get("gate.weight"), get("gate.bias")
-        names = [f"{side}.{leaf}" for side in ("q_norm", "k_norm") for leaf in ("weight", "bias")]
-        return replace(
-            read_packed(qkv, get("qkv.bias"), out, site.head_dim),
-            o_bias=get("proj.bias"),
-            gate=None if gate is None else gate.reshape(-1, site.head_dim, gate.shape[1]),
-            gate_bias=None if gate_bias is None else gate_bias.reshape(-1, site.head_dim),
-            extra={name: tensor for name in names if (tensor := get(name)) is not None},
-        )
-
-    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`."""
-        qkv, bias, out = write_packed(weights)
-        put: dict[str, Tensor | None] = {
-            "qkv.weight": qkv,
-            "qkv.bias": bias,
-            "proj.weight": out,
-            "proj.bias": weights.o_bias,
-            "gate.weight": None if weights.gate is None else weights.gate.flatten(0, 1),
-            "gate.bias": None if weights.gate_bias is None else weights.gate_bias.flatten(),
-        }
-        for name, tensor in {**put, **weights.extra}.items():
-            if tensor is not None:
-                tensors[f"{site.path}.{name}"] = tensor
-
-    def part(self, name: str, sites: Sequence[Site]) -> str:
-        """By timm's names: ``blocks.N.attn`` | ``.mlp`` | ``.norm1`` ..., ``patch_embed``, ``norm``, ``head``."""
-        if name.startswith("blocks."):
-            module = name.split(".")[2]
-            return {"attn": "attention", "mlp": "mlp", "norm1": "norm", "norm2": "norm"}.get(module, "own")
-        if name.startswith(_EMBED):
-            return "embed"
-        return "norm" if name.startswith(("norm.", "norm_pre.", "fc_norm.")) else "own"
-
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """timm's ``q_norm`` and ``k_norm`` act on one head at a time, so they survive slicing."""
-        attention = model.get_submodule(site.path)
-        return attention.q_norm, attention.k_norm  # type: ignore[return-value]
+        return int(_build(config).num_classes)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of ``attn_drop`` and ``proj_drop``."""
         attention = model.get_submodule(site.path)
         return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
-
-    def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace ``blocks.N.attn``."""
-        model.get_submodule(site.path.removesuffix(".attn")).attn = attention
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
@@ -248,20 +180,13 @@ class TimmViT(ModelFamily):
         stem_model.blocks = nn.Sequential()
         stem_model.norm = nn.Identity()
 
-        def block(module: nn.Module) -> Callable[[State], State]:
-            return lambda state: State(module(state.hidden), state.context)
-
-        def normed(module: Any) -> Callable[[State], Tensor]:
-            # A block with its norms behind attention and MLP gives attention the stream as it is.
-            return lambda state: state.hidden if isinstance(module, ResPostBlock) else module.norm1(state.hidden)
-
         tower = Stages(
             stem=lambda images: State(stem_model.forward_features(images)),
-            blocks=[block(b) for b in model.blocks],
+            blocks=[partial(_run, block) for block in model.blocks],
             block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
-            attention_inputs=[normed(b) for b in model.blocks],
+            attention_inputs=[partial(_attention_input, block) for block in model.blocks],
             reads=_reads(model),
         )
         return [tower]
@@ -273,13 +198,9 @@ class TimmViT(ModelFamily):
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in preprocess.items()}
         channels, height, width = input_size(preprocess)
         mode = mode_of(channels)
-        try:
+        with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
-        except Exception as error:
-            raise InputError(
-                f"timm cannot preprocess images with {shown(settings, 200)}: {first_line(error)}"
-            ) from error
         return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in samples])
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
@@ -289,21 +210,12 @@ class TimmViT(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From timm's data configuration; its ``random`` interpolation is bilinear here."""
-        interpolation = preprocess["interpolation"]
-        size = tuple(preprocess["input_size"])
-        return ImageFormat(
-            size,
-            tuple(preprocess["mean"]),
-            tuple(preprocess["std"]),
-            "bilinear" if interpolation == "random" else interpolation,
-        )
+        """From timm's data configuration."""
+        return ImageFormat.of(preprocess["input_size"], preprocess)
 
-    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By timm's own initialisation."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return dict(_create(canonical_json(config)).state_dict())
+        return _create(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_classes`` wherever timm looks for it, and no more names of the old ones."""
@@ -321,6 +233,15 @@ class TimmViT(ModelFamily):
         return {**config, "model_args": arguments}
 
 
+def _run(block: nn.Module, state: State) -> State:
+    return State(block(state.hidden), state.context)
+
+
+def _attention_input(block: Any, state: State) -> Tensor:
+    # A block with its norms behind attention and MLP gives attention the stream as it is.
+    return state.hidden if isinstance(block, ResPostBlock) else block.norm1(state.hidden)
+
+
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
     """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
     if isinstance(model, VisionTransformerDistilled):
@@ -328,27 +249,22 @@ def _reads(model: Any) -> Callable[[State], Tensor] | None:
     return first_tokens(1) if model.attn_pool is None and model.global_pool == "token" else None
 
 
-@lru_cache(maxsize=8)
-def _build(config: str) -> Any:
-    """One meta-device model per configuration; callers copy it."""
+@kept
+def _build(config: Mapping[str, Any]) -> Any:
+    """The model of a configuration on the meta device."""
     with torch.device("meta"):
         model = _create(config)
     _check(model)
     return model.eval()
 
 
-def _create(config: str) -> Any:
+def _create(config: Mapping[str, Any]) -> Any:
     """The model of a configuration, on the default device."""
-    document = json.loads(config)
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
-        try:
+        (Path(folder) / "config.json").write_text(canonical_json(config), encoding="utf-8")
+        with refused_as(f"timm {timm.__version__} cannot build {shown(config.get('architecture'))}"):
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
-        except Exception as error:
-            raise InputError(
-                f"timm {timm.__version__} cannot build {shown(document.get('architecture'))}: {first_line(error)}"
-            ) from error
 
 
 def _check(model: nn.Module) -> None:
@@ -403,10 +319,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _arch(config: Mapping[str, Any]) -> str:
-    return str(config["architecture"])
 
 
 def _preprocess(model: Any, crop: float | None) -> dict[str, Any]:

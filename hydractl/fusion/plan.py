@@ -23,8 +23,8 @@ from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dt
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
 from hydractl.model.agreement import label_differences, preprocess_differences
-from hydractl.model.members import member_name
 from hydractl.model.source import Source
+from hydractl.model.stored import member_name
 
 _PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""

@@ -17,9 +17,9 @@ from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
 from hydractl.model.attention import HeadAttention
-from hydractl.model.checks import check_finite
 from hydractl.model.runtime import HydraModel, move, pooled_log_probs
 from hydractl.model.source import Source
+from hydractl.model.stored import check_finite
 
 BATCH = 4
 TOLERANCE = 1e-5

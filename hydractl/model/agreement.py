@@ -12,13 +12,13 @@ from hydractl.files.description import Description
 
 def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """In what two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
-    found = []
+    differences = []
     for key in dict.fromkeys([*a, *b]):
         if a.get(key) != b.get(key):
             values = [repr(settings.get(key)) for settings in (a, b)]
             plain = max(map(len, values)) <= _SHORT
-            found.append(f"preprocessing {key} {values[1]}, not {values[0]}" if plain else f"another {key}")
-    return found
+            differences.append(f"preprocessing {key} {values[1]}, not {values[0]}" if plain else f"another {key}")
+    return differences
 
 
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
@@ -48,9 +48,9 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
     known_name, known = next((model for model in models if model[1].labels is not None), models[0])
     problems: list[str] = []
     for name, other in models[1:]:
-        found = _differences(first, other)
-        problems += [f"{name} against {first_name}: {what}" for what in found]
-        if not found and name != known_name:
+        differences = _differences(first, other)
+        problems += [f"{name} against {first_name}: {what}" for what in differences]
+        if not differences and name != known_name:
             problems += [
                 f"{name} against {known_name}: {what}" for what in label_differences(known.labels, other.labels)
             ]
@@ -61,8 +61,8 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
 def _differences(a: Description, b: Description) -> list[str]:
     """In what number of classes and preprocessing differ."""
     counts = [classes_of(d) for d in (a, b)]
-    found = [f"{counts[1]} classes, not {counts[0]}"] if None not in counts and counts[0] != counts[1] else []
-    return found + preprocess_differences(a.preprocess, b.preprocess)
+    problems = [f"{counts[1]} classes, not {counts[0]}"] if None not in counts and counts[0] != counts[1] else []
+    return problems + preprocess_differences(a.preprocess, b.preprocess)
 
 
 _SHORT = 80

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +13,9 @@ from hydractl.heads.mask import Site
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
-from hydractl.model.members import MemberTensors, sites_stored_once, united
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
 from hydractl.model.stacking import PerMember
+from hydractl.model.stored import MemberTensors, sites_stored_once, union
 
 
 class Assembly:
@@ -53,7 +51,9 @@ class Assembly:
         self._reader = _Reader(tensors, device, dtype)
         self.networks = [family.build(description.config) for _ in range(count)]
         for network, view in zip(self.networks, self._views, strict=True):
-            _assign(network, view, self._reader, skip=self._is_attention)
+            names = [name for name, _ in network.named_parameters() if not self._is_attention(name)]
+            stored = {name: self._reader.parameter(view.stored[name]) for name in names}
+            network.load_state_dict(stored, strict=False, assign=True)  # in the place of meta parameters
         self.attentions: list[HeadAttention] = []
         starts = self._starts()
         for start in starts:
@@ -100,7 +100,7 @@ class Assembly:
     def _install(self, site: Site, start: Start, index: int) -> None:
         """One attention for all members, in the place of the library's."""
         if site.path in self._once:
-            held = united(self._masks, site.path)
+            held = union(self._masks, site.path)
             kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
             order = neighbours(kept)
             bank = self._bank(self._weights(site, 0).select([held.index(head) for head in order]), site, 0)
@@ -124,8 +124,8 @@ class Assembly:
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)
         for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-            for leaf, _ in list(norm.named_parameters()):
-                norm.register_parameter(leaf, nn.Parameter(weights.extra[f"{side}.{leaf}"]))
+            stored = {leaf: weights.extra[f"{side}.{leaf}"] for leaf, _ in norm.named_parameters()}
+            norm.load_state_dict(stored, assign=True)
         return HeadBank(weights, q_norm, k_norm)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
@@ -143,14 +143,12 @@ class Assembly:
             if f"{owner}." in prefixes:
                 raise InputError(f"weights held by {owner} itself cannot be kept per member")
             modules = [network.get_submodule(owner) for network in self.networks]
-            parent, _, leaf = owner.rpartition(".")
-            setattr(self.networks[0].get_submodule(parent), leaf, PerMember(modules))
+            self.networks[0].set_submodule(owner, PerMember(modules))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run."""
         for path in self._block_paths:
-            parent, _, leaf = path.rpartition(".")
-            setattr(network.get_submodule(parent), leaf, nn.Identity())
+            network.set_submodule(path, nn.Identity())
 
 
 class _Reader:
@@ -168,11 +166,3 @@ class _Reader:
         if stored not in self._parameters:
             self._parameters[stored] = nn.Parameter(self.tensor(stored))
         return self._parameters[stored]
-
-
-def _assign(network: nn.Module, view: MemberTensors, reader: _Reader, skip: Callable[[str], bool]) -> None:
-    """Put the stored tensors in the place of the meta parameters of a skeleton."""
-    for name, _ in list(network.named_parameters()):
-        if not skip(name):
-            parent, _, leaf = name.rpartition(".")
-            network.get_submodule(parent).register_parameter(leaf, reader.parameter(view.stored[name]))

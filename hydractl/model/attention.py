@@ -43,7 +43,6 @@ class HeadAttention(nn.Module):
         members: Sequence[MemberProjections],
         *,
         pooled: bool = False,
-        scale: float | None = None,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
@@ -53,7 +52,6 @@ class HeadAttention(nn.Module):
         if pooled:
             self._all_heads = MemberProjections(self.projections[0].bank)
         self._stacked = StackedProjections(self.projections, pooled=pooled)
-        self.scale = scale
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
@@ -174,7 +172,7 @@ class HeadAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         dropout = self.attention_dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal, scale=self.scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
         """Whether the projections of all members are batched products: never while somebody looks at single heads."""

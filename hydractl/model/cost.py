@@ -82,5 +82,5 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
     """The cost of models that run one after another: the sums."""
-    found = list(costs)
-    return {key: sum(cost[key] for cost in found) for key in ("params", "macs", "bytes")}
+    each = list(costs)
+    return {key: sum(cost[key] for cost in each) for key in ("params", "macs", "bytes")}

@@ -1,18 +1,25 @@
-"""From a source to a model that runs: devices, number formats, and ``hydractl.load``."""
+"""From sources to models that run: devices, number formats, one model or several, and ``hydractl.load``."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hydractl.errors import UsageError
-from hydractl.model.checks import check_finite
+from hydractl.log import Log
+from hydractl.model.agreement import check_agreement
 from hydractl.model.machine import slow_format
-from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, Source, open_source
+from hydractl.model.matching import named_by_data
+from hydractl.model.runtime import HydraModel, pooled_log_probs
+from hydractl.model.source import ModelOptions, Source, open_source, open_sources, split_model, with_labels
+from hydractl.model.stored import check_finite
 
 
 def resolve_device(name: str) -> torch.device:
@@ -41,15 +48,11 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_dtype(name: str) -> torch.dtype:
     """``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
-    known = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float64": torch.float64,
-    }
+    known = ("float32", "bfloat16", "float16", "float64")
     if name not in known:
         raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(known)}")
-    return known[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def build_model(
@@ -100,3 +103,186 @@ def load(
     if compile:
         model.compile()
     return model
+
+
+# --- several MODEL arguments, each of one model or of an ensemble -----------------------------------------------------
+
+
+class SequentialEnsemble(nn.Module):
+    """Several models on the same inputs; called like a :class:`HydraModel`.
+
+    Every member weighs the same in the averaged prediction, also those inside a fused model.
+
+    Attributes:
+        models: the models, in the order they run; they share nothing.
+        labels: class names, or None where no model knows them.
+
+    Raises:
+        InputError: listing everything in which the models differ and must not.
+    """
+
+    def __init__(self, models: Sequence[HydraModel]) -> None:
+        super().__init__()
+        check_agreement([(f"model {index}", model.description) for index, model in enumerate(models)])
+        self.models = nn.ModuleList(models)
+        self.labels = next((model.labels for model in models if model.labels is not None), None)
+        self.eval()
+
+    @property
+    def _each(self) -> list[HydraModel]:
+        return list(self.models)  # type: ignore[arg-type]
+
+    @property
+    def preprocess(self) -> Callable[[list[Any]], Any]:
+        """A function from a list of raw samples to inputs."""
+        return self._each[0].preprocess
+
+    @property
+    def members(self) -> int:
+        """Number of members of all models together."""
+        return sum(model.members for model in self._each)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for zero-shot models whose classes have not been named."""
+        return self._each[0].classes
+
+    def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
+        """A classifier into classes given by name, as of :meth:`HydraModel.zero_shot`."""
+        return SequentialEnsemble([model.zero_shot(labels, prompt) for model in self._each])
+
+    def with_classes(self) -> SequentialEnsemble:
+        """As of :meth:`HydraModel.with_classes`."""
+        return self if self.classes is not None else SequentialEnsemble([m.with_classes() for m in self._each])
+
+    def read_prompts(self, log: Log, name: str) -> None:
+        """As of :class:`HydraModel`."""
+        for model in self._each:
+            model.read_prompts(log, name)
+
+    @property
+    def whole_last_block(self) -> bool:
+        """As of :class:`HydraModel`."""
+        return self._each[0].whole_last_block
+
+    @whole_last_block.setter
+    def whole_last_block(self, whole: bool) -> None:
+        for model in self._each:
+            model.whole_last_block = whole
+
+    @property
+    def side_by_side(self) -> bool | None:
+        """As of :class:`HydraModel`."""
+        return self._each[0].side_by_side
+
+    @side_by_side.setter
+    def side_by_side(self, together: bool | None) -> None:
+        for model in self._each:
+            model.side_by_side = together
+
+    def member_logits(self, inputs: Any) -> Tensor:
+        """Logits of every member, ``[M, B, classes]``, M counted over all models."""
+        return torch.cat([model.member_logits(inputs) for model in self._each])
+
+    def forward(self, inputs: Any) -> Tensor:
+        """log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
+        return pooled_log_probs(self.member_logits(inputs))
+
+    def example_inputs(self, batch: int, seed: int = 0) -> Any:
+        """Random inputs of the right shape on the models' device and dtype."""
+        return self._each[0].example_inputs(batch, seed)
+
+
+Runnable = HydraModel | SequentialEnsemble
+"""What a MODEL argument becomes: both are called alike."""
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """One MODEL argument, found and checked, its weights not yet read.
+
+    Attributes:
+        name: the name given, else that of the file, else those of the members joined by ``+``.
+        sources: one model, or the members of an ensemble that run one after another.
+    """
+
+    name: str
+    sources: Sequence[Source]
+
+    def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
+        """Read the weights and build the module that runs."""
+        models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
+        return models[0] if len(models) == 1 else SequentialEnsemble(models)
+
+    @property
+    def file_bytes(self) -> int | None:
+        """Bytes of all checkpoint files together; None where a model is no file."""
+        sizes = [source.file_bytes for source in self.sources]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def sha256(self) -> str | list[str]:
+        """SHA-256 of the model, or one for each member of an ensemble."""
+        digests = [source.sha256 for source in self.sources]
+        return digests[0] if len(digests) == 1 else digests
+
+
+def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
+    """Find every MODEL and check all that headers can tell.
+
+    Args:
+        texts: ``[NAME=]REF[+REF...]`` each.
+        options: what is said about all of them.
+
+    Raises:
+        UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
+        InputError: listing what is wrong with every reference, and members that cannot be averaged.
+    """
+    split = [split_model(text) for text in texts]
+    wanted = list(dict.fromkeys(ref for _, refs in split for ref in refs))
+    opened = dict(zip(wanted, open_sources(wanted, options or ModelOptions()), strict=True))
+    arguments = []
+    for name, refs in split:
+        sources = [opened[ref] for ref in refs]
+        if len(sources) > 1:
+            check_agreement([(source.name, source.description) for source in sources])
+            sources = _named_alike(sources, sources)
+        arguments.append(ModelArgument(name or "+".join(source.name for source in sources), sources))
+    names = [model.name for model in arguments]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return arguments
+
+
+def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | None) -> list[ModelArgument]:
+    """The arguments with all classes named: rows that are measured on the same labels have the same classes.
+
+    A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
+    the same ensemble before that of another row; where none does, those of the data.
+
+    Args:
+        arguments: one for each row.
+        data: the SPEC of ``--data``.
+        limit: its first samples only.
+
+    Raises:
+        InputError: where the data have no class names either.
+    """
+    every = [source for argument in arguments for source in argument.sources]
+    alike = [replace(argument, sources=_named_alike(argument.sources, every)) for argument in arguments]
+    return [replace(a, sources=[named_by_data(source, data, limit) for source in a.sources]) for a in alike]
+
+
+def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
+    """Sources of which those without named classes take the names, and unless they have their own the prompts, of the
+    first known model with names."""
+    first = next((source.description for source in known if source.description.labels is not None), None)
+    if first is None:
+        return list(sources)
+    return [
+        source
+        if source.classes is not None
+        else with_labels(source, first.labels, source.description.prompt or first.prompt or ())
+        for source in sources
+    ]

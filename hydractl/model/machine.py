@@ -95,11 +95,11 @@ def _best(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> flo
     a = torch.randn(size, size, generator=generator).to(device, dtype)
     with torch.inference_mode():
         a[:_STEP] @ a
-        found = []
+        seconds = []
         for _ in range(runs):
             wait(device)
             start = time.perf_counter()
             a @ a
             wait(device)
-            found.append(time.perf_counter() - start)
-    return min(found)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)

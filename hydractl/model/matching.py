@@ -85,7 +85,7 @@ def known(labels: Tensor | None) -> Tensor:
 def asked_classes(source: Source, tower: str | None) -> dict[str, Any]:
     """What the provenance of a result says beside the settings of every model: prompts, their labels and the tower."""
     description = source.description
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if source.family.classes(description.config) is None:
-        found = {"labels": list(description.labels or ()) or None, "prompt": list(description.prompt or ()) or None}
-    return found if tower is None else {**found, "tower": tower}
+        facts = {"labels": list(description.labels or ()) or None, "prompt": list(description.prompt or ()) or None}
+    return facts if tower is None else {**facts, "tower": tower}

@@ -5,7 +5,7 @@ It names no library. A family reads the weights of its own attention module into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -85,15 +85,21 @@ class HeadBank(nn.Module):
         return self.q_norm(q), self.k_norm(k), v
 
     def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
-        """Some of the three projections of some heads, in one product."""
-        kinds, rows = of.stop - of.start, slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
-        weight = self.qkv[rows]
+        rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
         bias = None if self.qkv_bias is None else self.qkv_bias[rows]
-        if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
-            weight = weight.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten(0, 2)
-            bias = None if bias is None else bias.unflatten(0, (-1, 3, self.head_dim))[:, of].flatten()
-        packed = F.linear(x, weight, bias).unflatten(-1, (run.stop - run.start, kinds, self.head_dim))
-        return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
+        return projected(F.linear, x, self.qkv[rows], bias, of, self.head_dim)
+
+
+def projected(
+    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, of: slice, head_dim: int
+) -> Sequence[Tensor]:
+    """Some of the three projections of all n heads of a weight ``[..., n * 3 * head_dim, d_model]``, in one product."""
+    kinds = of.stop - of.start
+    if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
+        weight = weight.unflatten(-2, (-1, 3, head_dim))[..., of, :, :].flatten(-4, -2)
+        bias = None if bias is None else bias.unflatten(-1, (-1, 3, head_dim))[..., of, :].flatten(-3)
+    packed = linear(x, weight, bias).unflatten(-1, (-1, kinds, head_dim))
+    return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
 
 
 class MemberProjections(nn.Module):

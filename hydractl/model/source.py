@@ -19,9 +19,7 @@ from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
-from hydractl.model.checks import check_tensors
-from hydractl.model.members import MemberTensors, held_mask, sites_stored_once
-from hydractl.model.slicing import sliced, zeroed
+from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -223,7 +221,7 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
 def _is_file(ref: str) -> bool:
     """Whether a reference can only be a file, be it there or not."""
     kind, _, rest = ref.partition(":")
-    return not (FAMILIES.get(kind) is not None and rest) and not os.path.isdir(ref)
+    return not (kind in FAMILIES.names and rest) and not os.path.isdir(ref)
 
 
 def _model_hint(path: Path) -> str:

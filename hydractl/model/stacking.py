@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.model.context import RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections
+from hydractl.model.projections import MemberProjections, projected
 
 PADDED = 4 / 3
 """How many heads may be computed for one that is there where members have unequal numbers of them."""
@@ -213,14 +213,7 @@ class StackedProjections:
         return self._normed(q, "q_norm"), self._normed(k, "k_norm"), v
 
     def _linear(self, x: Tensor, of: slice) -> Sequence[Tensor]:
-        """Some of the three projections of all heads of all members, in one product."""
-        weight, bias = self._in()
-        kinds = of.stop - of.start
-        if kinds < 3:  # as in HeadBank: the rows of each head have to be gathered
-            weight = weight.unflatten(1, (self.heads, 3, self.head_dim))[:, :, of].flatten(1, 3)
-            bias = None if bias is None else bias.unflatten(1, (self.heads, 3, self.head_dim))[:, :, of].flatten(1, 3)
-        packed = members_linear(x, weight, bias).unflatten(-1, (self.heads, kinds, self.head_dim))
-        return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [M * B, T, h, kinds, dk] -> kinds times [M * B, h, T, dk]
+        return projected(members_linear, x, *self._in(), of, self.head_dim)
 
     def _normed(self, heads: Tensor, side: str) -> Tensor:
         """Each head by the norm of its member."""

@@ -19,8 +19,7 @@ from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.files.provenance import provenance
 from hydractl.log import Log
-from hydractl.model.checks import check_finite
-from hydractl.model.slicing import zeroed
+from hydractl.model.stored import check_finite, zeroed
 from hydractl.training.checkpointing import START_OVER, Saved, differences
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training

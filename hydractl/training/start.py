@@ -19,8 +19,8 @@ from hydractl.files.checkpoint import DictTensors, MappedTensors, replaced
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
 from hydractl.model.matching import check_labels, named_by_data
-from hydractl.model.slicing import sliced
 from hydractl.model.source import Source
+from hydractl.model.stored import sliced
 from hydractl.training.data import open_pairs
 from hydractl.training.options import DataOptions, TrainOptions
 

@@ -95,8 +95,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.bench.measuring import BenchOptions, measure
     from hydractl.bench.rows import rows_of
-    from hydractl.model.arguments import find_models
-    from hydractl.model.loading import resolve_device
+    from hydractl.model.loading import find_models, resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
     device = resolve_device(settings.device)

@@ -26,10 +26,10 @@ from hydractl.heads.selection import (
 )
 from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
-from hydractl.model.checks import check_finite
 from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned
+from hydractl.model.stored import check_finite
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome

@@ -19,12 +19,11 @@ from hydractl.files.provenance import provenance
 from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
-from hydractl.model.checks import check_finite
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.slicing import StoredHeads
 from hydractl.model.source import Source, open_sources
+from hydractl.model.stored import StoredHeads, check_finite
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome

@@ -342,7 +342,7 @@ def test_a_model_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise RuntimeError('"addmm" not implemented\nand more')
 
-    monkeypatch.setattr("hydractl.model.sequential.SequentialEnsemble.forward", fail)
+    monkeypatch.setattr("hydractl.model.loading.SequentialEnsemble.forward", fail)
     with pytest.raises(
         HydraError, match=r'deep cannot run \(batch 2, float32, cpu\): "addmm" not implemented$'
     ) as caught:

@@ -14,8 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.log import Log
-from hydractl.model.arguments import ModelArgument
-from hydractl.model.loading import build_model
+from hydractl.model.loading import ModelArgument, build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, pruned
 from hydractl.settings import BenchSettings

@@ -15,7 +15,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.data.text import report_cut
-from hydractl.families.hf import tokenizer as hf_tokenizer
+from hydractl.families.hf import inputs as hf_tokenizer
 from hydractl.log import Log
 from tests.pico import publish, stock
 

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from hydractl.errors import UsageError
 from hydractl.evaluate.mc_dropout import MCDropout, with_layers
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.loading import build_model
-from hydractl.model.sequential import SequentialEnsemble
+from hydractl.model.loading import SequentialEnsemble, build_model
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
 KINDS = ["class-token", "layer-scale", "bert", "roberta", "distilbert", "hf-vit", "clip", "clip-layer-scale"]

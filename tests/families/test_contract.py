@@ -8,8 +8,8 @@ import torch
 from hydractl.families.base import attention_names
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
-from hydractl.model.slicing import zeroed
 from hydractl.model.source import Source
+from hydractl.model.stored import zeroed
 from tests.pico import (
     CLIP,
     HF,

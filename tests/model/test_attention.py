@@ -163,7 +163,6 @@ def naive(
     w: HeadWeights,
     *,
     bias: Tensor | None = None,
-    scale: float | None = None,
     gains: Sequence[float] | None = None,
     norms: tuple[nn.Module, nn.Module] | None = None,
 ) -> Tensor:
@@ -173,7 +172,7 @@ def naive(
         q, k, v = (linear(x, getattr(w, n)[head], of(getattr(w, f"{n}_bias"), head)) for n in ("q", "k", "v"))
         if norms is not None:
             q, k = norms[0](q), norms[1](k)
-        scores = q @ k.transpose(1, 2) * (1 / math.sqrt(HEAD_DIM) if scale is None else scale)
+        scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
         if bias is not None:
             scores = scores + bias.expand(x.shape[0], w.heads, TOKENS, TOKENS)[:, head]
         attended = scores.softmax(-1) @ v
@@ -257,11 +256,11 @@ def test_causal_attention_sees_no_later_token(case: str) -> None:
 
 
 @torch.no_grad()
-def test_an_additive_mask_is_added_and_the_scale_applied() -> None:
+def test_an_additive_mask_is_added() -> None:
     members = [weights(2, 0), weights(3, 1)]
     bias = torch.randn(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(9))
     x = tokens(2)
-    close(attention(members, scale=0.9)(x, attn_mask=bias), reference(x, members, bias=bias, scale=0.9))
+    close(attention(members)(x, attn_mask=bias), reference(x, members, bias=bias))
 
 
 @torch.no_grad()

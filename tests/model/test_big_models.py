@@ -26,11 +26,10 @@ from hydractl.files.checkpoint import FileTensors, read_piece, sha256_file
 from hydractl.files.header import TensorInfo, header_bytes, tensor_info
 from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
-from hydractl.model.checks import check_finite
 from hydractl.model.cost import cost_of
 from hydractl.model.runtime import HydraModel
-from hydractl.model.slicing import StoredHeads
 from hydractl.model.source import Source, open_source, pruned
+from hydractl.model.stored import StoredHeads, check_finite
 from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"

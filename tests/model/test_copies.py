@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from hydractl.fusion.plan import plan_fusion
+from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
-from hydractl.model.sequential import SequentialEnsemble
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.prepare import speed_up

@@ -27,10 +27,10 @@ from hydractl.families.base import attention_names
 from hydractl.files.checkpoint import shapes_only
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.cost import dense_macs, macs
-from hydractl.model.members import united
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
+from hydractl.model.stored import union
 from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
@@ -59,7 +59,7 @@ def runs_of(source: Source) -> tuple[int, list[Run]]:
     for index in chain.sites:
         path, last = model.sites[index].path, index == chain.sites.stop - 1
         counts = [len(mask.kept[path]) for mask in masks]
-        pool = len(united(masks, path)) if chain.start.pooled(index) else None
+        pool = len(union(masks, path)) if chain.start.pooled(index) else None
         runs.append(Run(counts[:1], None, last) if chain.start.once(index) else Run(counts, pool, last))
     return 1 if chain.start.shared_stem else len(masks), runs
 

@@ -19,8 +19,8 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
-from hydractl.model.slicing import sliced
 from hydractl.model.source import Source, open_source
+from hydractl.model.stored import sliced
 from hydractl.settings import FinetuneSettings
 from hydractl.training import losses
 from hydractl.training.data import TrainingData

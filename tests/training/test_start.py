@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.model.checks import check_tensors
 from hydractl.model.loading import build_model
+from hydractl.model.stored import check_tensors
 from hydractl.training.options import WeightOptions
 from hydractl.training.prepare import trainable
 from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head

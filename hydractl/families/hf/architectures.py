@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
-from hydractl.families.base import first_line
-from hydractl.families.torchvision_operators import declare_operators
-from hydractl.jsonio import canonical_json, shown
-
-declare_operators()
-
-import transformers  # noqa: E402
-from transformers.utils import logging as hf_logging  # noqa: E402
+from hydractl.families.base import AttentionLayout
+from hydractl.families.reading import kept, refused_as
+from hydractl.jsonio import shown
 
 # Says how or by whom a file was written, or where the labels are kept by themselves; no part of an architecture.
 _NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "attn_implementation", "id2label", "label2id")
@@ -33,21 +28,21 @@ class Layout:
     """Module names of one kind of encoder, relative to the base model, the layer or the attention."""
 
     layers: str
-    q: str
-    k: str
-    v: str
-    o: str
-    # The module that computes attention, within the attention block, and the end of its class's name.
+    heads: AttentionLayout
+    # The module that computes attention, within the attention block (none: the block itself), and the end of its class.
     core: str
     core_class: str
     # The norm of a layer that its attention reads through; none where the norm comes after.
     norm: str = ""
 
 
-_BERT = Layout("encoder.layer", "self.query", "self.key", "self.value", "output.dense", "self", "SelfAttention")
-_DISTILBERT = Layout("transformer.layer", "q_lin", "k_lin", "v_lin", "out_lin", "", "SelfAttention")
-_VIT = Layout("layers", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "layernorm_before")
-_DINOV2 = Layout("encoder.layer", "q_proj", "k_proj", "v_proj", "o_proj", "", "Attention", "norm1")
+_PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
+_BERT = Layout(
+    "encoder.layer", AttentionLayout(("self.query", "self.key", "self.value"), "output.dense"), "self", "SelfAttention"
+)
+_DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
+_VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
+_DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout.
 LAYOUTS = {
@@ -102,7 +97,6 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
 }
 READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
 """Number of first tokens that a readout uses, if it is not one; None: all."""
-NORMS = {"sa_layer_norm", "output_layer_norm", "layernorm_before", "layernorm_after", "norm1", "norm2"}
 
 
 def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,46 +104,27 @@ def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k not in _NOT_THE_MODEL and not k.startswith("_")}
 
 
+@kept
 def meta_model(config: Mapping[str, Any]) -> Any:
     """The library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
-
-    It is kept and given again, so callers that change it copy it.
 
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
     """
-    return _build(canonical_json(config))
-
-
-@lru_cache(maxsize=8)
-def _build(text: str) -> Any:
-    config = json.loads(text)
     name = class_name(config)
     settings = without_traces(config)
     labels = settings.get("num_labels")
     if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
-    try:
-        with quiet():
-            library_config = cls.config_class.from_dict(settings)
-            _check_config(library_config, name)
-            with torch.device("meta"):
-                model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
-            _fill_buffers(model)
-    except InputError:
-        raise
-    except Exception as error:  # whatever strange settings lead to inside the library
-        raise InputError(f"transformers {transformers.__version__} cannot build {name}: {first_line(error)}") from error
+    with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
+        library_config = cls.config_class.from_dict(settings)
+        _check_config(library_config, name)
+        with torch.device("meta"):
+            model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        _fill_buffers(model)
     _check_layers(model)
     return model.eval()
-
-
-def random_model(config: Mapping[str, Any]) -> Any:
-    """The library's model of a configuration with weights as it draws them for training from scratch."""
-    with quiet():
-        library_config = type(meta_model(config)).config_class.from_dict(without_traces(config))
-        return type(meta_model(config))._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
 
 
 def _fill_buffers(model: Any) -> None:
@@ -186,7 +161,7 @@ def _check_layers(model: Any) -> None:
     base, layout = base_of(model)
     try:
         blocks = [layer.attention for layer in base.get_submodule(layout.layers)]
-        cores = [core_of(block, layout) for block in blocks]
+        cores = [block.get_submodule(layout.core) for block in blocks]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
@@ -194,7 +169,7 @@ def _check_layers(model: Any) -> None:
         ) from error
     expected = name.partition("For")[0] + layout.core_class
     for block, core in zip(blocks, cores, strict=True):
-        projections = [block.get_submodule(leaf) for leaf in (layout.q, layout.k, layout.v, layout.o)]
+        projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
         if type(core).__name__ != expected or any(type(p) is not nn.Linear for p in projections):
             raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected}")
 
@@ -207,10 +182,6 @@ def base_of(model: Any) -> tuple[Any, Layout]:
 
 def layout_of(path: str) -> Layout:
     return LAYOUTS[path.partition(".")[0]]
-
-
-def core_of(block: nn.Module, layout: Layout) -> nn.Module:
-    return block.get_submodule(layout.core) if layout.core else block
 
 
 @contextlib.contextmanager

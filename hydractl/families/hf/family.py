@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.masking_utils import create_bidirectional_mask
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
-    NORMS,
     READS,
     base_of,
-    core_of,
+    class_name,
     layout_of,
     meta_model,
-    random_model,
+    quiet,
+    without_traces,
 )
-from hydractl.families.hf.folder import WEIGHTS, download, open_folder
-from hydractl.families.hf.images import image_collate, image_format, write_processor
-from hydractl.families.hf.tokenizer import random_tokens, text_collate, write_tokenizer
+from hydractl.families.hf.inputs import (
+    image_collate,
+    image_format,
+    image_preprocess,
+    random_tokens,
+    text_collate,
+    text_preprocess,
+    write_processor,
+    write_tokenizer,
+)
 from hydractl.families.pixels import random_pixels
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
+from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
+from hydractl.files.header import Header, torch_dtype
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import shown
-
-declare_operators()
-
-import transformers  # noqa: E402
-from transformers.masking_utils import create_bidirectional_mask  # noqa: E402
 
 
 class _InPlace(nn.Module):
@@ -53,10 +60,27 @@ class _InPlace(nn.Module):
         return self.attention(hidden_states, attn_mask=attention_mask), None
 
 
+_WEIGHTS = "model.safetensors"
+_OTHER_FILES = (
+    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+)
+_PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
+_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2)"
+
+
 class HFEncoder(ModelFamily):
     """The classifiers of transformers whose heads can be taken apart."""
 
     name = "hf"
+    version = transformers.__version__
+    parts = {  # noqa: RUF012 - as the protocol declares it
+        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.layernorm\.",
+        "attention": rf"{_LAYER}attention\.",
+        "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
+    }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings\.",
         "position": r"\w+\.embeddings\.position_embeddings",
@@ -65,45 +89,49 @@ class HFEncoder(ModelFamily):
         "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
     }
 
-    @property
-    def version(self) -> str:
-        """The version of transformers."""
-        return transformers.__version__
-
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """A folder with transformers' ``config.json`` and ``model.safetensors``."""
-        return open_folder(folder)
+        published = read_config(folder / "config.json")
+        if published is None or "architectures" not in published or "model_type" not in published:
+            return None
+        config = _kept(published, str(folder))
+        hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
+        weights = published_weights(folder / _WEIGHTS, hint)
+        model = meta_model(config)
+        tensors: TensorSource = weights
+        if set(weights.names()) != set(model.state_dict()):
+            # Older names, or a mistake: the library knows the first and the answer to it tells the second.
+            tensors = _converted(weights, model)
+        return LoadedModel(
+            arch=class_name(config),
+            config=config,
+            tensors=tensors,
+            preprocess=_preprocess(folder, model),
+            labels=_labels(published, model.config.num_labels),
+        )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
         """``hf:ORG/NAME`` from the hub; safetensors only, never any code of the repository."""
-        if options:
-            raise UsageError(
-                f"hf:{name} takes no options ({', '.join(sorted(options))})",
-                hint="weights of your own open as a folder: model.safetensors beside config.json",
-            )
-        loaded = open_folder(download(name))
+        hint = "weights of your own open as a folder: model.safetensors beside config.json"
+        refuse_options(f"hf:{name}", options, hint)
+        loaded = self.load_folder(download(name, ("config.json", _WEIGHTS), _OTHER_FILES))
         if loaded is None:
             raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
         return loaded
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
-        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        write_config(folder / "config.json", document)
         (write_tokenizer if _is_text(preprocess) else write_processor)(folder, preprocess)
-        return WEIGHTS
+        return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +147,7 @@ class HFEncoder(ModelFamily):
         heads = model.config.num_attention_heads
         sites = []
         for index, layer in enumerate(base.get_submodule(layout.layers)):
-            out = layer.attention.get_submodule(layout.o)
+            out = layer.attention.get_submodule(layout.heads.out)
             path = f"{prefix}.{layout.layers}.{index}.attention"
             sites.append(Site(path, heads, out.in_features // heads, out.out_features))
         return sites
@@ -128,58 +156,13 @@ class HFEncoder(ModelFamily):
         """Number of classes of the classifier."""
         return int(meta_model(config).config.num_labels)
 
-    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """Queries, keys, values are ``[heads * head_dim, d_model]``, the output ``[d_model, heads * head_dim]``."""
-        dk, layout = site.head_dim, layout_of(site.path)
-        weights: dict[str, Tensor | None] = {}
-        for side in ("q", "k", "v"):
-            name = f"{site.path}.{getattr(layout, side)}"
-            weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-            heads = weight.shape[0] // dk
-            weights[side] = weight.reshape(heads, dk, weight.shape[1])
-            weights[f"{side}_bias"] = None if bias is None else bias.reshape(heads, dk)
-        out = tensors[f"{site.path}.{layout.o}.weight"]  # [d, h dk]
-        return HeadWeights(
-            o=out.reshape(out.shape[0], out.shape[1] // dk, dk).permute(1, 0, 2),
-            o_bias=tensors.get(f"{site.path}.{layout.o}.bias"),
-            **weights,  # type: ignore[arg-type]
-        )
-
-    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`."""
-        layout = layout_of(site.path)
-        put: dict[str, Tensor | None] = {
-            f"{layout.o}.weight": weights.o.permute(1, 0, 2).flatten(1),
-            f"{layout.o}.bias": weights.o_bias,
-        }
-        for side in ("q", "k", "v"):
-            bias = getattr(weights, f"{side}_bias")
-            put[f"{getattr(layout, side)}.weight"] = getattr(weights, side).flatten(0, 1)
-            put[f"{getattr(layout, side)}.bias"] = None if bias is None else bias.flatten()
-        for name, tensor in put.items():
-            if tensor is not None:
-                tensors[f"{site.path}.{name}"] = tensor
-
-    def part(self, name: str, sites: Sequence[Site]) -> str:
-        """By the library's names; what belongs to no base model is the classifier."""
-        base, _, rest = name.partition(".")
-        layout = LAYOUTS.get(base)
-        if layout is None:
-            return "own"
-        if rest.startswith(("embeddings.", "embeddings_project.")):
-            return "embed"
-        if not rest.startswith(f"{layout.layers}."):
-            return "norm" if rest.startswith("layernorm.") else "own"
-        module, *inside = rest.removeprefix(f"{layout.layers}.").split(".")[1:]
-        if module in NORMS or "LayerNorm" in inside:
-            return "norm"
-        if module == "attention":
-            return "attention"
-        return "mlp" if module in ("intermediate", "output", "ffn", "mlp") else "own"
+    def layout(self, site: Site) -> AttentionLayout:
+        """By the kind of encoder, which every path starts with."""
+        return layout_of(site.path).heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights; the dropout of the output stays the library's own."""
-        core: Any = core_of(model.get_submodule(site.path), layout_of(site.path))
+        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
         rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout.p
         return float(rate), 0.0
 
@@ -187,8 +170,7 @@ class HFEncoder(ModelFamily):
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = layout_of(site.path)
         if not layout.core:
-            parent, _, leaf = site.path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _InPlace(attention))
+            super().install(model, site, _InPlace(attention))
             return
         block: Any = model.get_submodule(site.path)
         setattr(block, layout.core, _InPlace(attention))
@@ -200,25 +182,14 @@ class HFEncoder(ModelFamily):
         prefix, readout = ARCHITECTURES[type(model).__name__]
         layers = base.get_submodule(layout.layers)
 
-        def stem(inputs: Any) -> State:
-            return _stem(base, inputs)
-
-        def block(layer: nn.Module) -> Callable[[State], State]:
-            return lambda state: State(
-                layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context
-            )
-
-        def attention_input(layer: Any) -> Callable[[State], Tensor]:
-            return lambda state: getattr(layer, layout.norm)(state.hidden) if layout.norm else state.hidden
-
         count = READS.get(readout, 1)
         tower = Stages(
-            stem=stem,
-            blocks=[block(layer) for layer in layers],
+            stem=partial(_stem, base),
+            blocks=[partial(_run, layer) for layer in layers],
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
             stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
             readout=lambda state: readout(model, base, state.hidden),
-            attention_inputs=[attention_input(layer) for layer in layers],
+            attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
             reads=None if count is None else first_tokens(count),
             per_sample=("attention_mask",),
         )
@@ -246,11 +217,12 @@ class HFEncoder(ModelFamily):
         """From the settings of the library's image processor."""
         return super().image_format(preprocess) if _is_text(preprocess) else image_format(preprocess)
 
-    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By transformers' own initialisation."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return dict(random_model(config).state_dict())
+        cls = type(meta_model(config))
+        with quiet():
+            library_config = cls.config_class.from_dict(without_traces(config))
+            return cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_labels``, and no more names of the old ones."""
@@ -281,11 +253,105 @@ def _stem(base: Any, inputs: Any) -> State:
     return State(hidden, {"attention_mask": mask})
 
 
+def _run(layer: nn.Module, state: State) -> State:
+    return State(layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context)
+
+
+def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
+    return getattr(layer, norm)(state.hidden) if norm else state.hidden
+
+
 def _is_text(preprocess: Mapping[str, Any]) -> bool:
     kind = preprocess.get("kind")
     if kind not in ("text", "image"):
         raise InputError(f"the preprocessing is neither of text nor of images but of {shown(kind)}")
     return kind == "text"
+
+
+# --- published folders: strictly read, and shown under the library's present names ------------------------------------
+
+
+def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """The configuration of a folder that a checkpoint keeps: without traces of who wrote it, and without labels."""
+    for key, what in (("auto_map", "code of its own"), ("quantization_config", "quantized weights")):
+        if published.get(key):
+            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses")
+    config = without_traces(published)
+    name = class_name(config)
+    if "num_labels" not in config:
+        names = published.get("id2label")
+        # The library's own default, where a file says nothing.
+        config["num_labels"] = (
+            len(names) if isinstance(names, Mapping) else getattr(transformers, name).config_class().num_labels
+        )
+    return config
+
+
+def _converted(weights: FileTensors, model: Any) -> DictTensors:
+    """Weights under the library's present names, read by the library itself, in the dtypes of the file.
+
+    Raises:
+        InputError: listing every tensor that is missing, unexpected or of another shape.
+    """
+    header, file = weights.header, weights.path
+    stored = {info.dtype for info in header.tensors.values()}
+    wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
+    with refused_as(f"transformers cannot read {file}"), quiet():
+        loaded, report = type(model).from_pretrained(
+            str(file.parent),
+            config=copy.deepcopy(model.config),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=wide,
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,  # so that they are reported, all of them
+            output_loading_info=True,
+        )
+    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(report["missing_keys"])]
+    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"])]
+    problems += [
+        f"tensor {shown(name, 200)} is {list(found)}, expected {list(expected)}"
+        for name, found, expected in sorted(report["mismatched_keys"])
+    ]
+    problems += [shown(message, 200) for message in report.get("error_msgs", ())]
+    if problems:
+        what = f"{file} does not hold the weights of {type(model).__name__}"
+        raise InputError(what, problems=problems[:40])
+    state = loaded.state_dict()
+    only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None
+    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()})
+
+
+def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, header: Header) -> torch.dtype:
+    """The dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
+    published = revert_weight_conversion(loaded, {name: tensor})
+    infos = [header.tensors[n] for n in published if n in header.tensors]
+    return torch_dtype(infos[0]) if len(infos) == 1 else tensor.dtype
+
+
+def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
+    """The tokenizer or the image processor of a folder."""
+    prefix, config = ARCHITECTURES[type(model).__name__][0], model.config
+    if prefix not in _PROCESSORS:
+        # RoBERTa counts positions from behind the padding token's number.
+        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
+        types = getattr(config, "type_vocab_size", 1)
+        return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
+    size = None  # DINOv2 stretches its positions to any size
+    if prefix != "dinov2":
+        height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
+        size = (int(height), int(width))
+    return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)
+
+
+def _labels(published: Mapping[str, Any], classes: int) -> list[str] | None:
+    """The names of the classes; the library's own placeholders are no names."""
+    names = published.get("id2label")
+    if not isinstance(names, Mapping) or sorted(names) != sorted(map(str, range(classes))):
+        return None
+    labels = [str(names[str(index)]) for index in range(classes)]
+    return None if all(re.fullmatch(r"LABEL_\d+", label) for label in labels) else labels
 
 
 FAMILY = HFEncoder()

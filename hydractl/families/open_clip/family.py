@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import copy
-import json
+import dataclasses
+import difflib
 import math
-import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
+from open_clip.constants import HF_CONFIG_NAME as CONFIG
+from open_clip.constants import HF_SAFE_WEIGHTS_NAME as WEIGHTS
+from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
-from hydractl.errors import UsageError
-from hydractl.families.base import ImageFormat, LoadedModel, ModelFamily, Stages, read_packed, write_packed
-from hydractl.families.open_clip.folder import (
-    CONFIG,
-    WEIGHTS,
-    drawn_weights,
-    open_folder,
-    published_model,
-    random_model,
-)
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.open_clip.inputs import (
     filled_templates,
     image_collate,
+    image_preprocess,
     pooled_at,
     published_preprocess,
     tokenizer_of,
 )
-from hydractl.families.open_clip.models import blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.open_clip.models import SECTIONS, blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.families.pixels import random_pixels
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.reading import download, published_weights, read_config, refuse_options, write_config
+from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
 
-declare_operators()
-
-import open_clip  # noqa: E402
-from open_clip.transformer import ResidualAttentionBlock  # noqa: E402
-
+_TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
 _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
-_PARTS = (
-    ("attention", rf"{_BLOCK}attn\."),
-    ("mlp", rf"{_BLOCK}mlp\."),
-    ("norm", rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\."),
-    ("embed", r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$|(text\.)?token_embedding\."),
-)
-# A query or key norm of a head: open_clip's name of it, and what the rest of hydractl calls it.
-_HEAD_NORMS = {"ln_q": "q_norm", "ln_k": "k_norm"}
 
 
 class _InPlace(nn.Module):
@@ -71,8 +57,17 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    version = open_clip.__version__
     priority = 1  # its folders often hold the config.json of another library as well
     builds_by_name = True
+    attention = AttentionLayout(("in_proj_",), "out_proj", q_norm="ln_q", k_norm="ln_k")
+    parts = {  # noqa: RUF012 - as the protocol declares it
+        "attention": rf"{_BLOCK}attn\.",
+        "mlp": rf"{_BLOCK}mlp\.",
+        "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
+        "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
+        r"|(text\.)?token_embedding\.",
+    }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.conv1\.",
         "position": r"((visual|text)\.)?positional_embedding$",
@@ -81,16 +76,29 @@ class OpenClip(ModelFamily):
         "scale": r"logit_(scale|bias)$",
     }
 
-    @property
-    def version(self) -> str:
-        """The version of open_clip."""
-        return open_clip.__version__
-
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
         """A folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``."""
-        return open_folder(folder)
+        published = read_config(folder / CONFIG)
+        if published is None:
+            return None
+        config = published.get("model_cfg")
+        if not isinstance(config, dict):
+            raise InputError(f"{folder / CONFIG} has no model_cfg")
+        model = skeleton(config)
+        weights = folder / WEIGHTS
+        hint = (
+            "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
+            f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
+        )
+        return LoadedModel(
+            arch=_arch_of(config),
+            config=config,
+            tensors=published_weights(weights, hint),
+            preprocess=image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
+            labels=None,
+        )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
         """``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any setting of the model.
@@ -99,28 +107,55 @@ class OpenClip(ModelFamily):
         """
         options = dict(options)
         if not options.pop("pretrained", True):
-            return random_model(name, options, seed)
-        if options:
-            raise UsageError(
-                f"open_clip:{name} with pretrained weights takes no options ({', '.join(sorted(options))})",
-                hint="add pretrained=0 to start from random weights",
+            return self._random(name, options, seed)
+        hint = "add pretrained=0 to start from random weights"
+        refuse_options(f"open_clip:{name} with pretrained weights", options, hint)
+        arch, _, tag = name.partition("/")
+        config = _known_config(arch)
+        published = _published(arch, tag)
+        skeleton(config)  # refuses what cannot be used before anything is fetched
+        repo, file = os.path.split(published.get("hf_hub", ""))
+        if not repo or file:
+            raise InputError(
+                f"open_clip:{name} is published as a pickle only, which hydractl never opens",
+                hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        return published_model(name)
+        loaded = self.load_folder(download(repo, [CONFIG, WEIGHTS]))
+        if loaded is None:
+            raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
+        if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
+            # A model with the other activation runs, and is wrong by a few per cent.
+            raise InputError(
+                f"open_clip and {repo} disagree on the activation of {name} (quick_gelu)",
+                hint=f"give a local folder with the {CONFIG} you trust",
+            )
+        return loaded
+
+    def _random(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
+        arch, _, tag = name.partition("/")
+        config = _known_config(arch)
+        published = _published(arch, tag) if tag else {}
+        if published.get("quick_gelu"):
+            config["quick_gelu"] = True
+        config = _changed(config, options, name)
+        model = skeleton(config)
+        return LoadedModel(
+            arch=_arch_of(config),
+            config=config,
+            tensors=DictTensors(self.initial(config, seed)),
+            preprocess=image_preprocess(model.visual.image_size, published),
+            labels=None,
+        )
 
     def export_folder(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        preprocess: Mapping[str, Any],
-        labels: Sequence[str] | None,
+        self, folder: Path, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str] | None
     ) -> str:
         """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
 
         open_clip's tokenizer comes with the library, and its folders know no class names.
         """
         document = {"model_cfg": dict(config), "preprocess_cfg": published_preprocess(preprocess)}
-        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+        write_config(folder / CONFIG, document)
         return WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
@@ -157,44 +192,6 @@ class OpenClip(ModelFamily):
             text = text[:, : int(pooled_at(text, tower.pool, tower.eos).max()) + 1]
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
-    def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """``in_proj_weight`` is ``[3 * heads * head_dim, d]``, ``out_proj.weight`` ``[d, heads * head_dim]``."""
-
-        def get(name: str) -> Tensor | None:
-            return tensors.get(f"{site.path}.{name}")
-
-        packed, out = tensors[f"{site.path}.in_proj_weight"], tensors[f"{site.path}.out_proj.weight"]
-        norms = [(f"{a}.{leaf}", f"{b}.{leaf}") for a, b in _HEAD_NORMS.items() for leaf in ("weight", "bias")]
-        return replace(
-            read_packed(packed, get("in_proj_bias"), out, site.head_dim),
-            o_bias=get("out_proj.bias"),
-            extra={ours: tensor for theirs, ours in norms if (tensor := get(theirs)) is not None},
-        )
-
-    def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """The inverse of :meth:`read`."""
-        packed, bias, out = write_packed(weights)
-        put: dict[str, Tensor | None] = {
-            "in_proj_weight": packed,
-            "in_proj_bias": bias,
-            "out_proj.weight": out,
-            "out_proj.bias": weights.o_bias,
-        }
-        for theirs, ours in _HEAD_NORMS.items():
-            put |= {f"{theirs}.{leaf}": weights.extra.get(f"{ours}.{leaf}") for leaf in ("weight", "bias")}
-        for name, tensor in put.items():
-            if tensor is not None:
-                tensors[f"{site.path}.{name}"] = tensor
-
-    def part(self, name: str, sites: Sequence[Site]) -> str:
-        """By open_clip's names; projections, scales, LayerScale and attention pooling are a model's own."""
-        return next((part for part, pattern in _PARTS if re.match(pattern, name)), "own")
-
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """``ln_q`` and ``ln_k`` of open_clip's own attention, which act on one head at a time; else none."""
-        attention = model.get_submodule(site.path)
-        return getattr(attention, "ln_q", nn.Identity()), getattr(attention, "ln_k", nn.Identity())
-
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of the attention weights and of the output; no configuration of open_clip sets them."""
         attention: Any = model.get_submodule(site.path)
@@ -205,7 +202,7 @@ class OpenClip(ModelFamily):
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace ``resblocks.N.attn``."""
         block: Any = model.get_submodule(site.path.removesuffix(".attn"))
-        block.attn = _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention
+        super().install(model, site, _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """The visual tower reads images, the text tower the prompts of the classes."""
@@ -230,18 +227,13 @@ class OpenClip(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Mapping[str, Any]) -> ImageFormat:
-        """From open_clip's ``PreprocessCfg``; its ``random`` interpolation is bilinear here."""
-        interpolation, (height, width) = preprocess["interpolation"], preprocess["size"]
-        return ImageFormat(
-            (3, height, width),
-            tuple(preprocess["mean"]),
-            tuple(preprocess["std"]),
-            "bilinear" if interpolation == "random" else interpolation,
-        )
+        """From open_clip's ``PreprocessCfg``."""
+        return ImageFormat.of((3, *preprocess["size"]), preprocess)
 
-    def initial(self, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By open_clip's own initialisation."""
-        return drawn_weights(config, seed)
+        settings = {key: value for key, value in config.items() if key != "custom_text"}
+        return type(skeleton(config))(**settings)
 
     def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
         """By open_clip's own tokenizer, whose marks of start and end count."""
@@ -268,6 +260,76 @@ class OpenClip(ModelFamily):
         for block in model.visual.transformer.resblocks:
             for name in ("ls_1", "ls_2"):
                 setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
+
+
+# --- architectures by name --------------------------------------------------------------------------------------------
+
+
+def _known_config(arch: str) -> dict[str, Any]:
+    """The configuration of one of open_clip's architectures.
+
+    Raises:
+        InputError: for an unknown one, with names near to it.
+    """
+    known = open_clip.list_models()
+    if arch not in known:
+        folded = {name.lower(): name for name in known}
+        near = [folded[name] for name in difflib.get_close_matches(arch.lower(), folded, 5)]
+        listing = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
+        raise InputError(
+            f"open_clip {open_clip.__version__} has no architecture {arch!r}",
+            hint=f"near names: {', '.join(near)}" if near else listing,
+        )
+    return open_clip.get_model_config(arch)
+
+
+def _published(arch: str, tag: str) -> Mapping[str, Any]:
+    """open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
+    published = open_clip.get_pretrained_cfg(arch, tag)
+    if published:
+        return published
+    tags = open_clip.list_pretrained_tags_by_model(arch)
+    raise InputError(
+        f"open_clip:{arch} has no weights {tag!r}" if tag else f"open_clip:{arch} does not say which weights",
+        hint=f"open_clip:{arch}/TAG with one of {', '.join(tags)}"
+        if tags
+        else f"none are published; random weights: 'open_clip:{arch}?pretrained=0'",
+    )
+
+
+def _changed(config: Mapping[str, Any], options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A configuration with other values."""
+    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    known = {(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
+    known |= {("", key) for key in _TOP}
+    unknown = [option for option in options if option.rpartition(".")[::2] not in known]
+    if unknown:
+        raise UsageError(
+            f"open_clip:{name} has no setting {', '.join(sorted(unknown))}",
+            hint="write them as open_clip does: embed_dim=128&vision_cfg.layers=6&text_cfg.width=256",
+        )
+    for option, value in options.items():
+        section, _, key = option.rpartition(".")
+        (result[section] if section else result)[key] = value
+    return result
+
+
+def _arch_of(config: Mapping[str, Any]) -> str:
+    """The name that open_clip gives to this architecture, else that of its class."""
+    own = _filled(config)
+    names = (name for name, known in _known_architectures().items() if known == own)
+    return next(names, "CustomTextCLIP" if config.get("custom_text") else "CLIP")
+
+
+@cache
+def _known_architectures() -> dict[str, Any]:
+    return {name: _filled(open_clip.get_model_config(name)) for name in open_clip.list_models()}
+
+
+def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which every setting is there, so that two of the same model are equal."""
+    filled = {key: value for key, value in config.items() if value not in (None, False)}
+    return filled | {section: dataclasses.asdict(cls(**config[section])) for section, cls in SECTIONS.items()}
 
 
 FAMILY = OpenClip()

@@ -7,23 +7,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
+import open_clip
 import torch
+from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import first_line
 from hydractl.families.pixels import in_mode, is_size
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import canonical_json, shown
-
-declare_operators()
-
-import open_clip  # noqa: E402
-from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict  # noqa: E402
 
 _CHOICES = {
     "mode": ("RGB",),
@@ -75,13 +70,9 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
         raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
     size = preprocess["size"]
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in published_preprocess(preprocess).items()}
-    try:
+    with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
         shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
-    except Exception as error:
-        raise InputError(
-            f"open_clip cannot preprocess images with {shown(fields, 200)}: {first_line(error)}"
-        ) from error
     if shape != [3, *size]:
         raise InputError(f"open_clip makes images of {shape}, the checkpoint says {[3, *size]}")
 
@@ -139,15 +130,16 @@ def tokenizer_of(config: Mapping[str, Any]) -> Any:
             f"the settings of its SimpleTokenizer are not supported: {', '.join(map(str, foreign))}",
             hint=f"supported: {', '.join(_PLAIN_TOKENIZER)}",
         )
-    return _tokenizer(canonical_json({**settings, "context_length": text.get("context_length", 77)}))
+    return _tokenizer({**settings, "context_length": text.get("context_length", 77)})
 
 
-@lru_cache(maxsize=8)
-def _tokenizer(settings: str) -> Any:
+@kept
+def _tokenizer(settings: Mapping[str, Any]) -> Any:
     try:
-        return open_clip.SimpleTokenizer(**json.loads(settings))
+        return open_clip.SimpleTokenizer(**settings)
     except Exception as error:
-        raise InputError(f"open_clip cannot make a SimpleTokenizer of {shown(settings, 200)}") from error
+        text = shown(canonical_json(settings), 200)
+        raise InputError(f"open_clip cannot make a SimpleTokenizer of {text}") from error
 
 
 def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import open_clip
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from hydractl.errors import InputError
-from hydractl.families.base import Stages, State, first_line, first_tokens
-from hydractl.families.open_clip.inputs import tokenizer_of
-from hydractl.families.torchvision_operators import declare_operators
-from hydractl.jsonio import canonical_json, shown
-
-declare_operators()
-
-import open_clip  # noqa: E402
-from open_clip.transformer import (  # noqa: E402
+from open_clip.transformer import (
     Attention,
     CustomResidualAttentionBlock,
     ResidualAttentionBlock,
@@ -30,6 +18,14 @@ from open_clip.transformer import (  # noqa: E402
     VisionTransformer,
     text_global_pool,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydractl.errors import InputError
+from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.open_clip.inputs import tokenizer_of
+from hydractl.families.reading import kept, refused_as
+from hydractl.jsonio import shown
 
 SECTIONS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
 _MOST_LAYERS, _MOST_TOKENS = 1000, 1 << 12  # the causal mask holds the square of the latter
@@ -74,29 +70,17 @@ def text_tower(model: Any) -> TextTower:
     return TextTower(model.text, "text.", model.text.pool_type, getattr(model.text, "eos_id", None))
 
 
-def skeleton(config: Mapping[str, Any]) -> Any:
-    """The model of a configuration, its parameters on the meta device: shared, so copy it before changing it.
+@kept
+def skeleton(config: dict[str, Any]) -> Any:
+    """The model of a configuration, its parameters on the meta device.
 
     Raises:
         InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
     """
-    try:
-        text = canonical_json(config)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the configuration of the model is no JSON: {first_line(error)}") from error
-    return _skeleton(text)
-
-
-@lru_cache(maxsize=8)
-def _skeleton(text: str) -> Any:
-    config = json.loads(text)
     _check_config(config)
     custom = config.pop("custom_text", False)
-    try:
-        with torch.device("meta"):
-            model = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config, cast_dtype=None)
-    except Exception as error:  # whatever strange settings lead to inside the library
-        raise InputError(f"open_clip {open_clip.__version__} cannot build this model: {first_line(error)}") from error
+    with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
+        model: Any = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config, cast_dtype=None)
     for reason in _obstacles(model):
         raise _refusal(type(model).__name__, reason)
     holder = text_tower(model).module
@@ -161,20 +145,20 @@ def _obstacles(model: Any) -> Iterator[str]:
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
     attention: Any = getattr(block, "attn", None)
-    found = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
+    block_met = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
-            yield f"{found}, expected nn.MultiheadAttention"
+            yield f"{block_met}, expected nn.MultiheadAttention"
         elif hasattr(block, "ln_1_kv"):
-            yield f"{found} that attends across towers"
+            yield f"{block_met} that attends across towers"
     elif type(block) is not CustomResidualAttentionBlock or type(attention) is not Attention:
-        yield f"{found}, expected open_clip's own"
+        yield f"{block_met}, expected open_clip's own"
     elif attention.logit_scale is not None:
-        yield f"{found} of scaled cosines"
+        yield f"{block_met} of scaled cosines"
     elif attention.head_scale is not None:
-        yield f"{found} that scales its heads"
+        yield f"{block_met} that scales its heads"
     elif not isinstance(attention.ln_inner, nn.Identity):
-        yield f"{found} that normalises across heads"
+        yield f"{block_met} that normalises across heads"
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
@@ -194,12 +178,12 @@ def _refusal(name: str, reason: str) -> InputError:
 # --- towers in stages ------------------------------------------------------------------------------------------------
 
 
-def _block(module: nn.Module) -> Callable[[State], State]:
-    return lambda state: State(module(state.hidden, attn_mask=state.context.get("attn_mask")), state.context)
+def _run(block: nn.Module, state: State) -> State:
+    return State(block(state.hidden, attn_mask=state.context.get("attn_mask")), state.context)
 
 
-def _attention_input(module: Any) -> Callable[[State], Tensor]:
-    return lambda state: module.ln_1(state.hidden)
+def _attention_input(block: Any, state: State) -> Tensor:
+    return block.ln_1(state.hidden)
 
 
 def visual_stages(model: Any) -> Stages:
@@ -213,11 +197,11 @@ def visual_stages(model: Any) -> Stages:
     blocks = visual.transformer.resblocks
     return Stages(
         stem=lambda images: State(visual._embeds(images)),
-        blocks=[_block(block) for block in blocks],
+        blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"visual.transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
         readout=readout,
-        attention_inputs=[_attention_input(block) for block in blocks],
+        attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=first_tokens(1) if visual.attn_pool is None and visual.pool_type == "tok" else None,
         tower="visual",
         prefixes=("visual.",),
@@ -241,11 +225,11 @@ def text_stages(model: Any) -> Stages:
     blocks = holder.transformer.resblocks
     return Stages(
         stem=stem,
-        blocks=[_block(block) for block in blocks],
+        blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
         readout=lambda state: _class_features(tower, state),
-        attention_inputs=[_attention_input(block) for block in blocks],
+        attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=lambda state: _pooled_tokens(tower, state),
         per_sample=("text",),
         tower="text",

@@ -1,26 +1,25 @@
-"""Text for transformers' encoders: the tokenizer as plain data, so that a checkpoint needs no file beside it."""
+"""Inputs of transformers' encoders: tokenizer and image processor as plain data, which a checkpoint holds itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+import transformers
+from PIL import Image
 from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
 from hydractl.errors import InputError
-from hydractl.families.base import first_line
-from hydractl.families.torchvision_operators import declare_operators
+from hydractl.families.base import ImageFormat
+from hydractl.families.pixels import in_mode, input_size, is_size, mode_of
+from hydractl.families.reading import kept, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
-
-declare_operators()
-
-import tokenizers  # noqa: E402
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 LONGEST_DEFAULT = 512
 """Tokens of a text at most, where the checkpoint itself sets no lower limit."""
@@ -41,6 +40,13 @@ _NEEDED = {
     "vocab_size": int,
 }
 
+PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
+_PROCESSOR_FILE = "preprocessor_config.json"
+_INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
 
 def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: int) -> dict[str, Any]:
     """The tokenizer of a published folder with its settings.
@@ -55,13 +61,9 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
         InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
             and for a tokenizer that is too large for the header of a checkpoint.
     """
-    try:
+    hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
+    with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a folder without one, or with a broken one, leads to inside the library
-        raise InputError(
-            f"{folder} has no tokenizer that transformers can read: {first_line(error)}",
-            hint="tokenizer.json and tokenizer_config.json belong beside config.json",
-        ) from error
     problems = []
     files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
     if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
@@ -185,8 +187,7 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
     # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
     document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
     (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
-    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_config(folder / "tokenizer_config.json", document)
 
 
 def _check_size(text: str, folder: Path) -> None:
@@ -229,19 +230,109 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
     return settings
 
 
+@kept
 def _tokenizer(settings: Mapping[str, Any]) -> Any:
-    return _from_text(canonical_json({key: settings[key] for key in _NEEDED}))
-
-
-@lru_cache(maxsize=4)
-def _from_text(text: str) -> Any:
     """One tokenizer per description: reading a large vocabulary takes a second."""
-    settings = json.loads(text)
-    try:
+    with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(settings["json"]),
             **settings["special_tokens"],
-            **{k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")},
+            **{k: settings[k] for k in _NEEDED if k not in ("json", "special_tokens", "vocab_size")},
         )
-    except Exception as error:  # the Rust library raises bare Exception
-        raise InputError(f"the stored tokenizer cannot be read: {first_line(error)}") from error
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, Any]:
+    """The image processor of a published folder, else the default of the architecture.
+
+    Args:
+        folder: may hold ``preprocessor_config.json``.
+        default: the class of processor without one.
+        channels: of the images that the model takes.
+        size: their height and width, or None where the model takes images of any size.
+
+    Raises:
+        InputError: for a processor that is unknown or does not fit the model.
+    """
+    if (folder / _PROCESSOR_FILE).exists():
+        with refused_as(f"transformers cannot read {folder / _PROCESSOR_FILE}"):
+            processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    else:
+        processor = getattr(transformers, default)()
+        if size is not None:
+            height, width = size
+            if getattr(processor, "do_center_crop", False):
+                # The defaults of these classes crop 224 of 256 pixels; the same share of another size.
+                processor.crop_size = {"height": height, "width": width}
+                height, width = round(height * 256 / 224), round(width * 256 / 224)
+            processor.size = {"height": height, "width": width}
+    # Through JSON, so that what is used now is what a checkpoint will say.
+    settings = json.loads(processor.to_json_string())
+    shape = _try(_processor(settings), channels)
+    if size is not None and shape[1:] != list(size):
+        raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
+    return {"kind": "image", "input_size": shape, "processor": settings}
+
+
+def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
+    """From a list of PIL images to pixels ``[B, C, H, W]``.
+
+    Raises:
+        InputError: for preprocessing that describes no known image processor.
+    """
+    size = input_size(preprocess)
+    processor = _processor(preprocess.get("processor"))
+    shape = _try(processor, size[0])
+    if shape != size:
+        raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
+    mode = mode_of(size[0])
+    return lambda samples: _pixels(processor, [in_mode(image, mode) for image in samples])
+
+
+def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
+    """Image format, from the settings of the image processor; its rescaling is part of mean and std."""
+    settings, size = preprocess["processor"], preprocess["input_size"]
+    scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
+    normalized = settings.get("do_normalize", True)
+    mean, std = (settings["image_mean"], settings["image_std"]) if normalized else ([0.0] * size[0], [1.0] * size[0])
+    return ImageFormat(
+        tuple(size),
+        tuple(m / scale for m in mean),
+        tuple(s / scale for s in std),
+        _INTERPOLATION[settings.get("resample", 2)],
+    )
+
+
+def write_processor(folder: Path, preprocess: Mapping[str, Any]) -> None:
+    """Write ``preprocessor_config.json``."""
+    write_config(folder / _PROCESSOR_FILE, preprocess["processor"])
+
+
+def _processor(settings: Any) -> Any:
+    """The library's processor from its settings."""
+    name = settings.get("image_processor_type") if isinstance(settings, Mapping) else None
+    if name not in PROCESSORS:
+        raise InputError(
+            f"transformers' image processor {shown(name)} is not supported", hint=f"supported: {', '.join(PROCESSORS)}"
+        )
+    for key in ("size", "crop_size", "pad_size"):  # before an image of that size is made
+        sizes = settings.get(key) or {}
+        if not isinstance(sizes, Mapping) or not is_size([n for n in sizes.values() if n]):
+            raise InputError(f"the image processor has the {key} {shown(sizes)}")
+    with refused_as(f"transformers cannot build its {name}"):
+        return getattr(transformers, name).from_dict(dict(settings))
+
+
+def _try(processor: Any, channels: int) -> list[int]:
+    """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image."""
+    with refused_as("the image processor cannot be used"):
+        shape = list(_pixels(processor, [Image.new(mode_of(channels), (8, 8))]).shape[1:])
+    if shape[0] != channels:
+        raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
+    return shape
+
+
+def _pixels(processor: Any, images: list[Image.Image]) -> Tensor:
+    return processor(images=images, return_tensors="pt")["pixel_values"]

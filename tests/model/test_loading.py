@@ -12,10 +12,8 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import write_tensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.agreement import check_agreement
-from hydractl.model.arguments import find_models
-from hydractl.model.loading import build_model
+from hydractl.model.loading import SequentialEnsemble, build_model, find_models
 from hydractl.model.runtime import HydraModel
-from hydractl.model.sequential import SequentialEnsemble
 from hydractl.model.source import Source
 from tests.pico import images, shared_stock, source_of, stock
 
