@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
 
 if TYPE_CHECKING:
-    from hydractl.settings import Common, Option
+    from hydractl.settings.common import Common
+    from hydractl.settings.option import Option
 
 _LEFT = 26
 _WIDEST = 100
@@ -59,7 +60,8 @@ def info_help(columns: int) -> str:
 def verb_help(name: str, columns: int) -> str:
     """``hydractl VERB --help``: usage, what it does, its options by group, examples."""
     # Here, because building the options of all verbs is a fifth of the time of ``hydractl --help``.
-    from hydractl.settings import SETTINGS, options_of
+    from hydractl.settings.option import options_of
+    from hydractl.settings.verbs import SETTINGS
 
     verb = VERBS[name]
     groups: dict[str, list[Row]] = {}

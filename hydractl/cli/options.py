@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 from hydractl.cli.verbs import INFO, Request
-from hydractl.settings import SETTINGS, Option, options_of
+from hydractl.settings.option import Option, options_of
+from hydractl.settings.verbs import SETTINGS
 
 
 def request_function(verb: str, help_option: Any) -> Callable[..., Request]:

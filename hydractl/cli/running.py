@@ -15,7 +15,10 @@ from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.help import value_text
 from hydractl.cli.verbs import VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
-from hydractl.settings import SETTINGS, Common, merge, options_of, unknown_variables
+from hydractl.settings.common import Common
+from hydractl.settings.option import options_of
+from hydractl.settings.sources import merge, unknown_variables
+from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 

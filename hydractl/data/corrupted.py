@@ -15,7 +15,7 @@ from hydractl.data.base import Dataset
 from hydractl.data.spec import Spec
 from hydractl.errors import UsageError
 from hydractl.families.pixels import in_mode
-from hydractl.settings.suites import CORRUPTIONS, SEVERITIES
+from hydractl.settings.expressions import CORRUPTIONS, SEVERITIES
 
 QUERY = ("corruption", "severity")
 
@@ -41,7 +41,7 @@ class CorruptedImages(Dataset):
 
     Args:
         clean: the data set, of images.
-        name: one of :data:`hydractl.settings.suites.CORRUPTIONS`.
+        name: one of :data:`hydractl.settings.expressions.CORRUPTIONS`.
         severity: 1 to 5.
 
     Raises:

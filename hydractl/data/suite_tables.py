@@ -147,4 +147,4 @@ SUITES: dict[str, Suite] = {
         ),
     ),
 }
-"""The suites, by the names of :data:`hydractl.settings.suites.OOD_SUITES`."""
+"""The suites, by the names of :data:`hydractl.settings.expressions.OOD_SUITES`."""

@@ -15,8 +15,7 @@ from hydractl.data.imagelist import split_line
 from hydractl.data.spec import TEXT_SUFFIXES
 from hydractl.data.suite_tables import SUITES, Listed, Member, Named, Suite
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.require import OodSet
-from hydractl.settings.suites import SuiteChoice
+from hydractl.settings.expressions import OodSet, SuiteChoice
 
 # The folder as downloaded, or the checkout of OpenOOD that holds it.
 _BELOW = ("", "data")

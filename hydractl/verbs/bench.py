@@ -15,7 +15,7 @@ from hydractl.bench.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
 from hydractl.report.bench_picture import draw
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
 

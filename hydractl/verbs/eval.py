@@ -20,7 +20,7 @@ from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, Reports, write_reports
-from hydractl.settings import EvalSettings
+from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
 

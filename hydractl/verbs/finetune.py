@@ -22,8 +22,7 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_sources
-from hydractl.settings import FinetuneSettings
-from hydractl.settings.finetuning import ADAPTERS, recipe_options
+from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.context import TrainingContext

@@ -17,8 +17,8 @@ from hydractl.files.atomic import check_outputs
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
-from hydractl.settings import FinetuneSettings
-from hydractl.settings.words import to_argv
+from hydractl.settings.finetuning import FinetuneSettings
+from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Command, Ended, run_commands
 from hydractl.training.outputs import RunFiles, finished, numbered, stem

@@ -21,7 +21,7 @@ from hydractl.model.cost import cost_of, dense_macs
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
-from hydractl.settings import FuseSettings
+from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 

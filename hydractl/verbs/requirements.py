@@ -1,4 +1,4 @@
-"""Holding ``--require`` against the rows of an answer; ``settings/require`` says how an expression is written."""
+"""Holding ``--require`` against the rows of an answer; ``settings/expressions`` says how an expression is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydractl.errors import UsageError
-from hydractl.settings.require import Requirement
+from hydractl.settings.expressions import Requirement
 
 Row = tuple[str, Mapping[str, Any]]
 """The name of a row and its values."""

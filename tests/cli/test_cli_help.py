@@ -15,7 +15,9 @@ from hydractl.cli.help import default_text, verb_help
 from hydractl.cli.options import request_function
 from hydractl.cli.verbs import APP_EXAMPLES, INFO_EXAMPLES, VERBS
 from hydractl.errors import UsageError
-from hydractl.settings import SETTINGS, merge, options_of
+from hydractl.settings.option import options_of
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}

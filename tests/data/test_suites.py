@@ -11,7 +11,7 @@ from hydractl.data import open_data
 from hydractl.data.suite_tables import SUITES, Listed
 from hydractl.data.suites import find_suite, id_list, id_list_of, validation_set
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.suites import OOD_SUITES, parse_ood_suite
+from hydractl.settings.expressions import OOD_SUITES, parse_ood_suite
 
 
 def put(root: Path, listed: Listed, *, images: int = 2, label: int = -1) -> None:

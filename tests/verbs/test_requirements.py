@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.require import parse_requirement
+from hydractl.settings.expressions import parse_requirement
 from hydractl.verbs.requirements import check, check_known
 
 ROWS: list[tuple[str, dict[str, Any]]] = [
