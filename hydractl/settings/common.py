@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.settings.option import Option, option, options_of
@@ -17,6 +17,8 @@ general_option = partial(option, "General")
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+RecordT = TypeVar("RecordT")
 
 
 @dataclass(kw_only=True)
@@ -99,6 +101,11 @@ class Common:
     def to_stdout(self) -> bool:
         """Whether the document that the verb makes goes to standard output instead of a file."""
         return self.output == "-" or (self.json and self.output is None)
+
+    def fill(self, record: type[RecordT], **own: Any) -> RecordT:
+        """A record of options made of the options here that its fields are named after, and of ``own`` values."""
+        names = {item.name for item in fields(record)} - own.keys()  # type: ignore[arg-type]
+        return record(**{name: getattr(self, name) for name in names}, **own)
 
     def check(self) -> None:
         """Fill in the defaults that depend on other options and check what needs no file. Calling it again is safe.

@@ -17,7 +17,7 @@ from hydractl.log import Log
 from hydractl.report.bench_picture import draw
 from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check, check_known
+from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
     from hydractl.bench.rows import Row
@@ -105,8 +105,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
-    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = None if to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
+    path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = _costs(rows)
     planned = [file for file in (path, plot) if file is not None]
     if settings.dry_run:
@@ -114,15 +113,8 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         return Outcome(_plan(settings, rows, costs, planned))
     with contextlib.ExitStack() as claimed:
         outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
-        options = BenchOptions(
-            batch_sizes=settings.batch_size,
-            dtypes=settings.dtype,
-            rounds=settings.rounds,
-            warmup=settings.warmup,
-            threads=settings.threads,
-            compile_mode=(settings.compile_mode or "default") if settings.compile else None,
-            seed=settings.seed,
-        )
+        mode = (settings.compile_mode or "default") if settings.compile else None
+        options = settings.fill(BenchOptions, batch_sizes=settings.batch_size, dtypes=settings.dtype, compile_mode=mode)
         announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
         document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
@@ -130,12 +122,11 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
     unmet = _unmet(settings, names, compared, document["results"])
-    return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
+    return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
-def _draw(document: dict[str, Any], output: Any) -> Path:
-    written: Path = write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
-    return written
+def _draw(document: dict[str, Any], output: Output) -> Path:
+    return write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
 
 
 def _unmet(settings: BenchSettings, names: Sequence[str], compared: set[str], results: Sequence[Any]) -> list[str]:
@@ -143,8 +134,7 @@ def _unmet(settings: BenchSettings, names: Sequence[str], compared: set[str], re
     requirements = settings.requirements()
     check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
     rows = [(row["model"], row) for row in results]
-    found = [check(one, rows, skip_first=True, label=_label, named_only=compared) for one in requirements]
-    return [line for lines in found for line in lines]
+    return unmet_in(rows, requirements, skip_first=True, label=_label, named_only=compared)
 
 
 def _label(name: str, row: Any) -> str:
