@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from hydractl.cli.live import Bars
 
 # Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
@@ -135,29 +133,24 @@ class ConsoleLog(Log):
         if self.quiet:
             yield Progress()
             return
-        task = _Task(self, description, total, unit, columns, self._clock)
-        if not is_terminal(sys.stderr):
+        with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
+            task = _Task(self, bars, self._clock, description, total, unit, columns)
             yield task
-        else:
-            with self._bar(task):
-                yield task
+            task.hide()
         task.finish()
 
     @contextlib.contextmanager
-    def _bar(self, task: _Task) -> Iterator[None]:
-        """Show a bar for the task; a nested bar is shown below the outer one."""
+    def _live(self) -> Iterator[Bars]:
+        """The bars of all running tasks; the outermost task opens and closes them."""
         if self._bars is not None:
-            task.show(self._bars)
-            yield
-            task.hide()
+            yield self._bars
             return
         from hydractl.cli.live import Bars
 
         with Bars() as bars:
             self._bars = bars
             try:
-                task.show(bars)
-                yield
+                yield bars
             finally:
                 self._bars = None
 
@@ -177,56 +170,55 @@ class _Task(Progress):
     def __init__(
         self,
         log: ConsoleLog,
+        bars: Bars | None,
+        clock: Callable[[], float],
         description: str,
         total: int | None,
         unit: str,
         columns: Sequence[str],
-        clock: Callable[[], float],
     ) -> None:
-        self._log, self._description, self._total, self._unit = log, clean(description), total, clean(unit)
+        self._log, self._bars, self._clock = log, bars, clock
+        self._description, self._total, self._unit = clean(description), total, clean(unit)
         self._columns = tuple(map(clean, columns))
-        self._clock = clock
         self._start = self._last = clock()
         self._done = 0
         self._pace = Pace()
         self._rows: tuple[tuple[str, ...], ...] = ()
-        self._bars: Bars | None = None
-        self._id: TaskID | None = None
-
-    def show(self, bars: Bars) -> None:
-        self._bars = bars
-        fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
-        fields["left"] = lambda: self._left(self._clock(), "{} left")
-        self._id = bars.add_task(self._description, total=self._total, note="", rows=(), **fields)
+        if bars is not None:
+            fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
+            fields["left"] = lambda: self._left(self._clock(), "{} left")
+            self._id = bars.add_task(self._description, total=total, note="", rows=(), **fields)
 
     def hide(self) -> None:
-        if self._bars is not None and self._id is not None:
+        if self._bars is not None:
             self._bars.remove_task(self._id)
+
+    def _update(self, **fields: Any) -> bool:
+        """Change the bar. Returns whether there is one."""
+        if self._bars is not None:
+            self._bars.update(self._id, **fields)
+        return self._bars is not None
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        if self._bars is not None and self._id is not None:
-            self._bars.update(self._id, advance=amount, note=clean(note))
-        elif now - self._last >= _LINE_EVERY_S:
+        if not self._update(advance=amount, note=clean(note)) and now - self._last >= _LINE_EVERY_S:
             self._last = now
             parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
             self._log.info(", ".join(filter(None, parts)))
 
     def row(self, cells: Sequence[str]) -> None:
         cells = tuple(map(clean, cells))
-        if self._bars is not None and self._id is not None:
-            self._rows = (*self._rows, cells)[-_ROWS:]
-            self._bars.update(self._id, rows=self._rows)
-            return
-        named = zip_longest(self._columns, cells, fillvalue="")
-        self._log.info(f"{self._description}: " + "  ".join(f"{name} {cell}".strip() for name, cell in named if cell))
+        self._rows = (*self._rows, cells)[-_ROWS:]
+        if not self._update(rows=self._rows):
+            named = zip_longest(self._columns, cells, fillvalue="")
+            texts = (f"{name} {cell}".strip() for name, cell in named if cell)
+            self._log.info(f"{self._description}: {'  '.join(texts)}")
 
     def set_total(self, total: int) -> None:
         self._total = total
-        if self._bars is not None and self._id is not None:
-            self._bars.update(self._id, total=total)
+        self._update(total=total)
 
     def finish(self) -> None:
         elapsed = self._clock() - self._start

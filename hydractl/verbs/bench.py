@@ -81,7 +81,8 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     document = read_document(settings.from_file, Bench)
     names = list(dict.fromkeys(row["model"] for row in document["results"]))
     compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
-    unmet = _unmet(settings, names, compared, document["results"])
+    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+    unmet = _unmet(settings, compared, document["results"])
     if settings.dry_run:
         check_outputs([plot] if plot else [], force=settings.force)
         return Outcome(document, unmet=unmet)
@@ -96,6 +97,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.bench.measuring import BenchOptions, measure
     from hydractl.bench.rows import rows_of
     from hydractl.model.arguments import find_models
+    from hydractl.model.cost import COUNTED
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
@@ -117,11 +119,13 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         options = settings.fill(BenchOptions, batch_sizes=settings.batch_size, dtypes=settings.dtype, compile_mode=mode)
         announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
-        document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
+        how = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
+        conventions = {**CONVENTIONS, **how, "seed": settings.seed}
+        document = {"schema": SCHEMA, **measured, "conventions": conventions}
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
-    unmet = _unmet(settings, names, compared, document["results"])
+    unmet = _unmet(settings, compared, document["results"])
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
@@ -129,23 +133,14 @@ def _draw(document: dict[str, Any], output: Output) -> Path:
     return write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
 
 
-def _unmet(settings: BenchSettings, names: Sequence[str], compared: set[str], results: Sequence[Any]) -> list[str]:
+def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) -> list[str]:
     """One line for each ``--require`` that does not hold in a row."""
-    requirements = settings.requirements()
-    check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
+
+    def label(name: str, row: Any) -> str:
+        return f"{name} (batch {row['batch_size']}, {row['dtype']})"
+
     rows = [(row["model"], row) for row in results]
-    return unmet_in(rows, requirements, skip_first=True, label=_label, named_only=compared)
-
-
-def _label(name: str, row: Any) -> str:
-    return f"{name} (batch {row['batch_size']}, {row['dtype']})"
-
-
-def _conventions(settings: BenchSettings) -> dict[str, Any]:
-    from hydractl.model.cost import COUNTED
-
-    drawn = {"rounds_measured": settings.rounds, "rounds_warmup": settings.warmup, "seed": settings.seed}
-    return {**CONVENTIONS, "macs": COUNTED, **drawn}
+    return unmet_in(rows, settings.requirements(), skip_first=True, label=label, named_only=compared)
 
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -157,13 +152,13 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _plan(
     settings: BenchSettings, rows: Sequence[Row], costs: Sequence[dict[str, Any]], files: Sequence[Path]
 ) -> dict[str, Any]:
-    calls = len(rows) * len(settings.batch_size) * len(settings.dtype) * (settings.rounds + settings.warmup + 1)
+    measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
     return {
         "schema": SCHEMA,
         "dry_run": True,
         "results": [{"model": row.name, **cost} for row, cost in zip(rows, costs, strict=True)],
         "batch_sizes": list(settings.batch_size),
         "dtypes": list(settings.dtype),
-        "calls": calls,
+        "calls": measurements * (settings.rounds + settings.warmup + 1),
         "files": [str(file) for file in files],
     }
