@@ -45,7 +45,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
     request = _parse(arguments, answer)
     if request is None:
         return
-    # The options of all verbs are built on import: help has been given without them.
+    # Here, because it imports the settings: --help and --version do without them.
     from hydractl.cli.running import describe_files, run_verb
 
     if request.verb == INFO:
