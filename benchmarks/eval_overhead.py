@@ -28,7 +28,7 @@ from hydractl.evaluate.measuring import Measuring
 from hydractl.evaluate.models import RunningModel
 from hydractl.log import Log
 from hydractl.model.runtime import move
-from hydractl.settings import EvalSettings
+from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.eval import Plan, plan_of
 
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")

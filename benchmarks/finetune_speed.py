@@ -75,7 +75,7 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.log import Log
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
-    from hydractl.settings import FinetuneSettings
+    from hydractl.settings.finetuning import FinetuneSettings
     from hydractl.training.context import TrainingContext
     from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training

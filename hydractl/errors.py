@@ -5,6 +5,7 @@ Anything else that escapes a verb is a defect of hydractl itself.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -74,3 +75,9 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, hint: str) -> None:
         super().__init__()
         self.hint = hint
+
+
+def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
+    """The end of a message about a wrong word: ``; did you mean X?``, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near and quoted else f"; did you mean {near[0]}?" if near else ""

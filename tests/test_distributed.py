@@ -28,7 +28,7 @@ BIG = 40_000  # more than the room that a gather first makes
 SCRIPT = """
 import gc, json, os, signal, sys, time, types
 import torch.distributed
-import hydractl.cli.options, hydractl.cli.running, hydractl.settings
+import hydractl.cli.running, hydractl.settings.pruning
 from hydractl.cli.app import main
 from hydractl.verbs.outcome import Outcome
 from hydractl.distributed import processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -81,21 +80,11 @@ class Answer:
         renderable = render(document, width)
         if renderable is None:
             return None
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        page = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
-        console = Console(
-            file=page,
-            width=width,
-            force_terminal=self.to_terminal,
-            force_jupyter=False,
-            markup=False,
-            highlight=False,
-            emoji=False,
-        )
-        console.print(renderable)
-        page.seek(0)
-        lines = (line.rstrip() for line in page.read().splitlines())
-        return "\n".join(lines) + "\n"
+        plain: dict[str, Any] = {"force_jupyter": False, "markup": False, "highlight": False, "emoji": False}
+        console = Console(file=self._stream, width=width, force_terminal=self.to_terminal, **plain)
+        with console.capture() as page:
+            console.print(renderable)
+        return "\n".join(line.rstrip() for line in page.get().splitlines()) + "\n"
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
         stream = self._stream
@@ -124,14 +113,12 @@ class Answer:
 def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
     """A JSON value as indented ``key: value`` lines, for documents without a table."""
     space = "  " * indent
-    if isinstance(value, dict) and value:
+    nested = isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)
+    if nested or (isinstance(value, dict) and value):
         head = [f"{space}{key}:"] if key else []
         below = indent + 1 if key else indent
-        return head + [line for name, item in value.items() for line in plain_lines(item, str(name), below)]
-    if isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
-        head = [f"{space}{key}:"] if key else []
-        below = indent + 1 if key else indent
-        return head + [line for n, item in enumerate(value) for line in plain_lines(item, str(n), below)]
+        items = enumerate(value) if nested else value.items()
+        return head + [line for name, item in items for line in plain_lines(item, str(name), below)]
     if isinstance(value, list):
         value = ", ".join(_scalar(item) for item in value) or "none"
     return [f"{space}{key}: {_scalar(value)}" if key else f"{space}{_scalar(value)}"]

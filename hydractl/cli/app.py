@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import shutil
 import signal
@@ -15,11 +14,11 @@ from typing import Any
 import typer
 
 from hydractl.cli.answer import Answer
-from hydractl.cli.console import say, say_failure, settle_log
-from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem
+from hydractl.cli.console import say, settle_log
+from hydractl.cli.failures import INTERRUPTED, failure_of, parser_problem, say_failure
 from hydractl.cli.help import app_help, info_help, verb_help
 from hydractl.cli.verbs import INFO, VERBS, Request
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, did_you_mean
 
 _ALL = (*VERBS, INFO)
 _COMPLETING = "_HYDRACTL_COMPLETE"
@@ -46,7 +45,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
     request = _parse(arguments, answer)
     if request is None:
         return
-    # The options of all verbs are built on import: help has been given without them.
+    # Here, because it imports the settings: --help and --version do without them.
     from hydractl.cli.running import describe_files, run_verb
 
     if request.verb == INFO:
@@ -68,9 +67,7 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if not first:
         raise UsageError("no verb", hint="hydractl --help")
     if not first.startswith("-") and first not in VERBS:
-        near = difflib.get_close_matches(first, list(VERBS), n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"no such verb: {first}{guess}", hint="hydractl --help")
+        raise UsageError(f"no such verb: {first}{did_you_mean(first, VERBS)}", hint="hydractl --help")
     if first == INFO:
         # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
         arguments = ["--", *arguments]
@@ -132,11 +129,10 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: boo
         """Nothing to do without a verb: the options act by themselves."""
 
     if commands:
-        from hydractl.cli.options import info_function, request_function
+        from hydractl.cli.running import request_function
 
         for name in commands:
-            make = info_function(help_option) if name == INFO else request_function(name, help_option)
-            app.command(name, add_help_option=False)(make)
+            app.command(name, add_help_option=False)(request_function(name, help_option))
     return app
 
 

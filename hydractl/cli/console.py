@@ -8,18 +8,14 @@ import os
 import re
 import sys
 import time
-import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hydractl.cli.pace import Pace, duration, speed
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from hydractl.cli.failures import Failure
     from hydractl.cli.live import Bars
 
 # Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
@@ -28,7 +24,9 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\
 _LINE_EVERY_S = 5.0
 _ROWS = 8
 _TIMED = "samples"  # the unit whose number a second is shown
-_MOST_PROBLEMS = 50
+_LEAST_WINDOW_S = 60.0
+_LEAST_MARKS = 8
+_MARK_EVERY_S = 1.0
 
 
 def clean(text: str) -> str:
@@ -100,21 +98,6 @@ class Stray(io.TextIOBase):
         return len(text)
 
 
-def say_failure(failure: Failure, error: BaseException) -> None:
-    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``."""
-    if debugging():
-        for part in traceback.format_exception(error):
-            for line in part.splitlines():
-                say(line)
-    say(f"error: {failure.message}")
-    for problem in failure.problems[:_MOST_PROBLEMS]:
-        say(f"  - {problem}")
-    if len(failure.problems) > _MOST_PROBLEMS:
-        say(f"  - and {len(failure.problems) - _MOST_PROBLEMS} more")
-    if failure.hint:
-        say(f"hint: {failure.hint}")
-
-
 class ConsoleLog(Log):
     """The log of the command line.
 
@@ -150,29 +133,24 @@ class ConsoleLog(Log):
         if self.quiet:
             yield Progress()
             return
-        task = _Task(self, description, total, unit, columns, self._clock)
-        if not is_terminal(sys.stderr):
+        with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
+            task = _Task(self, bars, self._clock, description, total, unit, columns)
             yield task
-        else:
-            with self._bar(task):
-                yield task
+            task.hide()
         task.finish()
 
     @contextlib.contextmanager
-    def _bar(self, task: _Task) -> Iterator[None]:
-        """Show a bar for the task; a nested bar is shown below the outer one."""
+    def _live(self) -> Iterator[Bars]:
+        """The bars of all running tasks; the outermost task opens and closes them."""
         if self._bars is not None:
-            task.show(self._bars)
-            yield
-            task.hide()
+            yield self._bars
             return
         from hydractl.cli.live import Bars
 
         with Bars() as bars:
             self._bars = bars
             try:
-                task.show(bars)
-                yield
+                yield bars
             finally:
                 self._bars = None
 
@@ -192,58 +170,55 @@ class _Task(Progress):
     def __init__(
         self,
         log: ConsoleLog,
+        bars: Bars | None,
+        clock: Callable[[], float],
         description: str,
         total: int | None,
         unit: str,
         columns: Sequence[str],
-        clock: Callable[[], float],
     ) -> None:
-        self._log, self._description, self._total, self._unit = log, clean(description), total, clean(unit)
+        self._log, self._bars, self._clock = log, bars, clock
+        self._description, self._total, self._unit = clean(description), total, clean(unit)
         self._columns = tuple(map(clean, columns))
-        self._clock = clock
         self._start = self._last = clock()
         self._done = 0
         self._pace = Pace()
         self._rows: tuple[tuple[str, ...], ...] = ()
-        self._bars: Bars | None = None
-        self._id: TaskID | None = None
-
-    def show(self, bars: Bars) -> None:
-        self._bars = bars
-        fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns}
-        fields |= {"left": self._left, "rate": self._rate}
-        self._id = bars.add_task(self._description, total=self._total, note="", rows=(), **fields)
+        if bars is not None:
+            fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
+            fields["left"] = lambda: self._left(self._clock(), "{} left")
+            self._id = bars.add_task(self._description, total=total, note="", rows=(), **fields)
 
     def hide(self) -> None:
-        if self._bars is not None and self._id is not None:
+        if self._bars is not None:
             self._bars.remove_task(self._id)
+
+    def _update(self, **fields: Any) -> bool:
+        """Change the bar. Returns whether there is one."""
+        if self._bars is not None:
+            self._bars.update(self._id, **fields)
+        return self._bars is not None
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        if self._bars is not None and self._id is not None:
-            self._bars.update(self._id, advance=amount, note=clean(note))
-        elif now - self._last >= _LINE_EVERY_S:
+        if not self._update(advance=amount, note=clean(note)) and now - self._last >= _LINE_EVERY_S:
             self._last = now
-            rate, left = self._rate(), self._pace.left(now, self._total)
-            fast = "" if rate is None else f", {speed(rate, self._unit)}"
-            about = "" if left is None else f", about {duration(left)} left"
-            self._log.info(f"{self._state(now - self._start)}{fast}{about}{', ' + note if note else ''}")
+            parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
+            self._log.info(", ".join(filter(None, parts)))
 
     def row(self, cells: Sequence[str]) -> None:
         cells = tuple(map(clean, cells))
-        if self._bars is not None and self._id is not None:
-            self._rows = (*self._rows, cells)[-_ROWS:]
-            self._bars.update(self._id, rows=self._rows)
-            return
-        named = zip_longest(self._columns, cells, fillvalue="")
-        self._log.info(f"{self._description}: " + "  ".join(f"{name} {cell}".strip() for name, cell in named if cell))
+        self._rows = (*self._rows, cells)[-_ROWS:]
+        if not self._update(rows=self._rows):
+            named = zip_longest(self._columns, cells, fillvalue="")
+            texts = (f"{name} {cell}".strip() for name, cell in named if cell)
+            self._log.info(f"{self._description}: {'  '.join(texts)}")
 
     def set_total(self, total: int) -> None:
         self._total = total
-        if self._bars is not None and self._id is not None:
-            self._bars.update(self._id, total=total)
+        self._update(total=total)
 
     def finish(self) -> None:
         elapsed = self._clock() - self._start
@@ -251,12 +226,70 @@ class _Task(Progress):
         fast = f", {speed(self._done / elapsed, self._unit)}" if timed else ""
         self._log.info(self._state(elapsed) + fast)
 
-    def _rate(self) -> float | None:
-        return self._pace.rate() if self._unit == _TIMED else None
+    def _speed(self) -> str:
+        """Recent samples per second; empty for tasks counted in other units."""
+        rate = self._pace.rate() if self._unit == _TIMED else None
+        return "" if rate is None else speed(rate, self._unit)
 
-    def _left(self) -> float | None:
-        return self._pace.left(self._clock(), self._total)
+    def _left(self, now: float, words: str) -> str:
+        left = self._pace.left(now, self._total)
+        return "" if left is None else words.format(duration(left))
 
     def _state(self, elapsed: float) -> str:
         of = "" if self._total is None else f"/{self._total}"
         return f"{self._description}: {self._done}{of} {self._unit}, {elapsed:.1f} s"
+
+
+# --- speed and remaining time -----------------------------------------------------------------------------------------
+
+
+class Pace:
+    """The speed of a task over the last half of its time, or the last minute where that is longer.
+
+    What was done up to the first mark does not count: a resumed task starts with work that took no time. Long windows
+    even out steps of uneven length, and still forget a beginning that was faster or slower.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+        self._start = 0.0
+
+    def mark(self, now: float, done: int) -> None:
+        """``done`` units in all are done at ``now`` (seconds)."""
+        marks = self._marks
+        if not marks:
+            self._start = now
+        if len(marks) > 1 and now - marks[-2][0] < _MARK_EVERY_S:
+            marks.pop()  # thousands of marks a second would tell no more
+        marks.append((now, done))
+        horizon = now - max(_LEAST_WINDOW_S, (now - self._start) / 2)
+        while len(marks) > _LEAST_MARKS and marks[1][0] <= horizon:
+            marks.popleft()
+
+    def rate(self) -> float | None:
+        """Units a second; None where nothing tells."""
+        if len(self._marks) < 2:
+            return None
+        (first, before), (last, done) = self._marks[0], self._marks[-1]
+        return (done - before) / (last - first) if last > first and done > before else None
+
+    def left(self, now: float, total: int | None) -> float | None:
+        """Seconds from ``now`` until ``total`` units are done; None where nothing tells."""
+        rate = self.rate()
+        if total is None or rate is None:
+            return None
+        last, done = self._marks[-1]
+        return max((total - done) / rate - (now - last), 0.0)
+
+
+def speed(rate: float, unit: str) -> str:
+    """``7.6 samples/s`` below ten, ``1,234 samples/s`` above."""
+    return f"{rate:.1f} {unit}/s" if rate < 10 else f"{rate:,.0f} {unit}/s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds up to two minutes, ``H:MM:SS`` above."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

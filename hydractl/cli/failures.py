@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import typer
 
-from hydractl.errors import HydraError, Interrupted, StorageError, UsageError
+from hydractl.cli.console import debugging, say
+from hydractl.errors import HydraError, Interrupted, StorageError, UsageError, did_you_mean
 
 INTERRUPTED = 130
 _INTERNAL = 1
+_MOST_PROBLEMS = 50
 _STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
 # How torch says it on a CPU and on Apple's GPUs; on CUDA it has an exception of its own.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -49,6 +51,20 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
+def say_failure(failure: Failure, error: BaseException) -> None:
+    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``."""
+    if debugging():
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            say(line)
+    say(f"error: {failure.message}")
+    for problem in failure.problems[:_MOST_PROBLEMS]:
+        say(f"  - {problem}")
+    if len(failure.problems) > _MOST_PROBLEMS:
+        say(f"  - and {len(failure.problems) - _MOST_PROBLEMS} more")
+    if failure.hint:
+        say(f"hint: {failure.hint}")
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     # torch is not imported here: its exception is known by its name.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -62,7 +78,7 @@ def parser_problem(error: typer.TyperException, command: str) -> UsageError:
     if hasattr(error, "possibilities"):  # the one complaint that knows the options there are
         wrong, context = error.option_name, getattr(error, "ctx", None)  # type: ignore[attr-defined]
         known = [name for p in context.command.params for name in (*p.opts, *p.secondary_opts)] if context else []
-        near = difflib.get_close_matches(wrong, [name for name in known if name.startswith("--")], n=1)
-        return UsageError(f"no such option: {wrong}" + (f"; did you mean {near[0]}?" if near else ""), hint=hint)
+        guess = did_you_mean(wrong, [name for name in known if name.startswith("--")])
+        return UsageError(f"no such option: {wrong}{guess}", hint=hint)
     message = error.format_message().strip().rstrip(".")
     return UsageError(message[:1].lower() + message[1:], hint=hint)

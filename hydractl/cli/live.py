@@ -10,14 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 from rich.text import Text
 
-from hydractl.cli.pace import duration, speed
-
 
 class Bars(Progress):
     """The bars of all running tasks, the innermost at the bottom.
 
-    A task is added with the fields ``unit``, ``note``, ``columns`` and ``rows`` (its last rows), and two
-    functions without arguments: ``left`` gives the seconds it still takes, ``rate`` the units a second; or None.
+    A task is added with the fields ``unit``, ``note``, ``columns`` and ``rows`` (its last rows), and two functions
+    without arguments that give texts: ``speed``, and ``left``, the time it still takes.
     """
 
     def __init__(self) -> None:
@@ -28,8 +26,8 @@ class Bars(Progress):
             BarColumn(),
             MofNCompleteColumn(table_column=one_line),
             TextColumn("{task.fields[unit]}", markup=False),
-            _Speed(table_column=one_line),
-            _TimeLeft(table_column=one_line),
+            _Current("speed", "progress.data.speed", one_line),
+            _Current("left", "progress.remaining", one_line),
             TextColumn("{task.fields[note]}", markup=False),
             console=self._screen,
             transient=True,
@@ -52,20 +50,15 @@ class Bars(Progress):
         yield self.make_tasks_table(tasks)
 
 
-class _Speed(ProgressColumn):
-    """Column of recent samples per second; empty for tasks counted in other units."""
+class _Current(ProgressColumn):
+    """A text that changes between one advance and the next, too; empty at the end."""
+
+    def __init__(self, field: str, style: str, column: Column) -> None:
+        super().__init__(column)
+        self._field, self._style = field, style
 
     def render(self, task: Task) -> Text:
-        rate = None if task.finished else task.fields["rate"]()
-        return Text("" if rate is None else speed(rate, task.fields["unit"]), style="progress.data.speed")
-
-
-class _TimeLeft(ProgressColumn):
-    """The time that a task still takes; it runs down between one advance and the next."""
-
-    def render(self, task: Task) -> Text:
-        left = None if task.finished else task.fields["left"]()
-        return Text("" if left is None else f"{duration(left)} left", style="progress.remaining")
+        return Text("" if task.finished else task.fields[self._field](), style=self._style)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -1,22 +1,67 @@
-"""Running one verb: settings, log, the verb itself, and its answer."""
+"""One verb from its options to its answer: its Typer command, settings, log, and what it gives.
+
+Typer splits the command line and knows which options there are; every value stays text (None: not given), to be read
+by the same parser as the environment and ``hydra.yaml``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.help import value_text
-from hydractl.cli.verbs import VERBS, Request
+from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
-from hydractl.settings import SETTINGS, Common, merge, options_of, unknown_variables
+from hydractl.settings.common import Common
+from hydractl.settings.option import Option, options_of
+from hydractl.settings.sources import merge, unknown_variables
+from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
+
+
+def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
+    """A function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command."""
+    if verb == INFO:
+        files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
+        parameters = [files, _keyword("json", bool | None, typer.Option(None, "--json"))]
+    else:
+        parameters = [_parameter(option) for option in options_of(SETTINGS[verb])]
+    parameters.append(_keyword("help", bool, help_option))
+
+    def request(**values: Any) -> Request:
+        del values["help"]
+        return Request(verb, values)
+
+    request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    request.__annotations__ = {p.name: p.annotation for p in parameters}
+    return request
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    if option.name == "model":
+        return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
+    long = f"{option.flag}/--no-{option.flag[2:]}" if option.type is bool else option.flag
+    flags = [long, option.short] if option.short else [long]
+    annotation = bool | None if option.type is bool else list[str] | None if option.many else str | None
+    choices = list(option.choices)
+    return _keyword(option.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def run_verb(request: Request, answer: Answer) -> None:
@@ -24,10 +69,10 @@ def run_verb(request: Request, answer: Answer) -> None:
     log = ConsoleLog(quiet=settings.quiet, verbose=settings.verbose)
     for line in unknown_variables(os.environ):
         log.warn(line)
-    for one in options_of(type(settings)):
-        value = getattr(settings, one.name)
-        text = (one.default_text or "not given") if value in (None, []) else value_text(value)
-        log.detail(f"{one.label} {text} ({settings.sources[one.name]})")
+    for option in options_of(type(settings)):
+        value = getattr(settings, option.name)
+        text = (option.default_text or "not given") if value in (None, []) else value_text(value)
+        log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
     verb = importlib.import_module(VERBS[request.verb].module)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log):
         outcome: Outcome = verb.run(settings, log)
@@ -41,15 +86,11 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
     Raises:
         RequirementError: after printing, if a ``--require`` did not hold.
     """
-    as_paths = False
-    if settings.json or outcome.print_document:
-        answer.document(outcome.document)
-    elif VERBS[settings.verb].prints_table or answer.to_terminal or not outcome.files:
-        answer.table(outcome.document)
-    else:
-        as_paths = True
+    as_json = settings.json or outcome.print_document
+    if not as_json and outcome.files and not answer.to_terminal and not VERBS[settings.verb].prints_table:
         answer.paths(outcome.files)
-    if not as_paths:
+    else:
+        (answer.document if as_json else answer.table)(outcome.document)
         for path in outcome.files:
             log.info(f"wrote {path}")
     if len(outcome.unmet) == 1:

@@ -24,7 +24,7 @@ class Verb(NamedTuple):
         summary: one line for ``hydractl --help``.
         usage: what follows the verb in the usage line.
         about: what it does and gives, for its own help.
-        examples: a comment and a command each.
+        examples: a comment and a command each, as they are printed.
         prints_table: the answer is the table itself, not a file, so it is printed on any kind of output.
     """
 
@@ -32,7 +32,7 @@ class Verb(NamedTuple):
     summary: str
     usage: str
     about: str
-    examples: tuple[tuple[str, str], ...]
+    examples: str
     prints_table: bool = False
 
 
@@ -42,14 +42,12 @@ VERBS: dict[str, Verb] = {
         summary="Give every attention head an importance score",
         usage="MODEL [-o scores.json] [options]",
         about="Give every attention head an importance score: a JSON file that prune --scores reads.",
-        examples=(
-            ("Taylor scores from 512 labelled samples", "hydractl score vit.st --method taylor --data cal.npz"),
-            (
-                "piped into prune, without a file",
-                "hydractl score vit.st --method taylor --data cal.npz -o - | "
-                "hydractl prune vit.st --scores - --keep 8 -o a.st",
-            ),
-        ),
+        examples="""
+  # Taylor scores from 512 labelled samples
+  hydractl score vit.st --method taylor --data cal.npz
+  # piped into prune, without a file
+  hydractl score vit.st --method taylor --data cal.npz -o - | hydractl prune vit.st --scores - --keep 8 -o a.st
+""",
     ),
     "extract-circuit": Verb(
         module="hydractl.verbs.extract_circuit",
@@ -59,23 +57,24 @@ VERBS: dict[str, Verb] = {
             "Remove heads one by one, each time the one whose removal leaves the best score on validation data. "
             "The resulting order also serves every smaller budget."
         ),
-        examples=(
-            (
-                "three circuits for three members, 8 heads a site",
-                "hydractl extract-circuit vit.st --data val.npz --ood ood.npz --objective acc,ood,avg --keep 8",
-            ),
-        ),
+        examples="""
+  # three circuits for three members, 8 heads a site
+  hydractl extract-circuit vit.st --data val.npz --ood ood.npz --objective acc,ood,avg --keep 8
+""",
     ),
     "prune": Verb(
         module="hydractl.verbs.prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
         about="Cut heads out of a model and write the smaller model and its mask.",
-        examples=(
-            ("8 heads per site by Taylor scores", "hydractl prune vit.st --method taylor --data cal.npz --keep 8"),
-            ("another member: another draw of samples", "hydractl prune --method taylor --keep 8 --seed 1 -o b.st"),
-            ("follow a circuit", "hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st"),
-        ),
+        examples="""
+  # 8 heads per site by Taylor scores
+  hydractl prune vit.st --method taylor --data cal.npz --keep 8
+  # another member: another draw of samples
+  hydractl prune --method taylor --keep 8 --seed 1 -o b.st
+  # follow a circuit
+  hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st
+""",
     ),
     "finetune": Verb(
         module="hydractl.verbs.finetune",
@@ -83,50 +82,46 @@ VERBS: dict[str, Verb] = {
         usage="MODEL... --data SPEC [--val SPEC] [-o a.st] [options]",
         about="Fine-tune a pruned model, without its removed heads; the best epoch on --val is kept. Several models "
         "are trained separately; -o then names their folder, as in out/.",
-        examples=(
-            ("three epochs", "hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st"),
-            (
-                "the last five blocks by SGD",
-                "hydractl finetune a.st --data train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000",
-            ),
-            (
-                "a recipe of the paper; the best of four learning rates is kept",
-                "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k",
-            ),
-            (
-                "three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st",
-                "hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st",
-            ),
-            ("resume after a kill", "hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume"),
-        ),
+        examples="""
+  # three epochs
+  hydractl finetune a.st --data train.npz --val val.npz -o a.tuned.st
+  # the last five blocks by SGD
+  hydractl finetune a.st --data train.npz --optimizer sgd --lr 0.01 --train-last 5 --steps 10000
+  # a recipe of the paper; the best of four learning rates is kept
+  hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k
+  # three members of a deep ensemble, each on a GPU: deep.0.st, deep.1.st, deep.2.st
+  hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st
+  # resume after a kill
+  hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume
+""",
     ),
     "fuse": Verb(
         module="hydractl.verbs.fuse",
         summary="Fuse pruned members into one model",
         usage="MODEL... [-o hydra.st] [options]",
         about="Fuse pruned members into one model file that gives their averaged prediction in one pass.",
-        examples=(
-            ("three members", "hydractl fuse a.st b.st c.st -o hydra.st"),
-            ("exactly the members, nothing averaged", "hydractl fuse a.st b.st c.st --merge none -o hydra.st"),
-            ("a file that runs without hydractl: hydra.onnx", "hydractl fuse hydra.st --export onnx"),
-        ),
+        examples="""
+  # three members
+  hydractl fuse a.st b.st c.st -o hydra.st
+  # exactly the members, nothing averaged
+  hydractl fuse a.st b.st c.st --merge none -o hydra.st
+  # a file that runs without hydractl: hydra.onnx
+  hydractl fuse hydra.st --export onnx
+""",
     ),
     "eval": Verb(
         module="hydractl.verbs.eval",
         summary="Measure accuracy, calibration and OOD detection",
         usage="[NAME=]MODEL... --data SPEC [--ood NAME=SPEC]... [-o eval.json] [options]",
         about="Measure accuracy, calibration, OOD detection and diversity: one row per MODEL.",
-        examples=(
-            (
-                "a single model against a fused one",
-                "hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz",
-            ),
-            ("members run sequentially (deep ensemble)", "hydractl eval ensemble=a.st+b.st+c.st --data test.npz"),
-            (
-                "a gate for scripts: exit code 4 when it fails",
-                "hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'",
-            ),
-        ),
+        examples="""
+  # a single model against a fused one
+  hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz
+  # members run sequentially (deep ensemble)
+  hydractl eval ensemble=a.st+b.st+c.st --data test.npz
+  # a gate for scripts: exit code 4 when it fails
+  hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'
+""",
         prints_table=True,
     ),
     "bench": Verb(
@@ -134,34 +129,41 @@ VERBS: dict[str, Verb] = {
         summary="Measure latency, memory and mult-adds",
         usage="([NAME=]MODEL... | --from bench.json) [-o bench.json] [options]",
         about="Measure latency, throughput, memory and mult-adds; ratios are to the first MODEL, in paired rounds.",
-        examples=(
-            ("the fused model against the single one", "hydractl bench vit.st hydra.st --batch-size 1,8"),
-            (
-                "and both against baselines",
-                "hydractl bench vit.st hydra.st --compare stock,members,deep --plot bench.png",
-            ),
-            ("the same plot again, in another format", "hydractl bench --from vit.bench.json --plot bench.svg"),
-            ("a gate for scripts", "hydractl bench vit.st hydra.st --require 'ratio<=2.7'"),
-        ),
+        examples="""
+  # the fused model against the single one
+  hydractl bench vit.st hydra.st --batch-size 1,8
+  # and both against baselines
+  hydractl bench vit.st hydra.st --compare stock,members,deep --plot bench.png
+  # the same plot again, in another format
+  hydractl bench --from vit.bench.json --plot bench.svg
+  # a gate for scripts
+  hydractl bench vit.st hydra.st --require 'ratio<=2.7'
+""",
         prints_table=True,
     ),
 }
 
 APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."
 
-APP_EXAMPLES: tuple[tuple[str, str], ...] = (
-    ("MODEL and data from ./hydra.yaml", "hydractl prune --method taylor --keep 8"),
-    ("fuse members", "hydractl fuse a.st b.st c.st -o hydra.st"),
-    ("the contents of a file", "hydractl --info hydra.st"),
-)
+APP_EXAMPLES = """
+  # MODEL and data from ./hydra.yaml
+  hydractl prune --method taylor --keep 8
+  # fuse members
+  hydractl fuse a.st b.st c.st -o hydra.st
+  # the contents of a file
+  hydractl --info hydra.st
+"""
 
 INFO_ABOUT = (
     "Describe files that hydractl writes, from their headers, with a map of the heads; of several files of one model "
     "also how far their heads overlap."
 )
 
-INFO_EXAMPLES: tuple[tuple[str, str], ...] = (
-    ("a fused model", "hydractl --info hydra.st"),
-    ("the overlap of three members", "hydractl --info a.mask.json b.mask.json c.mask.json"),
-    ("for a script", "hydractl --info hydra.st --json"),
-)
+INFO_EXAMPLES = """
+  # a fused model
+  hydractl --info hydra.st
+  # the overlap of three members
+  hydractl --info a.mask.json b.mask.json c.mask.json
+  # for a script
+  hydractl --info hydra.st --json
+"""

@@ -14,7 +14,7 @@ from PIL import Image
 from hydractl.data.base import Dataset, Spec
 from hydractl.errors import UsageError
 from hydractl.families.pixels import in_mode
-from hydractl.settings.suites import CORRUPTIONS, SEVERITIES
+from hydractl.settings.expressions import CORRUPTIONS, SEVERITIES
 
 QUERY = ("corruption", "severity")
 
@@ -40,7 +40,7 @@ class CorruptedImages(Dataset):
 
     Args:
         clean: the data set, of images.
-        name: one of :data:`hydractl.settings.suites.CORRUPTIONS`.
+        name: one of :data:`hydractl.settings.expressions.CORRUPTIONS`.
         severity: 1 to 5.
 
     Raises:

@@ -19,8 +19,7 @@ from typing import Any
 from hydractl.data.base import TEXT_SUFFIXES
 from hydractl.data.files import split_line
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.require import OodSet
-from hydractl.settings.suites import SuiteChoice
+from hydractl.settings.expressions import OodSet, SuiteChoice
 
 # --- what is in each suite --------------------------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ SUITES: dict[str, Suite] = {
         ),
     ),
 }
-"""The suites, by the names of :data:`hydractl.settings.suites.OOD_SUITES`."""
+"""The suites, by the names of :data:`hydractl.settings.expressions.OOD_SUITES`."""
 
 
 # --- where it is ------------------------------------------------------------------------------------------------------

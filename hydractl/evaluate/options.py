@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydractl.settings import OodSet
+from hydractl.settings.expressions import OodSet
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.settings.option import Option, option, options_of
 
-FILES = "Input and output"
-RUNNING = "Running"
-GENERAL = "General"
+file_option = partial(option, "Input and output")
+run_option = partial(option, "Running")
+general_option = partial(option, "General")
 
 # What wins over what, and 0 for a built-in default.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+RecordT = TypeVar("RecordT")
 
 
 @dataclass(kw_only=True)
@@ -40,98 +43,69 @@ class Common:
     models_help: ClassVar[str] = "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
     needs_output_file: ClassVar[bool] = False
 
-    model: list[str] = option([], help="The model to work on, or several where a verb takes several", group=FILES)
-    output: str | None = option(
-        None,
-        help="Output file; - is standard output for JSON",
+    model: list[str] = file_option("The model to work on, or several where a verb takes several", [])
+    output: str | None = file_option(
+        "Output file; - is standard output for JSON [default: named after the input and what was done]",
         metavar="PATH",
         short="-o",
-        group=FILES,
-        default_text="named after the input and what was done",
     )
-    data: str | None = option(
-        None,
-        help="The data set: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), "
-        "or NAME/SPLIT after a scheme",
+    data: str | None = file_option(
+        "The data set: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or "
+        "NAME/SPLIT after a scheme",
         metavar="SPEC",
-        group=FILES,
     )
-    limit: int | None = option(
-        None,
-        help="Use only the first N samples, before anything else",
-        unit="samples",
+    limit: int | None = file_option(
+        "Use only the first N samples, before anything else [samples; default: all]", at_least=1
+    )
+    max_length: int | None = file_option(
+        "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint says]",
         at_least=1,
-        group=FILES,
-        default_text="all",
     )
-    max_length: int | None = option(
-        None,
-        help="Maximum number of tokens of a text; longer texts are truncated",
-        unit="tokens",
-        at_least=1,
-        group=FILES,
-        default_text="what the checkpoint says",
-    )
-    labels: str | None = option(
-        None,
-        help="Class names: a file with one per line, a JSON list, or the name of a data set whose names are built in "
+    labels: str | None = file_option(
+        "Class names: a file with one per line, a JSON list, or the name of a data set whose names are built in "
         "(imagenet, cifar10, cifar100, food101, sun397, pets, dtd, eurosat, caltech101); they name the classes of a "
-        "zero-shot model",
+        "zero-shot model [default: those of the checkpoint, else of the data]",
         metavar="FILE|NAME",
-        group=FILES,
-        default_text="those of the checkpoint, else of the data",
     )
-    prompt: list[str] = option(
+    prompt: list[str] = file_option(
+        "Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or give "
+        "a file of templates, or openai-imagenet for CLIP's own 80 [default: A photo of a {label}.]",
         [],
-        help="Template that turns a class name into a prompt, for a zero-shot model; repeat it to average several, or "
-        "give a file of templates, or openai-imagenet for CLIP's own 80",
         metavar="TEMPLATE|FILE",
-        group=FILES,
-        default_text="A photo of a {label}.",
     )
-    tower: str | None = option(
-        None,
-        help="The tower whose heads are meant, in a model with two towers",
+    tower: str | None = file_option(
+        "The tower whose heads are meant, in a model with two towers [default: both]",
         choices=("visual", "text", "both"),
-        group=FILES,
-        default_text="both",
     )
-    arch: str | None = option(
-        None,
-        help="The architecture of a bare safetensors file, such as timm:vit_base_patch16_224",
+    arch: str | None = file_option(
+        "The architecture of a bare safetensors file, such as timm:vit_base_patch16_224 [default: what the file says]",
         metavar="NAME",
-        group=FILES,
-        default_text="what the file says",
     )
-    force: bool = option(False, help="Replace an output that exists", group=FILES)
-    json: bool = option(False, help="Print the result as one JSON document", group=FILES)
-    device: str = option(
-        "auto",
-        help="The device to compute on",
-        metavar="auto|cpu|cuda[:i]|mps",
-        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
-        group=RUNNING,
+    force: bool = file_option("Replace an output that exists", False)
+    json: bool = file_option("Print the result as one JSON document", False)
+    device: str = run_option(
+        "The device to compute on", "auto", metavar="auto|cpu|cuda[:i]|mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
     )
-    workers: int = option(
-        0, help="Processes that read data; 0 is the main one", unit="processes", at_least=0, group=RUNNING
-    )
-    seed: int = option(0, help="The seed of everything random", at_least=0, group=RUNNING)
-    dry_run: bool = option(False, help="Print the plan and stop", group=RUNNING)
-    config: str | None = option(
-        None,
-        help="The file of defaults",
-        metavar="FILE",
-        group=GENERAL,
-        default_text="hydra.yaml, if there is one",
-    )
-    quiet: bool = option(False, help="Print only warnings and errors", short="-q", group=GENERAL)
-    verbose: bool = option(
-        False, help="Print more: every option with its source, and details", short="-v", group=GENERAL
-    )
+    workers: int = run_option("Processes that read data; 0 is the main one [processes]", 0, at_least=0)
+    seed: int = run_option("The seed of everything random", 0, at_least=0)
+    dry_run: bool = run_option("Print the plan and stop", False)
+    config: str | None = general_option("The file of defaults [default: hydra.yaml, if there is one]", metavar="FILE")
+    quiet: bool = general_option("Print only warnings and errors", False, short="-q")
+    verbose: bool = general_option("Print more: every option with its source, and details", False, short="-v")
 
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     ranks: dict[str, int] | None = field(default=None, repr=False, compare=False)
     unread: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether the document that the verb makes goes to standard output instead of a file."""
+        return self.output == "-" or (self.json and self.output is None)
+
+    def fill(self, record: type[RecordT], **own: Any) -> RecordT:
+        """A record of options made of the options here that its fields are named after, and of ``own`` values."""
+        names = {item.name for item in fields(record)} - own.keys()  # type: ignore[arg-type]
+        return record(**{name: getattr(self, name) for name in names}, **own)
 
     def check(self) -> None:
         """Fill in the defaults that depend on other options and check what needs no file. Calling it again is safe.
@@ -145,10 +119,10 @@ class Common:
         """Every problem of these settings, after setting aside what does not apply and settling the defaults."""
         found = self._set_aside()
         self.settle()
-        for one in options_of(type(self)):
-            if one.name not in self.unread:
-                value = getattr(self, one.name)
-                found += [f"{one.label} {text}{self.where(one.name)}" for text in one.complaints(value)]
+        for item in options_of(type(self)):
+            if item.name not in self.unread:
+                value = getattr(self, item.name)
+                found += [f"{item.label} {text}{self.where(item.name)}" for text in item.complaints(value)]
         return found + self._model_problems() + self._output_problems() + self.conflicts()
 
     def settle(self) -> None:
@@ -192,6 +166,16 @@ class Common:
         """A problem unless this option was given; ``why`` follows the name of the verb."""
         who = f"{self.verb} {why}".strip()
         return [] if self.given(name) else [f"{who} needs {self.called(name)}"]
+
+    def goes_with(self, name: str, other: str) -> list[str]:
+        """A problem if the first option was given without the second."""
+        alone = self.given(name) and not self.given(other)
+        return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"] if alone else []
+
+    def one_from_stdin(self, *names: str) -> list[str]:
+        """A problem if several of these files are standard input."""
+        read = [self.called(name) for name in names if getattr(self, name) == "-"]
+        return [f"standard input can be read once, not for {' and '.join(read)}"] if len(read) > 1 else []
 
     def _set_aside(self) -> list[str]:
         """Put options back to their defaults that a weightier option replaces or makes meaningless.
@@ -251,12 +235,12 @@ class Common:
 class Batched(Common):
     """Options of every verb except ``bench``: one batch size and one number format."""
 
-    dtype: str = option("float32", help="Number format of the computation", choices=DTYPES, group=RUNNING)
-    batch_size: int = option(64, help="Samples that are computed together", unit="samples", at_least=1, group=RUNNING)
+    dtype: str = run_option("Number format of the computation", "float32", choices=DTYPES)
+    batch_size: int = run_option("Samples that are computed together [samples]", 64, at_least=1)
 
 
 def _declared(settings_type: type, name: str) -> Option:
-    return next(one for one in options_of(settings_type) if one.name == name)
+    return next(item for item in options_of(settings_type) if item.name == name)
 
 
 def raise_problems(verb: str, problems: list[str]) -> None:
@@ -265,9 +249,8 @@ def raise_problems(verb: str, problems: list[str]) -> None:
     Raises:
         UsageError: if there is a problem.
     """
-    if not problems:
-        return
     hint = f"hydractl {verb} --help"
     if len(problems) == 1:
         raise UsageError(problems[0], hint=hint)
-    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)
+    if problems:
+        raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)

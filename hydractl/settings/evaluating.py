@@ -2,191 +2,278 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.common import Batched
-from hydractl.settings.measuring import LastBlock, require_problems
-from hydractl.settings.option import option
-from hydractl.settings.passes import Passes
-from hydractl.settings.reporting import Reporting
-from hydractl.settings.require import OodSet, Requirement, parse_ood_set, parse_requirement
-from hydractl.settings.suites import Corruptions, OnBad, OodSuite
+from hydractl.settings.common import Batched, file_option
+from hydractl.settings.expressions import (
+    CORRUPTIONS,
+    OOD_SUITES,
+    SEVERITIES,
+    OodSet,
+    Requirement,
+    SuiteChoice,
+    parse_ood_set,
+    parse_ood_suite,
+    parse_requirement,
+)
+from hydractl.settings.measuring import Measured, show_option
+from hydractl.settings.option import ends_in, option
 
-_VALIDATION = "Validation data"
-_MATTERS = "Evaluation"
+val_option = partial(option, "Validation data")
+dropout_option = partial(option, "MC dropout")
+eval_option = partial(option, "Evaluation")
+
+_ALL = "all"
+_PASSES = 10
 _RULE = re.compile(r"(?P<side>ood|id):(?P<share>0?\.[0-9]+|[01](\.0*)?)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
-@dataclass(kw_only=True)
-class Validated(Batched):
-    """Options of what is chosen on validation data."""
+def _check_temperature(text: str) -> None:
+    number = float(text) if _NUMBER.fullmatch(text) else -1.0
+    if text not in ("fit", "vector", "none") and not 1e-9 <= number <= 1e9:
+        raise ValueError(f"must be fit, vector, none or a number above 0 (1e-9 to 1e9), not {text!r}")
 
-    val: str | None = option(
-        None, help="In-distribution validation data, on which something is chosen", metavar="SPEC", group=_VALIDATION
+
+def _check_threshold(text: str) -> None:
+    rule = _RULE.fullmatch(text)
+    if rule is None:
+        if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+            raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
+    elif rule["side"] == "ood" and not 0 < float(rule["share"]) <= 1:
+        raise ValueError(f"ood:SHARE must be above 0 and at most 1, not {text!r}")
+    elif rule["side"] == "id" and not 0 <= float(rule["share"]) < 1:
+        raise ValueError(f"id:SHARE must be at least 0 and below 1, not {text!r}")
+
+
+def _check_ood(text: str) -> None:
+    name = parse_ood_set(text).name
+    if name == "id":
+        raise ValueError("cannot be named 'id', which is --data")
+    if name == "edges":
+        raise ValueError("cannot be named 'edges', which the answer has a use for")
+
+
+@dataclass(kw_only=True)
+class Validated(Measured, Batched):
+    """Options of bad samples, and of what is chosen on validation data."""
+
+    on_bad: str = file_option(
+        "An image that cannot be read: error stops and names it; skip leaves it out, counts and lists it",
+        "error",
+        choices=("error", "skip"),
     )
-    val_ood: list[str] = option(
+    val: str | None = val_option("In-distribution validation data, on which something is chosen", metavar="SPEC")
+    val_ood: list[str] = val_option(
+        "Out-of-distribution validation data, never the same as a test set; repeat it for more",
         [],
-        help="Out-of-distribution validation data, never the same as a test set; repeat it for more",
         metavar="NAME=SPEC",
         names=True,
-        group=_VALIDATION,
+        check=parse_ood_set,
     )
-    temperature: str | None = option(
-        None,
-        help="Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and "
-        "a bias per class), a number, or none to ignore that of the checkpoint",
+    temperature: str | None = val_option(
+        "Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and a "
+        "bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
         metavar="fit|vector|none|T",
-        group=_VALIDATION,
-        default_text="what the checkpoint has",
+        check=_check_temperature,
     )
-    threshold: str | None = option(
-        None,
-        help="OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
-        "--val), or a score",
+    threshold: str | None = val_option(
+        "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
+        "--val), or a score [default: what the checkpoint has]",
         metavar="ood:P|id:P|SCORE",
-        group=_VALIDATION,
-        default_text="what the checkpoint has",
+        check=_check_threshold,
     )
-    conformal: float | None = option(
-        None,
-        help="Prediction sets that miss the label in at most this share, by split conformal prediction on --val",
+    conformal: float | None = val_option(
+        "Prediction sets that miss the label in at most this share, by split conformal prediction on --val",
         metavar="ALPHA",
         above=0.0,
         below=1.0,
-        group=_VALIDATION,
     )
-    conformal_score: str = option(
-        "lac",
-        help="How the classes of a prediction set are ranked: lac (by probability: the smallest sets) or aps (by "
+    conformal_score: str = val_option(
+        "How the classes of a prediction set are ranked: lac (by probability: the smallest sets) or aps (by "
         "cumulative probability: sets that adapt to the sample)",
+        "lac",
         choices=("lac", "aps"),
-        group=_VALIDATION,
     )
-    calibrated: str | None = option(
-        None,
-        help="Also write the MODEL with its temperature and threshold",
+    calibrated: str | None = val_option(
+        "Also write the MODEL with its temperature and threshold",
         metavar="FILE.st",
-        group=_VALIDATION,
+        check=ends_in(".st", ".safetensors"),
     )
 
     def val_ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--val-ood``, in order; without a name they are called after their place."""
+        """The data sets of ``--val-ood``, in order."""
         return [parse_ood_set(text) for text in self.val_ood]
 
     def conflicts(self) -> list[str]:
         """Whatever is chosen needs data to choose on."""
-        found = super().conflicts()
-        fitted = self.temperature in ("fit", "vector")
-        if self.temperature is not None and not fitted and self.temperature != "none":
-            number = float(self.temperature) if _NUMBER.fullmatch(self.temperature) else -1.0
-            if not 1e-9 <= number <= 1e9:
-                found.append(
-                    "--temperature must be fit, vector, none or a number above 0 (1e-9 to 1e9), "
-                    f"not {self.temperature!r}"
-                    f"{self.where('temperature')}"
-                )
-        side = None
-        if self.threshold is not None:
-            side, problem = _threshold_side(self.threshold)
-            if problem is not None:
-                found.append(f"--threshold {problem}, not {self.threshold!r}{self.where('threshold')}")
-        wanting = [
-            name
-            for name, needed in (
-                ("--temperature " + str(self.temperature), fitted),
-                ("--threshold " + str(self.threshold), side == "id"),
-                ("--conformal", self.conformal is not None),
-            )
-            if needed
-        ]
-        if wanting and self.val is None:
-            found.append(f"{wanting[0]} needs --val, data to choose on that is not tested on")
+        side = (self.threshold or "").partition(":")[0]
+        chosen = {
+            f"--temperature {self.temperature}": self.temperature in ("fit", "vector"),
+            f"--threshold {self.threshold}": side == "id",
+            "--conformal": self.conformal is not None,
+        }
+        found = super().conflicts() + self.twice_named("val_ood")
+        needing_val = [name for name, needs_val in chosen.items() if needs_val]
+        if needing_val and self.val is None:
+            found.append(f"{needing_val[0]} needs --val, data to choose on that is not tested on")
         if side == "ood" and not self.val_ood:
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
-        if self.calibrated is not None and not self.calibrated.endswith((".st", ".safetensors")):
-            found.append(f"--calibrated must end in .st, not {self.calibrated!r}{self.where('calibrated')}")
         if self.calibrated is not None and self.temperature is None and self.threshold is None:
             found.append("--calibrated needs something to keep: --temperature or --threshold")
         if self.calibrated is not None and len(self.model) > 1:
             found.append(f"--calibrated writes one MODEL, not {len(self.model)}")
-        return found + _set_problems(self, "val_ood", [])
+        return found
+
+    def twice_named(self, name: str) -> list[str]:
+        """A problem for each data set of an option that has the name of one before it."""
+        names = [text.partition("=")[0].partition(":")[0] for text in getattr(self, name)]
+        again = [one for at, one in enumerate(names) if one in names[:at]]
+        return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
 
 
 @dataclass(kw_only=True)
-class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, Validated):
+class Shown(Validated):
+    """Options of MC dropout (see ``hydractl.evaluate.mc_dropout``), and of what is made from the answer of an eval."""
+
+    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "report", "plots", "card", "card_model")
+
+    mc_dropout: float | None = dropout_option(
+        "Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure the "
+        "passes as an ensemble",
+        metavar="P",
+        at_least=0,
+        below=1,
+    )
+    samples: int | None = dropout_option(f"Passes with --mc-dropout [passes; default: {_PASSES}]", at_least=2)
+    report: str | None = show_option(
+        "Also write a report as one .html file, with tables and plots",
+        metavar="FILE",
+        check=ends_in(".html", any_case=True),
+    )
+    plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR")
+    card: str | None = show_option(
+        "Also write a model card: a .md file with the results of one row",
+        metavar="FILE",
+        check=ends_in(".md", any_case=True),
+    )
+    card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
+    from_file: str | None = show_option(
+        "Measure nothing: show, draw or check an eval.json written before", metavar="FILE", flag="--from"
+    )
+
+    def settle(self) -> None:
+        """The default number of passes, if only the rate is given."""
+        if self.mc_dropout is not None and self.samples is None:
+            self.samples = _PASSES
+
+    def passes(self) -> dict[str, Any] | None:
+        """``p``, ``samples`` and ``seed`` of MC dropout; None without."""
+        if self.mc_dropout is None:
+            return None
+        return {"p": self.mc_dropout, "samples": self.samples, "seed": self.seed}
+
+    def conflicts(self) -> list[str]:
+        """Passes are those of MC dropout, and a row for the card only where there is a card."""
+        found = super().conflicts() + self.goes_with("samples", "mc_dropout") + self.goes_with("card_model", "card")
+        if self.calibrated is not None and self.mc_dropout is not None:
+            found.append("--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout")
+        return found
+
+
+@dataclass(kw_only=True)
+class EvalSettings(Shown):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
-    many_models: ClassVar[bool] = True
 
-    ood: list[str] = option(
+    ood: list[str] = eval_option(
+        "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
         [],
-        help="Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
         metavar="NAME=SPEC",
         names=True,
-        group=_MATTERS,
+        check=_check_ood,
     )
-    ood_score: str = option(
-        "msp",
-        help="The score that separates OOD from ID samples",
-        choices=tuple(SCORES),
-        group=_MATTERS,
-    )
-    label_map: str | None = option(
-        None, help="JSON object from labels of the data to labels of the model", metavar="FILE", group=_MATTERS
-    )
-    bootstrap: int = option(
+    ood_score: str = eval_option("The score that separates OOD from ID samples", "msp", choices=tuple(SCORES))
+    label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
+    bootstrap: int = eval_option(
+        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none [resamples]",
         0,
-        help="Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
-        unit="resamples",
         at_least=0,
-        group=_MATTERS,
     )
-    predictions: str | None = option(
-        None,
-        help="Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member "
-        "on all data, which eval takes as a MODEL",
+    predictions: str | None = eval_option(
+        "Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member on "
+        "all data, which eval takes as a MODEL",
         metavar="FILE",
-        group=_MATTERS,
+        check=ends_in(".jsonl", ".csv", ".st"),
     )
-    resume: bool = option(
-        False, help="Resume the unfinished predictions of the same command (--predictions F.st)", group=_MATTERS
+    resume: bool = eval_option("Resume the unfinished predictions of the same command (--predictions F.st)", False)
+    allow_seen: bool = eval_option(
+        "Measure on samples that a circuit, a fine-tuning or a calibration has seen, and mark them", False
     )
-    allow_seen: bool = option(
-        False,
-        help="Measure on samples that a circuit, a fine-tuning or a calibration has seen, and mark them",
-        group=_MATTERS,
-    )
-    require: list[str] = option(
+    require: list[str] = eval_option(
+        "Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more",
         [],
-        help="Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more",
         metavar="EXPR",
-        group=_MATTERS,
+        check=parse_requirement,
     )
+    corruptions: list[str] = eval_option(
+        f"Also measure on corrupted images of --data: {_ALL}, or some of {', '.join(CORRUPTIONS)}",
+        [],
+        choices=(_ALL, *CORRUPTIONS),
+        metavar="NAME,...",
+        split=True,
+    )
+    severities: list[int] = eval_option(
+        "How strong the corruptions are, 1 to 5",
+        list(SEVERITIES),
+        metavar="N,...",
+        at_least=SEVERITIES[0],
+        at_most=SEVERITIES[-1],
+        split=True,
+    )
+    ood_suite: str | None = eval_option(
+        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, or partial to "
+        "continue without those that are missing",
+        metavar="NAME[:SET,...]",
+        check=parse_ood_suite,
+    )
+    ood_root: str | None = eval_option("The folder that holds the data of --ood-suite", metavar="FOLDER")
 
     def ood_sets(self) -> list[OodSet]:
         """The data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]
+
+    def suite(self) -> SuiteChoice | None:
+        """The parsed ``--ood-suite``."""
+        return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
+
+    def corruption_names(self) -> list[str]:
+        """The corruptions asked for, in the order of Hendrycks & Dietterich."""
+        wanted = CORRUPTIONS if _ALL in self.corruptions else self.corruptions
+        return [name for name in CORRUPTIONS if name in wanted]
 
     def requirements(self) -> list[Requirement]:
         """The ``--require`` expressions, in order."""
         return [parse_requirement(text) for text in self.require]
 
     def conflicts(self) -> list[str]:
-        """Readable sets with names of their own, and a known format of predictions."""
-        found = super().conflicts() + require_problems(self, self.require) + _set_problems(self, "ood", ["id"])
-        found += self.suite_problems() + self.corruption_problems()
-        if self.predictions is not None and not self.predictions.endswith((".jsonl", ".csv", ".st")):
-            where = self.where("predictions")
-            found.append(f"--predictions must end in .jsonl, .csv or .st, not {self.predictions!r}{where}")
+        """What each option of the test data needs beside it."""
+        found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
+        if self.ood_suite is not None and not self.given("ood_root"):
+            found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
+        if _ALL in self.corruptions and len(self.corruptions) > 1:
+            where = self.where("corruptions")
+            found.append(f"--corruptions {_ALL} names every corruption: leave out the others{where}")
+        if self.sources.get("severities") == "flag" and not self.given("corruptions"):
+            found.append(f"--severities{self.where('severities')} needs --corruptions")
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
-        if self.calibrated is not None and self.mc_dropout is not None:
-            found.append("--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout")
         return found + self._without_data()
 
     def _without_data(self) -> list[str]:
@@ -197,36 +284,3 @@ class EvalSettings(Reporting, OodSuite, Corruptions, OnBad, LastBlock, Passes, V
         if self.given("limit") and not self.given("val") and not self.given("val_ood"):
             unused.append("limit")
         return [f"{self.called(name)}{self.where(name)} needs --data" for name in unused]
-
-
-def _threshold_side(text: str) -> tuple[str | None, str | None]:
-    """The side (ID or OOD) that a threshold is chosen on, None for a number, and its problem."""
-    rule = _RULE.fullmatch(text)
-    if rule is None:
-        finite = _NUMBER.fullmatch(text) and abs(float(text)) < float("inf")
-        return None, None if finite else "must be ood:SHARE, id:SHARE or a number"
-    share = float(rule["share"])
-    if rule["side"] == "ood":
-        return "ood", None if 0 < share <= 1 else "ood:SHARE must be above 0 and at most 1"
-    return "id", None if 0 <= share < 1 else "id:SHARE must be at least 0 and below 1"
-
-
-def _set_problems(settings: Batched, name: str, taken: list[str]) -> list[str]:
-    """Problems of named data sets: unreadable ones and duplicate names."""
-    found: list[str] = []
-    names = list(taken)
-    label = settings.called(name)
-    for text in getattr(settings, name):
-        try:
-            one = parse_ood_set(text).name
-        except ValueError as error:
-            found.append(f"{label} {error}{settings.where(name)}")
-            continue
-        if one == "id" and name == "ood":
-            found.append(f"--ood cannot be named 'id', which is --data{settings.where('ood')}")
-        elif one == "edges" and name == "ood":
-            found.append(f"--ood cannot be named 'edges', which the answer has a use for{settings.where('ood')}")
-        elif one in names:
-            found.append(f"{label} has the name {one!r} twice{settings.where(name)}")
-        names.append(one)
-    return found

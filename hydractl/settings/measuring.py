@@ -3,109 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import DTYPES, RUNNING, Common
-from hydractl.settings.option import option
-from hydractl.settings.require import Requirement, parse_requirement
+from hydractl.settings.common import DTYPES, Common, run_option
+from hydractl.settings.expressions import Requirement, parse_requirement
+from hydractl.settings.option import ends_in, option, options_of
 
-_OF_MEASURING = (
-    *(
-        "model",
-        "output",
-        "batch_size",
-        "dtype",
-        "compare",
-        "whole_last_block",
-        "compile",
-        "compile_mode",
-        "rounds",
-        "warmup",
-        "threads",
-    ),
-    *("device", "seed", "arch", "labels", "prompt", "max_length"),
-)
+bench_option = partial(option, "Measuring")
+show_option = partial(option, "Showing")
 
 
 @dataclass(kw_only=True)
-class LastBlock(Common):
-    """Options of both verbs for how a model runs."""
+class Measured(Common):
+    """What both verbs share: how a model runs, and ``--from``, with which nothing is measured.
 
-    whole_last_block: bool = option(
-        False, help="Run the last block for all tokens, not only for those that are read out", group=RUNNING
+    Attributes:
+        of_showing: the options that go with ``--from``.
+    """
+
+    many_models: ClassVar[bool] = True
+    of_showing: ClassVar[tuple[str, ...]] = ("require", "json", "force", "dry_run", "config", "quiet", "verbose")
+
+    whole_last_block: bool = run_option(
+        "Run the last block for all tokens, not only for those that are read out", False
     )
 
+    def inapplicable(self) -> dict[str, str]:
+        """Options of measuring have no effect where nothing is measured."""
+        if not self.given("from_file"):
+            return {}
+        measuring = [o.name for o in options_of(type(self)) if o.name not in ("from_file", *self.of_showing)]
+        return dict.fromkeys(measuring, "from_file")
+
+    def _model_problems(self) -> list[str]:
+        """No MODEL is needed where nothing is measured."""
+        if self.given("from_file"):
+            return []
+        return [f"{text}, or --from FILE" if "needs" in text else text for text in super()._model_problems()]
+
 
 @dataclass(kw_only=True)
-class BenchSettings(LastBlock):
+class BenchSettings(Measured):
     """Options of ``bench``."""
 
     verb: ClassVar[str] = "bench"
-    many_models: ClassVar[bool] = True
+    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot", "data", "limit", "workers", "tower")
 
-    batch_size: list[int] = option(
+    batch_size: list[int] = bench_option(
+        "Samples that are computed together; several are measured one after another [samples]",
         [1, 8],
-        help="Samples that are computed together; several are measured one after another",
         metavar="N,...",
-        unit="samples",
         at_least=1,
         split=True,
-        group="Measuring",
     )
-    dtype: list[str] = option(
+    dtype: list[str] = bench_option(
+        f"Number formats of the computation: {', '.join(DTYPES)}",
         ["float32"],
-        help=f"Number formats of the computation: {', '.join(DTYPES)}",
         choices=DTYPES,
         metavar="NAME,...",
         split=True,
-        group="Measuring",
     )
-    compare: list[str] = option(
+    compare: list[str] = bench_option(
+        "Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every fused "
+        "MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
         [],
-        help="Baselines as further rows: stock (the first MODEL by its library's own code), members (those of every "
-        "fused MODEL, run sequentially, and one alone), deep (as many copies of the first one as members)",
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,
-        group="Measuring",
     )
-    compile: bool = option(
-        False, help="Measure the models compiled by torch.compile, each as one graph", group="Measuring"
-    )
-    compile_mode: str | None = option(
-        None,
-        help="The mode of torch.compile; reduce-overhead is CUDA graphs",
+    compile: bool = bench_option("Measure the models compiled by torch.compile, each as one graph", False)
+    compile_mode: str | None = bench_option(
+        "The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]",
         choices=("default", "reduce-overhead", "max-autotune"),
-        group="Measuring",
-        default_text="default",
     )
-    rounds: int = option(
+    rounds: int = bench_option(
+        "Measured rounds; each round runs every model once, in turn. More of them narrow the intervals of a noisy "
+        "machine; fewer than 5 say nothing about noise [rounds]",
         20,
-        help="Measured rounds; each round runs every model once, in turn. More of them narrow the intervals of a noisy "
-        "machine; fewer than 5 say nothing about noise",
-        unit="rounds",
         at_least=1,
-        group="Measuring",
     )
-    warmup: int = option(3, help="Rounds before the measured ones", unit="rounds", at_least=0, group="Measuring")
-    threads: int | None = option(
-        None, help="CPU threads", unit="threads", at_least=1, default_text="what torch chooses", group="Measuring"
-    )
-    require: list[str] = option(
+    warmup: int = bench_option("Rounds before the measured ones [rounds]", 3, at_least=0)
+    threads: int | None = bench_option("CPU threads [threads; default: what torch chooses]", at_least=1)
+    require: list[str] = bench_option(
+        "Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; with a "
+        "NAME it is about that row only",
         [],
-        help="Exit with 4 unless it holds for every MODEL but the first, as [NAME:]KEY<=NUMBER; repeat it for more; "
-        "with a NAME it is about that row only",
         metavar="EXPR",
-        group="Measuring",
+        check=parse_requirement,
     )
-    plot: str | None = option(None, help="Also draw the measurement: .png or .svg", metavar="FILE", group="Showing")
-    from_file: str | None = option(
-        None,
-        help="Measure nothing: show, plot or check a bench.json written before",
-        metavar="FILE",
-        flag="--from",
-        group="Showing",
+    plot: str | None = show_option(
+        "Also draw the measurement: .png or .svg", metavar="FILE", check=ends_in(".png", ".svg", any_case=True)
+    )
+    from_file: str | None = show_option(
+        "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from"
     )
 
     def requirements(self) -> list[Requirement]:
@@ -113,17 +105,9 @@ class BenchSettings(LastBlock):
         return [parse_requirement(text) for text in self.require]
 
     def conflicts(self) -> list[str]:
-        """Requirements that can be read, a known format of the plot, and a mode only of what is compiled."""
-        found = require_problems(self, self.require)
-        if self.plot is not None and not self.plot.lower().endswith((".png", ".svg")):
-            found.append(f"--plot must end in .png or .svg, not {self.plot!r}{self.where('plot')}")
-        if self.compile_mode is not None and not self.compile and self.from_file is None:
-            found.append(f"--compile-mode{self.where('compile_mode')} needs --compile")
-        return found
-
-    def inapplicable(self) -> dict[str, str]:
-        """Options of measuring have no effect where nothing is measured."""
-        return {} if self.from_file is None else dict.fromkeys(_OF_MEASURING, "from_file")
+        """A mode only of what is compiled."""
+        alone = self.compile_mode is not None and not self.compile and self.from_file is None
+        return [f"--compile-mode{self.where('compile_mode')} needs --compile"] if alone else []
 
     def check_device(self, kind: str) -> None:
         """Refuse what has no effect on this kind of device, once it is known.
@@ -136,20 +120,3 @@ class BenchSettings(LastBlock):
                 f"--compile-mode reduce-overhead has no effect on a {kind} device: it is CUDA graphs",
                 hint="leave it out, or use --device cuda",
             )
-
-    def _model_problems(self) -> list[str]:
-        """No MODEL is needed where nothing is measured."""
-        if self.from_file is not None:
-            return []
-        return [f"{one}, or --from FILE" if "needs" in one else one for one in super()._model_problems()]
-
-
-def require_problems(settings: Common, expressions: list[str]) -> list[str]:
-    """Problems of the ``--require`` expressions."""
-    found = []
-    for text in expressions:
-        try:
-            parse_requirement(text)
-        except ValueError as error:
-            found.append(f"--require {error}{settings.where('require')}")
-    return found

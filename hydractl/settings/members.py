@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from hydractl.settings.common import Batched
 from hydractl.settings.option import option
+
+fuse_option = partial(option, "Fusing")
 
 
 @dataclass(kw_only=True)
@@ -17,22 +20,20 @@ class FuseSettings(Batched):
     many_models: ClassVar[bool] = True
     needs_output_file: ClassVar[bool] = True
 
-    merge: list[str] = option(
+    merge: list[str] = fuse_option(
+        "What to average over the members; attention, LayerScale and classifiers never are",
         ["mlp", "norm", "embed"],
-        help="What to average over the members; attention, LayerScale and classifiers never are",
         choices=("mlp", "norm", "embed", "none"),
         metavar="mlp,norm,embed|none",
         split=True,
-        group="Fusing",
     )
-    export: list[str] = option(
+    export: list[str] = fuse_option(
+        "Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused "
+        "[default: none]",
         [],
-        help="Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused",
         choices=("onnx", "pt2"),
         metavar="onnx,pt2",
         split=True,
-        default_text="none",
-        group="Fusing",
     )
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
+
+from hydractl.errors import did_you_mean
 
 Raw = str | bool | list[str] | Mapping[str, str]
 """A value as it was given, before its option has read it."""
@@ -16,84 +17,61 @@ Raw = str | bool | list[str] | Mapping[str, str]
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # 18 digits fit every 64-bit counter and seed
-
-
-def option(
-    default: Any,
-    *,
-    help: str,
-    group: str,
-    metavar: str | None = None,
-    choices: Sequence[str] = (),
-    unit: str | None = None,
-    short: str | None = None,
-    flag: str | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    pattern: str | None = None,
-    split: bool = False,
-    repeats: bool = False,
-    names: bool = False,
-    default_text: str | None = None,
-) -> Any:
-    """Declare one option as a dataclass field: everything that flags, environment, YAML and help need to know.
-
-    Args:
-        default: the built-in value; None means "not given".
-        help: what the option is, one sentence without its default.
-        group: the heading of the help text it stands under.
-        metavar: the placeholder of the value in the help text; made from the type or the choices if not given.
-        choices: the texts allowed.
-        unit: the unit of the number.
-        short: a one-letter flag such as ``-o``.
-        flag: the long flag where it differs from the field's name.
-        at_least, at_most, above, below: the range of a number (of each number of a list).
-        pattern: a regular expression for the whole text; ``metavar`` then says what is allowed.
-        split: a list written with commas; without it, a list repeats its flag.
-        repeats: such a list may have an item twice.
-        names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
-        default_text: what the help says of the default where the value does not say it.
-    """
-    metadata = {k: v for k, v in locals().items() if k not in ("default", "metadata")}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+_NOTES = re.compile(r"(?P<help>.*?)( \[(?P<unit>(?!default: )[^;\]]+)?(; )?(default: (?P<default>.+))?\])?")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One declared option; see :func:`option` for the attributes of the same name.
+    """One declared option: everything that flags, environment, YAML and help need to know.
 
     Attributes:
+        group: the heading of the help text it stands under.
+        default: the built-in value; None means "not given".
+        help: what the option is, one sentence.
+        metavar: the placeholder of the value in the help text; made from the type or the choices if not given.
+        choices: the texts allowed.
+        short: a one-letter flag such as ``-o``.
+        flag: the long flag.
+        at_least, at_most, above, below: the range of a number (of each number of a list).
+        pattern: a regular expression for the whole text; ``metavar`` then says what is allowed.
+        check: raises ValueError for a wrong value (item of a list), with what follows the name of the option.
+        split: a list written with commas; without it, a list repeats its flag.
+        repeats: such a list may have an item twice.
+        names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
+        unit: the unit of the number.
+        default_text: what the help says of the default where the value does not say it.
         name: the field of the settings dataclass.
-        key: the name in YAML and, in capitals after ``HYDRACTL_``, in the environment.
         type: ``str``, ``int``, ``float`` or ``bool``: of the value, or of the items of a list.
         many: whether the value is a list.
     """
 
-    name: str
-    key: str
-    type: type
-    many: bool
+    group: str
     default: Any
     help: str
-    group: str
-    metavar: str | None
-    choices: tuple[str, ...]
-    unit: str | None
-    short: str | None
-    flag: str
-    at_least: float | None
-    at_most: float | None
-    above: float | None
-    below: float | None
-    pattern: str | None
-    split: bool
-    repeats: bool
-    names: bool
-    default_text: str | None
+    _: KW_ONLY
+    metavar: str | None = None
+    choices: Sequence[str] = ()
+    short: str | None = None
+    flag: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    pattern: str | None = None
+    check: Callable[[Any], object] | None = None
+    split: bool = False
+    repeats: bool = False
+    names: bool = False
+    unit: str | None = None
+    default_text: str | None = None
+    name: str = ""
+    type: type = str
+    many: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name in YAML and, in capitals after ``HYDRACTL_``, in the environment."""
+        return self.flag[2:].replace("-", "_")
 
     @property
     def label(self) -> str:
@@ -115,9 +93,7 @@ class Option:
             return self.metavar
         if self.type is bool:
             return ""
-        if self.choices:
-            return "|".join(self.choices)
-        return {int: "N", float: "X", str: "TEXT"}[self.type]
+        return "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.type]
 
     def parse(self, raw: Raw) -> Any:
         """The typed value of what was given.
@@ -127,25 +103,25 @@ class Option:
         """
         if isinstance(raw, bool):
             return raw
-        if not self.many:
-            if not isinstance(raw, str):
-                raise ValueError("takes one value, not a " + ("list" if isinstance(raw, list) else "mapping"))
-            return self._parse_one(raw)
-        return [self._parse_one(item) for item in self._items(raw)]
+        if self.many:
+            return [self._parse_item(item) for item in self._items(raw)]
+        if not isinstance(raw, str):
+            raise ValueError("takes one value, not a " + ("list" if isinstance(raw, list) else "mapping"))
+        return self._parse_item(raw)
 
     def _items(self, raw: str | list[str] | Mapping[str, str]) -> list[str]:
         if isinstance(raw, Mapping):
             if not self.names:
                 raise ValueError("takes a list, not a mapping")
             return [f"{name}={value}" for name, value in raw.items()]
-        given = [raw] if isinstance(raw, str) else list(raw)
+        items = [raw] if isinstance(raw, str) else list(raw)
         if self.split:
-            given = [part.strip() for text in given for part in text.split(",")]
-        if not given:
+            items = [part.strip() for text in items for part in text.split(",")]
+        if not items:
             raise ValueError("must not be empty")
-        return given
+        return items
 
-    def _parse_one(self, text: str) -> Any:
+    def _parse_item(self, text: str) -> Any:
         if not text.strip():
             raise ValueError("must not be empty")
         if self.type is str:
@@ -171,15 +147,14 @@ class Option:
         """Problems of a typed value; each a sentence that starts after the name of the option."""
         if value is None:
             return []
-        found = [self._complaint(item) for item in (value if self.many else [value])]
+        problems = [self._complaint(item) for item in (value if self.many else [value])]
         if self.many and self.split and not self.repeats and len(set(value)) < len(value):
-            found.append(f"lists something twice: {','.join(str(item) for item in value)}")
-        return [complaint for complaint in found if complaint is not None]
+            problems.append(f"lists something twice: {','.join(str(item) for item in value)}")
+        return [problem for problem in problems if problem is not None]
 
     def _complaint(self, value: Any) -> str | None:
         if self.choices and value not in self.choices:
-            near = difflib.get_close_matches(str(value), self.choices, n=1)
-            guess = f"; did you mean {near[0]}?" if near else ""
+            guess = did_you_mean(str(value), self.choices)
             return f"must be one of {', '.join(self.choices)}, not {value!r}{guess}"
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
             return f"must be {self.placeholder()}, not {value!r}"
@@ -191,7 +166,40 @@ class Option:
             return f"must be greater than {self.above}, not {value}"
         if self.below is not None and value >= self.below:
             return f"must be less than {self.below}, not {value}"
+        try:
+            if self.check is not None:
+                self.check(value)
+        except ValueError as error:
+            return str(error)
         return None
+
+
+def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
+    """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares those of one group.
+
+    Args:
+        group, default: as of :class:`Option`.
+        help: what the option is, then ``[unit; default: in words]`` as far as there is one to tell.
+        facts: further attributes of :class:`Option`.
+    """
+    notes = _NOTES.fullmatch(help)
+    assert notes is not None  # every part is optional
+    texts = {"help": notes["help"], "unit": notes["unit"], "default_text": notes["default"]}
+    declared = Option(group, default, **{**texts, **facts})
+    if isinstance(default, list):
+        return field(default_factory=declared.fresh_default, metadata={"option": declared})
+    return field(default=default, metadata={"option": declared})
+
+
+def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
+    """A check that a file name has one of these endings."""
+    wanted = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+
+    def check(name: str) -> None:
+        if not (name.lower() if any_case else name).endswith(endings):
+            raise ValueError(f"must end in {wanted}, not {name!r}")
+
+    return check
 
 
 _DECLARED: dict[type, tuple[Option, ...]] = {}
@@ -200,24 +208,18 @@ _DECLARED: dict[type, tuple[Option, ...]] = {}
 def options_of(settings_type: type) -> tuple[Option, ...]:
     """The options that a settings dataclass declares, its own first, those of its bases after them."""
     if settings_type not in _DECLARED:
-        _DECLARED[settings_type] = _read_declarations(settings_type)
+        _DECLARED[settings_type] = tuple(_read_declarations(settings_type))
     return _DECLARED[settings_type]
 
 
-def _read_declarations(settings_type: type) -> tuple[Option, ...]:
+def _read_declarations(settings_type: type) -> Iterator[Option]:
     hints = typing.get_type_hints(settings_type)
-    declared = [f for f in fields(settings_type) if "help" in f.metadata]
-    own = [f for f in declared if f.name in settings_type.__annotations__]
-    found = []
-    for one in own + [f for f in declared if f not in own]:
-        value_type, many = _value_type(hints[one.name])
-        metadata = dict(one.metadata)
-        flag = metadata.pop("flag") or "--" + one.name.replace("_", "-")
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
-        metadata["choices"] = tuple(metadata["choices"])
-        key = flag[2:].replace("-", "_")
-        found.append(Option(name=one.name, key=key, type=value_type, many=many, default=default, flag=flag, **metadata))
-    return tuple(found)
+    declared = {f.name: f.metadata["option"] for f in fields(settings_type) if "option" in f.metadata}
+    own = [name for name in declared if name in settings_type.__annotations__]
+    for name in dict.fromkeys([*own, *declared]):
+        value_type, many = _value_type(hints[name])
+        flag = declared[name].flag or "--" + name.replace("_", "-")
+        yield replace(declared[name], name=name, flag=flag, type=value_type, many=many)
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:

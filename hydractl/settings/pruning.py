@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.errors import InputError
-from hydractl.settings.common import Batched
+from hydractl.settings.common import Batched, run_option
 from hydractl.settings.option import option
+
+score_option = partial(option, "Scoring")
+search_option = partial(option, "Search")
+which_option = partial(option, "Which heads")
+source_option = partial(option, "Head selection (give one)")
+amount_option = partial(option, "How much")
+form_option = partial(option, "Sharing and form")
 
 NEED_DATA = tuple(criterion.name for criterion in CRITERIA.all() if criterion.needs_data)
 DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
@@ -43,17 +51,9 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
             for one in criterion.options:
                 if hasattr(settings, one.name):
                     raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
+                facts = {fact: getattr(one, fact) for fact in ("unit", "choices", "at_least", "at_most")}
                 settings.__annotations__[one.name] = type(one.default)
-                field = option(
-                    one.default,
-                    help=one.help,
-                    group=group,
-                    unit=one.unit,
-                    choices=one.choices,
-                    at_least=one.at_least,
-                    at_most=one.at_most,
-                )
-                setattr(settings, one.name, field)
+                setattr(settings, one.name, option(group, one.help, one.default, **facts))
         return settings
 
     return add
@@ -67,20 +67,15 @@ class ScoreSettings(Batched):
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Scoring")
-    samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="Scoring")
-    order: str = option(
+    method: str | None = score_option(_CRITERION, choices=CRITERIA.names)
+    samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1)
+    order: str = score_option(
+        "All scores from the full model, or site by site on the model as pruned so far",
         "one-shot",
-        help="All scores from the full model, or site by site on the model as pruned so far",
         choices=("one-shot", "sequential"),
-        group="Scoring",
     )
-    keep: int | None = option(
-        None, help=f"{_KEEP} per site, with --order sequential", unit="heads", at_least=0, group="Scoring"
-    )
-    remove: int | None = option(
-        None, help=f"{_REMOVE} per site, with --order sequential", unit="heads", at_least=0, group="Scoring"
-    )
+    keep: int | None = score_option(f"{_KEEP} per site, with --order sequential [heads]", at_least=0)
+    remove: int | None = score_option(f"{_REMOVE} per site, with --order sequential [heads]", at_least=0)
 
     def inapplicable(self) -> dict[str, str]:
         """A head count belongs to the sequential order, and a criterion's own options to it."""
@@ -107,96 +102,64 @@ class CircuitSettings(Batched):
     verb: ClassVar[str] = "extract-circuit"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
-    ood: str | None = option(None, help="The out-of-distribution data, as a SPEC", metavar="SPEC", group="Search")
-    objective: list[str] = option(
+    ood: str | None = search_option("The out-of-distribution data, as a SPEC", metavar="SPEC")
+    objective: list[str] = search_option(
+        "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
+        "[default: avg; nll with --algorithm headmap]",
         ["avg"],
-        help="What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each",
         choices=OBJECTIVES,
         metavar="acc|ood|avg|nll|brier,...",
         split=True,
-        default_text="avg; nll with --algorithm headmap",
-        group="Search",
     )
-    ood_score: str = option(
-        "msp",
-        help="The OOD score whose AUROC is measured",
-        choices=("msp", "entropy", "energy", "maxlogit"),
-        group="Search",
+    ood_score: str = search_option(
+        "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
-    budget: int | None = option(None, help=f"{_REMOVE} in all", unit="heads", at_least=1, group="Search")
-    keep: int | None = option(None, help=f"{_KEEP}, mean per site", unit="heads", at_least=0, group="Search")
-    algorithm: str = option(
+    budget: int | None = search_option(f"{_REMOVE} in all [heads]", at_least=1)
+    keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0)
+    algorithm: str = search_option(
+        "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         "greedy",
-        help="Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         choices=("greedy", "headmap"),
-        group="Search",
     )
-    approx: str | None = option(
-        None,
-        help="Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests",
+    approx: str | None = search_option(
+        "Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests "
+        "[default: exact]",
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
-        default_text="exact",
-        group="Search",
     )
-    check_against: str | None = option(
-        None,
-        help="Report the agreement of the result with this exact circuit",
-        metavar="CIRCUIT",
-        default_text="no comparison",
-        group="Search",
+    check_against: str | None = search_option(
+        "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
     )
-    sites: str | None = option(
-        None,
-        help="Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7",
+    sites: str | None = which_option(
+        "Where heads may be removed: numbers of sites from 0, such as 3-11 or 0,2,5-7 [default: everywhere]",
         metavar="LIST",
         pattern=r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*",
-        default_text="everywhere",
-        group="Which heads",
     )
-    start_mask: str | None = option(
-        None,
-        help="Start from the heads that this mask keeps; those it removes count for the budget",
+    start_mask: str | None = which_option(
+        "Start from the heads that this mask keeps; those it removes count for the budget "
+        "[default: all heads of the model]",
         metavar="MASK",
-        default_text="all heads of the model",
-        group="Which heads",
     )
-    share_from: str | None = option(
-        None,
-        help="In the first --share-sites, remove what this circuit removes at the same budget",
+    share_from: str | None = which_option(
+        "In the first --share-sites, remove what this circuit removes at the same budget [default: none]",
         metavar="CIRCUIT",
-        default_text="none",
-        group="Which heads",
     )
-    share_sites: int | None = option(
-        None,
-        help="Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones",
-        unit="sites",
+    share_sites: int | None = which_option(
+        "Number of sites of each tower that --share-from decides; the rest of the budget goes to later ones "
+        "[sites; default: none]",
         at_least=1,
-        default_text="none",
-        group="Which heads",
     )
-    bounds: bool = option(
-        True,
-        help="Stop evaluating a candidate as soon as it can no longer win; the result is the same",
-        group="Running",
+    bounds: bool = run_option(
+        "Stop evaluating a candidate as soon as it can no longer win; the result is the same", True
     )
-    memory: str | None = option(
-        None,
-        help="Memory limit for activations cached between evaluations, such as 8G",
+    memory: str | None = run_option(
+        "Memory limit for activations cached between evaluations, such as 8G [default: half of what is free]",
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
-        default_text="half of what is free",
-        group="Running",
     )
-    resume: bool = option(False, help="Resume the search recorded in the journal beside the output", group="Running")
-    timeout: float = option(
-        1800.0,
-        help="How long the processes of a distributed search wait for each other",
-        unit="seconds",
-        above=0,
-        at_most=10**6,
-        group="Running",
+    resume: bool = run_option("Resume the search recorded in the journal beside the output", False)
+    timeout: float = run_option(
+        "How long the processes of a distributed search wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
 
     def settle(self) -> None:
@@ -216,15 +179,10 @@ class CircuitSettings(Batched):
             found += self.needs("ood", f"--objective {wanting[0]}")
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
-        for name, other in (("share_from", "share_sites"), ("share_sites", "share_from")):
-            if self.given(name) and not self.given(other):
-                found.append(f"{self.called(name)}{self.where(name)} needs {self.called(other)}")
+        found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
         if self.resume and self.output == "-":
             found.append("--resume needs an output file: a search that goes to standard output keeps no journal")
-        read = [n for n in ("start_mask", "share_from", "check_against") if getattr(self, n) == "-"]
-        if len(read) > 1:
-            found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
-        return found
+        return found + self.one_from_stdin("start_mask", "share_from", "check_against")
 
 
 @dataclass(kw_only=True)
@@ -236,65 +194,35 @@ class PruneSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = option(None, help=_CRITERION, choices=CRITERIA.names, group="Head selection (give one)")
-    scores: str | None = option(
-        None, help="Scores from the score verb; - is standard input", metavar="FILE", group="Head selection (give one)"
-    )
-    circuit: str | None = option(
-        None,
-        help="A removal order from extract-circuit; - is standard input",
-        metavar="FILE",
-        group="Head selection (give one)",
-    )
-    mask: str | None = option(
-        None, help="The heads to keep; - is standard input", metavar="FILE", group="Head selection (give one)"
-    )
-    keep: int | None = option(
-        None, help=f"{_KEEP} per site; mean per site with --scope global", unit="heads", at_least=0, group="How much"
-    )
-    remove: int | None = option(
-        None, help=f"{_REMOVE} per site; in all with --scope global", unit="heads", at_least=0, group="How much"
-    )
-    scope: str | None = option(
-        None,
-        help="Compare heads within each site, or over all sites of the towers; a circuit is always global",
+    method: str | None = source_option(_CRITERION, choices=CRITERIA.names)
+    scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE")
+    circuit: str | None = source_option("A removal order from extract-circuit; - is standard input", metavar="FILE")
+    mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE")
+    keep: int | None = amount_option(f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0)
+    remove: int | None = amount_option(f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0)
+    scope: str | None = amount_option(
+        "Compare heads within each site, or over all sites of the towers; a circuit is always global "
+        "[default: site; global for a model of two towers]",
         choices=("site", "global"),
-        default_text="site; global for a model of two towers",
-        group="How much",
     )
-    order: str | None = option(
-        None,
-        help="Score site by site on the model as pruned so far, or all at once on the full model",
+    order: str | None = amount_option(
+        "Score site by site on the model as pruned so far, or all at once on the full model "
+        "[default: sequential; one-shot with --scope global]",
         choices=("sequential", "one-shot"),
-        default_text="sequential; one-shot with --scope global",
-        group="How much",
     )
-    samples: int = option(512, help=_SAMPLES, unit="samples", at_least=1, group="How much")
-    sample_from: int | None = option(
-        None,
-        help="Draw the heads to remove by --seed from the first N of the circuit",
-        unit="heads",
+    samples: int = amount_option(f"{_SAMPLES} [samples]", 512, at_least=1)
+    sample_from: int | None = amount_option(
+        "Draw the heads to remove by --seed from the first N of the circuit [heads; default: take them in order]",
         at_least=1,
-        default_text="take them in order",
-        group="How much",
     )
-    share_sites: int | None = option(
-        None,
-        help="Keep the same heads as --with in the first N sites of each tower",
-        unit="sites",
-        at_least=1,
-        default_text="none",
-        group="Sharing and form",
+    share_sites: int | None = form_option(
+        "Keep the same heads as --with in the first N sites of each tower [sites; default: none]", at_least=1
     )
-    with_mask: str | None = option(
-        None, help="The mask for --share-sites", metavar="MASK", flag="--with", group="Sharing and form"
-    )
-    layout: str | None = option(
-        None,
-        help="Cut the heads out of the weights, or set their output columns to zero",
+    with_mask: str | None = form_option("The mask for --share-sites", metavar="MASK", flag="--with")
+    layout: str | None = form_option(
+        "Cut the heads out of the weights, or set their output columns to zero "
+        "[default: sliced for a .st file, zeroed for a folder]",
         choices=("sliced", "zeroed"),
-        default_text="sliced for a .st file, zeroed for a folder",
-        group="Sharing and form",
     )
 
     def inapplicable(self) -> dict[str, str]:
@@ -325,13 +253,8 @@ class PruneSettings(Batched):
                 found.append(f"--sample-from{self.where('sample_from')} needs one of --keep, --remove")
         if self.method in NEED_DATA:
             found += self.needs("data", f"--method {self.method}")
-        for name, other in (("share_sites", "with_mask"), ("with_mask", "share_sites")):
-            if self.given(name) and not self.given(other):
-                found.append(f"{self.called(name)}{self.where(name)} needs {self.called(other)}")
-        read = [n for n in ("scores", "circuit", "mask", "with_mask") if getattr(self, n) == "-"]
-        if len(read) > 1:
-            found.append("standard input can be read once, not for " + " and ".join(self.called(n) for n in read))
-        return found
+        found += self.goes_with("share_sites", "with_mask") + self.goes_with("with_mask", "share_sites")
+        return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
 
 
 def _options_of_others(method: str | None) -> list[str]:

@@ -1,27 +1,27 @@
-"""Merging: flag over ``HYDRACTL_*`` variable over the verb's mapping over a top-level key over the built-in value."""
+"""Merging: flag over ``HYDRACTL_*`` variable over the verb's mapping over a top-level key over the built-in value.
+
+And the way back: settings as a command line that gives the same ones again, wherever they came from.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydractl.settings.common import FLAG, SHARED_KEY, VARIABLE, VERB_KEY, Common, raise_problems
-from hydractl.settings.config import Config, find_config
+from hydractl.errors import did_you_mean
+from hydractl.settings.common import FLAG, RECIPE, SHARED_KEY, VARIABLE, VERB_KEY, Common, raise_problems
 from hydractl.settings.option import Option, Raw, options_of
 from hydractl.settings.verbs import SETTINGS
+from hydractl.settings.yaml_files import Contents, find_config
 
-RESERVED_VARIABLES = ("HYDRACTL_DEBUG", "HYDRACTL_CONFIG")
+_CONFIG, _DEBUG = "HYDRACTL_CONFIG", "HYDRACTL_DEBUG"
 
 SettingsT = TypeVar("SettingsT", bound=Common)
 
 
 def merge(
-    settings_type: type[SettingsT],
-    flags: Mapping[str, Raw | None],
-    environ: Mapping[str, str],
-    folder: Path,
+    settings_type: type[SettingsT], flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path
 ) -> SettingsT:
     """The checked settings of one verb.
 
@@ -35,59 +35,87 @@ def merge(
         UsageError: listing every problem of all sources at once.
     """
     flag = flags.get("config")
-    named = (flag if isinstance(flag, str) else None) or environ.get("HYDRACTL_CONFIG") or None
-    config = find_config(folder, named)
+    config = find_config(folder, (flag if isinstance(flag, str) else None) or environ.get(_CONFIG) or None)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     ranks: dict[str, int] = {}
     unread: list[str] = []
     problems = list(config.problems)
-    for one in options_of(settings_type):
-        sources[one.name] = "default"
-        found = _weightiest(one, settings_type.verb, flags, environ, config)
-        if found is None:
+    for item in options_of(settings_type):
+        sources[item.name] = "default"
+        winner = _weightiest(item, settings_type.verb, flags, environ, config)
+        if winner is None:
             continue
-        raw, sources[one.name], ranks[one.name] = found
+        raw, sources[item.name], ranks[item.name] = winner
         try:
-            values[one.name] = one.parse(raw)
+            values[item.name] = item.parse(raw)
         except ValueError as error:
-            unread.append(one.name)
-            problems.append(f"{one.label} {error} ({sources[one.name]})")
+            unread.append(item.name)
+            problems.append(f"{item.label} {error} ({sources[item.name]})")
     settings = settings_type(**values, sources=sources, ranks=ranks, unread=frozenset(unread))
     raise_problems(settings_type.verb, problems + settings.problems())
     return settings
 
 
 def _weightiest(
-    one: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Config
+    item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
 ) -> tuple[Raw, str, int] | None:
     """The given value of an option that wins, its source and its weight; None if nobody gives one."""
-    given = flags.get(one.name)
-    if given is not None and given != []:
-        return given, "flag", FLAG
-    text = environ.get(one.variable)
+    value = flags.get(item.name)
+    if value is not None and value != []:
+        return value, "flag", FLAG
+    text = environ.get(item.variable)
     if text:  # an empty variable is how a shell unsets one for a single command
-        many = one.many and not one.split
-        return (text.splitlines() if many else text), one.variable, VARIABLE
+        many = item.many and not item.split
+        return (text.splitlines() if many else text), item.variable, VARIABLE
     for values, place, rank in (
-        (config.verbs.get(verb, {}), f"{config.name}:{verb}.{one.key}", VERB_KEY),
-        (config.shared, f"{config.name}:{one.key}", SHARED_KEY),
+        (config.verbs.get(verb, {}), f"{config.name}:{verb}.{item.key}", VERB_KEY),
+        (config.shared, f"{config.name}:{item.key}", SHARED_KEY),
     ):
-        if one.key in values:
-            return values[one.key], place, rank
+        if item.key in values:
+            return values[item.key], place, rank
     return None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """A line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
-    ours = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in RESERVED_VARIABLES]
+    ours = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (_CONFIG, _DEBUG)]
     if not ours:  # the options of all verbs need not be read
         return []
-    known = {o.variable for settings in SETTINGS.values() for o in options_of(settings)} | set(RESERVED_VARIABLES)
-    found = []
-    for name in ours:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            guess = f"; did you mean {near[0]}?" if near else ""
-            found.append(f"the environment variable {name} is not read by hydractl{guess}")
-    return found
+    known = sorted({o.variable for settings in SETTINGS.values() for o in options_of(settings)} | {_CONFIG, _DEBUG})
+    return [
+        f"the environment variable {name} is not read by hydractl{did_you_mean(name, known)}"
+        for name in ours
+        if name not in known
+    ]
+
+
+def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that hydractl reads settings from."""
+    return {name: text for name, text in environ.items() if not name.startswith("HYDRACTL_") or name == _DEBUG}
+
+
+def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
+    """The flags of every option that somebody gave; a recipe, which is among them, decides the rest again.
+
+    To be read without variables and ``hydra.yaml`` (see :func:`bare_environment`): what those said is among the flags.
+
+    Args:
+        settings: checked.
+        without: options to leave out, by name; MODEL always is.
+    """
+    argv = []
+    for item in options_of(type(settings)):
+        if item.name not in ("model", *without) and settings._rank(item.name) > RECIPE:
+            argv += _flags(item, getattr(settings, item.name))
+    return argv
+
+
+def _flags(item: Option, value: Any) -> list[str]:
+    """One option; ``--name=value`` in one word, so that a value may start with a dash."""
+    if item.type is bool:
+        return [item.flag if value else f"--no-{item.flag[2:]}"]
+    texts = [repr(v) if isinstance(v, float) else str(v) for v in (value if item.many else [value])]
+    if item.split:
+        texts = [",".join(texts)] if texts else []
+    return [f"{item.flag}={text}" for text in texts]

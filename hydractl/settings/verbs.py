@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping
 
 from hydractl.settings.common import Common
 
 _CLASSES = {
-    "score": ("hydractl.settings.pruning", "ScoreSettings"),
-    "extract-circuit": ("hydractl.settings.pruning", "CircuitSettings"),
-    "prune": ("hydractl.settings.pruning", "PruneSettings"),
-    "finetune": ("hydractl.settings.finetuning", "FinetuneSettings"),
-    "fuse": ("hydractl.settings.members", "FuseSettings"),
-    "eval": ("hydractl.settings.evaluating", "EvalSettings"),
-    "bench": ("hydractl.settings.measuring", "BenchSettings"),
+    "score": "hydractl.settings.pruning:ScoreSettings",
+    "extract-circuit": "hydractl.settings.pruning:CircuitSettings",
+    "prune": "hydractl.settings.pruning:PruneSettings",
+    "finetune": "hydractl.settings.finetuning:FinetuneSettings",
+    "fuse": "hydractl.settings.members:FuseSettings",
+    "eval": "hydractl.settings.evaluating:EvalSettings",
+    "bench": "hydractl.settings.measuring:BenchSettings",
 }
 
 
@@ -22,12 +22,8 @@ class _Settings(Mapping[str, type[Common]]):
     """The classes by the names of the verbs, imported when asked for: those of some verbs look for plugins."""
 
     def __getitem__(self, verb: str) -> type[Common]:
-        module, name = _CLASSES[verb]
-        settings: type[Common] = getattr(importlib.import_module(module), name)
+        settings: type[Common] = pkgutil.resolve_name(_CLASSES[verb])
         return settings
-
-    def __contains__(self, verb: object) -> bool:
-        return verb in _CLASSES
 
     def __iter__(self) -> Iterator[str]:
         return iter(_CLASSES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from hydractl.log import Log
-from hydractl.settings.words import bare_environment
+from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 
 # The child imports from where this process does: not from the working directory, which python -m would look in first.

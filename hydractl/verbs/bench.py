@@ -15,9 +15,9 @@ from hydractl.bench.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
 from hydractl.report.bench_picture import draw
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check, check_known
+from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
     from hydractl.bench.rows import Row
@@ -81,7 +81,8 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     document = read_document(settings.from_file, Bench)
     names = list(dict.fromkeys(row["model"] for row in document["results"]))
     compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
-    unmet = _unmet(settings, names, compared, document["results"])
+    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+    unmet = _unmet(settings, compared, document["results"])
     if settings.dry_run:
         check_outputs([plot] if plot else [], force=settings.force)
         return Outcome(document, unmet=unmet)
@@ -95,6 +96,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.bench.measuring import BenchOptions, measure
     from hydractl.bench.rows import rows_of
+    from hydractl.model.cost import COUNTED
     from hydractl.model.loading import find_models, resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
@@ -104,8 +106,7 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
-    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = None if to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
+    path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = _costs(rows)
     planned = [file for file in (path, plot) if file is not None]
     if settings.dry_run:
@@ -113,48 +114,32 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         return Outcome(_plan(settings, rows, costs, planned))
     with contextlib.ExitStack() as claimed:
         outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
-        options = BenchOptions(
-            batch_sizes=settings.batch_size,
-            dtypes=settings.dtype,
-            rounds=settings.rounds,
-            warmup=settings.warmup,
-            threads=settings.threads,
-            compile_mode=(settings.compile_mode or "default") if settings.compile else None,
-            seed=settings.seed,
-        )
+        mode = (settings.compile_mode or "default") if settings.compile else None
+        options = settings.fill(BenchOptions, batch_sizes=settings.batch_size, dtypes=settings.dtype, compile_mode=mode)
         announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
-        document = {"schema": SCHEMA, **measured, "conventions": _conventions(settings)}
+        how = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
+        conventions = {**CONVENTIONS, **how, "seed": settings.seed}
+        document = {"schema": SCHEMA, **measured, "conventions": conventions}
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
-    unmet = _unmet(settings, names, compared, document["results"])
-    return Outcome(document, files=files, unmet=unmet, print_document=to_stdout)
+    unmet = _unmet(settings, compared, document["results"])
+    return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
-def _draw(document: dict[str, Any], output: Any) -> Path:
-    written: Path = write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
-    return written
+def _draw(document: dict[str, Any], output: Output) -> Path:
+    return write_with(output, lambda handle: draw(document, handle, output.path.suffix.lower()))
 
 
-def _unmet(settings: BenchSettings, names: Sequence[str], compared: set[str], results: Sequence[Any]) -> list[str]:
+def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) -> list[str]:
     """One line for each ``--require`` that does not hold in a row."""
-    requirements = settings.requirements()
-    check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
+
+    def label(name: str, row: Any) -> str:
+        return f"{name} (batch {row['batch_size']}, {row['dtype']})"
+
     rows = [(row["model"], row) for row in results]
-    found = [check(one, rows, skip_first=True, label=_label, named_only=compared) for one in requirements]
-    return [line for lines in found for line in lines]
-
-
-def _label(name: str, row: Any) -> str:
-    return f"{name} (batch {row['batch_size']}, {row['dtype']})"
-
-
-def _conventions(settings: BenchSettings) -> dict[str, Any]:
-    from hydractl.model.cost import COUNTED
-
-    drawn = {"rounds_measured": settings.rounds, "rounds_warmup": settings.warmup, "seed": settings.seed}
-    return {**CONVENTIONS, "macs": COUNTED, **drawn}
+    return unmet_in(rows, settings.requirements(), skip_first=True, label=label, named_only=compared)
 
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -166,13 +151,13 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _plan(
     settings: BenchSettings, rows: Sequence[Row], costs: Sequence[dict[str, Any]], files: Sequence[Path]
 ) -> dict[str, Any]:
-    calls = len(rows) * len(settings.batch_size) * len(settings.dtype) * (settings.rounds + settings.warmup + 1)
+    measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
     return {
         "schema": SCHEMA,
         "dry_run": True,
         "results": [{"model": row.name, **cost} for row, cost in zip(rows, costs, strict=True)],
         "batch_sizes": list(settings.batch_size),
         "dtypes": list(settings.dtype),
-        "calls": calls,
+        "calls": measurements * (settings.rounds + settings.warmup + 1),
         "files": [str(file) for file in files],
     }

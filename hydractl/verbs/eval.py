@@ -20,9 +20,9 @@ from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, Reports, write_reports
-from hydractl.settings import EvalSettings
+from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check, check_known
+from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
     from hydractl.evaluate.leaks import Seen
@@ -41,7 +41,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
-        with Reports(_report_options(settings), names) as reports:
+        with Reports(settings.fill(ReportOptions), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
@@ -61,43 +61,27 @@ def _again(settings: EvalSettings) -> Outcome:
     assert settings.from_file is not None
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]
-    unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
-    with Reports(_report_options(settings), [name for name, _ in rows]) as reports:
+    unmet = unmet_in(rows, settings.requirements(), skip_first=False)
+    with Reports(settings.fill(ReportOptions), [name for name, _ in rows]) as reports:
         files = [] if settings.dry_run else write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet)
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     """What an evaluation needs of the settings; the OOD sets of a suite come behind those of ``--ood``."""
-    return EvalOptions(
-        RunOptions(
-            settings.batch_size, settings.dtype, settings.device, settings.workers, settings.whole_last_block,
-            settings.passes(),
-        ),
-        DataOptions(
-            data=settings.data,
-            ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
-            val=settings.val,
-            val_ood=settings.val_ood_sets(),
-            limit=settings.limit,
-            on_bad=settings.on_bad,
-            label_map=settings.label_map,
-            corruptions=settings.corruption_names(),
-            severities=settings.severities,
-            allow_seen=settings.allow_seen,
-        ),
-        FitOptions(
-            settings.temperature, settings.threshold, settings.ood_score, settings.conformal, settings.conformal_score
-        ),
-        bootstrap=settings.bootstrap,
-        seed=settings.seed,
+    data = settings.fill(
+        DataOptions,
+        ood=[*settings.ood_sets(), *([] if suite is None else suite.sets)],
+        val_ood=settings.val_ood_sets(),
+        corruptions=settings.corruption_names(),
+    )
+    return settings.fill(
+        EvalOptions,
+        run=settings.fill(RunOptions, passes=settings.passes()),
+        data=data,
+        fit=settings.fill(FitOptions),
         keep_logits=(settings.predictions or "").endswith(".st"),
-        resume=settings.resume,
-    )  # fmt: skip
-
-
-def _report_options(settings: EvalSettings) -> ReportOptions:
-    return ReportOptions(settings.report, settings.plots, settings.card, settings.card_model, settings.force)
+    )
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
@@ -120,8 +104,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     for one in models:
         one.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
-    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
-    path = None if to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    path = None if settings.to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     plan = Plan(models, sets, options, path, predictions, seen, suite)
     _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
@@ -196,7 +179,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(Reports(_report_options(settings), [one.name for one in plan.models]))
+        reports = stack.enter_context(Reports(settings.fill(ReportOptions), [one.name for one in plan.models]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
@@ -215,7 +198,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         document = _document(plan, rows, settings)
         _report_skipped(plan, log)
         named = [(row["name"], row) for row in rows]
-        unmet = [line for one in settings.requirements() for line in check(one, named, skip_first=False)]
+        unmet = unmet_in(named, settings.requirements(), skip_first=False)
         if plan.path is not None:
             files.insert(0, _write_answer(outputs[plan.path], document, settings))
         files += write_reports(document, reports)
@@ -282,8 +265,5 @@ def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Pat
     """Where the predictions of each model go: as named for one model, with its name put in for several."""
     if settings.predictions is None:
         return {}
-
     path = file_path(settings.predictions)
-    if len(names) == 1:
-        return {names[0]: path}
-    return {name: named_apart(path, name) for name in names}
+    return {name: named_apart(path, name) if len(names) > 1 else path for name in names}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import fields
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,42 +31,34 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
     source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
     objectives = list(settings.objective)
-    options = search_options(settings)
+    options = settings.fill(SearchOptions)
     scope = scope_of(source, options)
     paths: dict[str, Path] = {}
     journal: Path | None = None
-    if settings.output == "-" or (settings.json and settings.output is None):
-        if len(objectives) > 1:
-            raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
-    else:
-        name = settings.output or f"{source.name}.circuit.json"
-        paths = circuit_paths(name, objectives)
-        journal = file_path(name).with_name(f"{file_path(name).name}.journal")
+    if not settings.to_stdout:
+        path = file_path(settings.output or f"{source.name}.circuit.json")
+        paths = circuit_paths(path, objectives)
+        journal = path.with_name(f"{path.name}.journal")
+    elif len(objectives) > 1:
+        raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
     if settings.dry_run:
         check_outputs(paths.values(), force=settings.force or settings.resume)
-        return _dry_run(scope, settings, log, list(map(str, paths.values())), team)
+        return _dry_run(scope, options, log, list(map(str, paths.values())), team)
     count = evaluations(len(scope.heads), scope.budget) if settings.algorithm == "greedy" else len(scope.heads)
     log.info(
         f"removing {scope.budget} of {len(scope.heads)} heads: {count:,} evaluations of the whole data per objective, "
         f"{', '.join(objectives)}; steps that objectives share are measured once"
     )
     try:
-        return _search_and_write(scope, settings, log, team, paths, journal)
+        return _search_and_write(scope, options, log, team, paths, journal)
     except KeyboardInterrupt:
         if journal is None:
             raise
         raise Interrupted(hint=f"add --resume to the same command to go on; {journal} has what was found") from None
 
 
-def search_options(settings: CircuitSettings) -> SearchOptions:
-    """What the search needs of the settings."""
-    assert settings.data is not None  # the settings need it
-    return SearchOptions(**{one.name: getattr(settings, one.name) for one in fields(SearchOptions)})
-
-
-def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
+def circuit_paths(path: Path, objectives: list[str]) -> dict[str, Path]:
     """One file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
-    path = file_path(output)
     if len(objectives) == 1:
         return {objectives[0]: path}
     path = path if path.suffix else path.with_name(f"{path.name}.json")
@@ -75,18 +66,18 @@ def circuit_paths(output: str, objectives: list[str]) -> dict[str, Path]:
 
 
 def _search_and_write(
-    scope: Scope, settings: CircuitSettings, log: Log, team: Processes, paths: dict[str, Path], journal: Path | None
+    scope: Scope, options: SearchOptions, log: Log, team: Processes, paths: dict[str, Path], journal: Path | None
 ) -> Outcome:
     with ExitStack() as stack:
         outputs = {}
         if team.rank == 0:
             # A search that is resumed replaces what an earlier end of it wrote.
-            replace = settings.force or (settings.resume and journal is not None and journal.exists())
+            replace = options.force or (options.resume and journal is not None and journal.exists())
             outputs = {o: stack.enter_context(Output(p, force=replace)) for o, p in paths.items()}
             if journal is not None and not replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
         announce_reading([scope.source], log)
-        session = Session(scope, search_options(settings), log, team)
+        session = Session(scope, options, log, team)
         stack.callback(session.close)
         documents = session.search(journal)
         if team.rank:
@@ -100,14 +91,11 @@ def _search_and_write(
     return Outcome({"schema": "hydractl.circuits/1", "circuits": list(documents.values())}, files=files)
 
 
-def _dry_run(scope: Scope, settings: CircuitSettings, log: Log, files: list[str], team: Processes) -> Outcome:
-    session = Session(scope, search_options(settings), log, team)
-    try:
+def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
+    with closing(Session(scope, options, log, team)) as session:
         plan = session.probe()
-    finally:
-        session.close()
     if team.rank:
         return Outcome({}, silent=True)
     document: dict[str, Any] = {"schema": "hydractl.circuit/1", "dry_run": True, "model": scope.source.name}
-    document |= {"budget": scope.budget, "heads": len(scope.heads), "objectives": list(settings.objective)}
+    document |= {"budget": scope.budget, "heads": len(scope.heads), "objectives": list(options.objective)}
     return Outcome({**document, **plan.to_json(), "files": files})

@@ -22,8 +22,7 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_sources
-from hydractl.settings import FinetuneSettings
-from hydractl.settings.finetuning import ADAPTERS, recipe_options
+from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.context import TrainingContext
@@ -200,45 +199,23 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """The options of the verb as those of a training."""
-    assert settings.data is not None  # settings.check() holds it
-    mean, square = settings.betas
-    return TrainOptions(
-        data=DataOptions(
-            train=settings.data,
-            val=settings.val,
-            limit=settings.limit,
-            batch_size=settings.batch_size,
-            accumulate=settings.accumulate,
-            workers=settings.workers,
-            augment=tuple(settings.augment),
-        ),
-        seed=settings.seed,
+    weights = settings.fill(
+        WeightOptions,
+        freeze=tuple(settings.freeze),
+        lenient="freeze" in settings.from_recipe,
+        adapter=_adapter(settings),
+    )
+    return settings.fill(
+        TrainOptions,
+        data=settings.fill(DataOptions, train=settings.data, augment=tuple(settings.augment)),
         lr=tuple(settings.lr),
         epochs=settings.epochs or 0,
-        steps=settings.steps,
-        patience=settings.patience,
-        min_delta=settings.min_delta,
-        weights=WeightOptions(
-            init=settings.init,
-            reset_head=settings.reset_head,
-            train_last=settings.train_last,
-            tower=settings.tower,
-            freeze=tuple(settings.freeze),
-            lenient="freeze" in settings.from_recipe,
-            adapter=_adapter(settings),
-        ),
-        optimizer=OptimizerOptions(
-            name=settings.optimizer,
-            weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
-            betas=(mean, square),
-            eps=settings.eps,
-            clip=settings.clip,
-        ),
+        weights=weights,
+        optimizer=settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas)),
         schedule=ScheduleOptions(
             shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
         ),
-        loss=LossOptions(name=settings.loss, label_smoothing=settings.label_smoothing, autocast=settings.autocast),
+        loss=settings.fill(LossOptions, name=settings.loss),
     )
 
 

@@ -17,8 +17,8 @@ from hydractl.files.atomic import check_outputs
 from hydractl.log import Log
 from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
-from hydractl.settings import FinetuneSettings
-from hydractl.settings.words import to_argv
+from hydractl.settings.finetuning import FinetuneSettings
+from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Command, Ended, run_commands
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
@@ -59,14 +59,6 @@ class Member:
         return ["finetune", *given, *own, "--config=/dev/null", "--json", *level, "--", *settings.model]
 
 
-class MembersError(HydraError):
-    """Some members failed; the exit code is that of the first."""
-
-    def __init__(self, message: str, exit_code: int, hint: str | None, problems: Sequence[str]) -> None:
-        super().__init__(message, hint, problems)
-        self.exit_code = exit_code
-
-
 def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished) -> Outcome:
     """Train each member as the command for it alone would, several at a time where there are ``--devices``.
 
@@ -77,11 +69,14 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    devices = _devices(settings)
+    devices = [device_name(device) for device in settings.devices] or [settings.device]
+    for device in dict.fromkeys(devices):
+        resolve_device(device)
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
-    threads = _threads(at_once)
+    divided = at_once > 1 and not os.environ.get("OMP_NUM_THREADS")
+    threads = max(1, torch.get_num_threads() // at_once) if divided else None
     if settings.dry_run:
         return _dry_run(members, plans, done, devices[:at_once], threads)
     for name in done:
@@ -92,9 +87,8 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     _raise_failures(members, ended, done, interrupted=signals.requested)
     answers = {name: _answer(name, end) for name, end in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
-    return Outcome(
-        {"schema": SCHEMA, "members": entries}, files=[path for member in members for path in member.files.paths]
-    )
+    files = [path for member in members for path in member.files.paths]
+    return Outcome({"schema": SCHEMA, "members": entries}, files=files)
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
@@ -106,25 +100,6 @@ def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
     if not alone():
         raise UsageError("--devices is for several trainings, not for torchrun", hint="give --device cuda or cpu")
     return replace(settings, device=device_name(settings.devices[0]), devices=[])
-
-
-def _devices(settings: FinetuneSettings) -> list[str]:
-    """The devices, all of them there.
-
-    Raises:
-        UsageError: for one that is not.
-    """
-    devices = [device_name(device) for device in settings.devices] or [settings.device]
-    for device in dict.fromkeys(devices):
-        resolve_device(device)
-    return devices
-
-
-def _threads(at_once: int) -> int | None:
-    """The threads of each of several processes; None: as the environment says, or all for one alone."""
-    if at_once == 1 or os.environ.get("OMP_NUM_THREADS"):
-        return None
-    return max(1, torch.get_num_threads() // at_once)
 
 
 def device_name(device: str) -> str:
@@ -154,16 +129,14 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
     names = [member.name for member in members]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(
-            f"several trainings would write {', '.join(twice)}", hint="give MODELs with different file names"
-        )
+        hint = "give MODELs with different file names"
+        raise UsageError(f"several trainings would write {', '.join(twice)}", hint=hint)
     return members
 
 
 def _outputs(settings: FinetuneSettings) -> list[str]:
     """The output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
-    several = len(settings.model) > 1
-    if settings.output is not None and not several:
+    if settings.output is not None and len(settings.model) == 1:
         return [settings.output]
     folder = settings.output or ""
     return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, model_options(settings))]
@@ -227,11 +200,11 @@ def _check_files(members: Sequence[Member]) -> None:
             check_files(member.files, member.settings)
         except HydraError as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
+    if len(errors) > 1:
         problems = [error.message for error in errors]
         raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
+    if errors:
+        raise errors[0]
 
 
 def _dry_run(
@@ -267,7 +240,7 @@ def _raise_failures(
 
     Raises:
         Interrupted: because of a signal.
-        MembersError: because of themselves.
+        HydraError: because of themselves; the exit code is that of the first.
     """
     written = [m.name for m in members if m.name in done or (m.name in ended and ended[m.name].code == 0)]
     if len(written) == len(members):
@@ -283,4 +256,6 @@ def _raise_failures(
         problems += [f"{name}: {problem}" for problem in end.problems]
     done_text = f"; {', '.join(written)} finished" if written else ""
     message = f"{len(failed)} of {len(members)} members failed, first {first}{done_text}"
-    raise MembersError(message, failed[first].code, failed[first].hint, problems)
+    error = HydraError(message, failed[first].hint, problems)
+    error.exit_code = failed[first].code
+    raise error

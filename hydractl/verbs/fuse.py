@@ -9,7 +9,7 @@ from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
-from hydractl.export.targets import Claim, Target, claimed, plan_exports, stem_beside
+from hydractl.export.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.provenance import provenance
@@ -21,7 +21,7 @@ from hydractl.model.cost import cost_of, dense_macs
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
-from hydractl.settings import FuseSettings
+from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -34,7 +34,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     sources = open_sources(settings.model, model_options(settings))
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
-    path = file_path(settings.output) if settings.output else default_name(settings.merge)
+    path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
     stem = stem_beside(path, settings.export)
     outline = plan_fusion(sources, settings.merge, headers_only=True)
     targets = plan_exports(settings.export, stem, outline.description, outline.tensors)
@@ -43,18 +43,29 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         return Outcome({**_document(outline, sources, path, targets, dry_run=True), "note": _AT_MOST, "dry_run": True})
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
-        plan = plan_fusion(sources, settings.merge)
-        for warning in plan.warnings:
-            log.warn(warning)
-        targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
-        document = _document(plan, sources, path, targets, dry_run=False)
-        with claimed(targets, force=settings.force) as claim:
-            return _write(plan, sources, output, claim, document, settings, log)
+        return _fuse(settings, sources, output, stem, log)
 
 
-def default_name(merge: list[str]) -> Path:
-    """``hydra.st``, or ``hydra.unmerged.st`` where every member stays whole."""
-    return Path("hydra.st" if merge else "hydra.unmerged.st")
+def _fuse(settings: FuseSettings, sources: list[Source], output: Output, stem: Path, log: Log) -> Outcome:
+    plan = plan_fusion(sources, settings.merge)
+    for warning in plan.warnings:
+        log.warn(warning)
+    targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
+    document = _document(plan, sources, output.path, targets, dry_run=False)
+    with claimed(targets, force=settings.force) as claim:
+        check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
+        origins = [source.sha256 for source in sources]
+        description = replace(
+            plan.description,
+            extra={"self_check": check},
+            provenance=provenance("fuse", settings, origins, {"merge": plan.description.merge}),
+        )
+        exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
+        if exports:
+            document = {**document, "exports": exports}
+        digest = write_checkpoint(output, plan.tensors, description.to_json())
+        # The exports last: what they were made of is then in place.
+        return Outcome({**document, "self_check": check, "sha256": digest}, files=[output.path, *claim.commit()])
 
 
 def _document(
@@ -92,30 +103,6 @@ def _document(
             "mac_ratio": fused["macs"] / dense,
         },
     }
-
-
-def _write(
-    plan: FusionPlan,
-    sources: list[Source],
-    output: Output,
-    claim: Claim,
-    document: dict[str, Any],
-    settings: FuseSettings,
-    log: Log,
-) -> Outcome:
-    check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
-    origins = [source.sha256 for source in sources]
-    description = replace(
-        plan.description,
-        extra={"self_check": check},
-        provenance=provenance("fuse", settings, origins, {"merge": plan.description.merge}),
-    )
-    exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
-    if exports:
-        document = {**document, "exports": exports}
-    digest = write_checkpoint(output, plan.tensors, description.to_json())
-    # The exports last: what they were made of is then in place.
-    return Outcome({**document, "self_check": check, "sha256": digest}, files=[output.path, *claim.commit()])
 
 
 def stem_alone(settings: FuseSettings, source: Source) -> Path:

@@ -22,8 +22,7 @@ def model_options(settings: Common) -> ModelOptions:
         UsageError: for a name that is both a file and built in.
     """
     labels = None if settings.labels is None else read_labels(settings.labels)
-    prompt = tuple(read_prompts(settings.prompt))
-    return ModelOptions(settings.arch, settings.seed, settings.max_length, labels, prompt)
+    return settings.fill(ModelOptions, labels=labels, prompt=tuple(read_prompts(settings.prompt)))
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:

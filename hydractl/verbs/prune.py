@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,8 @@ def mask_name(path: Path) -> Path:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The heads of the pruned model.
-
-    Attributes:
-        mask: those that are kept.
-        details: what decided it, for the provenance.
-        seen: the samples that the model, its circuit and the masks have seen.
-    """
-
-    mask: HeadMask
-    details: dict[str, Any]
-    seen: list[Entry]
-
-
-def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
-    """The mask of the pruned model and what decided it."""
-    settings = settled(source, settings)
+def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any], list[Entry]]:
+    """The mask of the pruned model, what decided it, and the samples that the model, circuit and masks have seen."""
     whole, sites = source.description.mask, source.sites
     documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     fixed: Fixed = {}
@@ -129,7 +113,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
         **details,
     }
     seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()))
-    return Choice(mask, details, seen)
+    return mask, details, seen
 
 
 def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log) -> tuple[HeadMask, dict[str, Any]]:
@@ -191,11 +175,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 
 
 def _from_circuit(
-    document: Any,
-    path: str,
-    source: Source,
-    settings: PruneSettings,
-    fixed: Fixed,
+    document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, Any]]:
     """The mask that a circuit decides, and what is to be said of it."""
     ranking = ranking_from_json(document, source.sites, path)
@@ -209,8 +189,7 @@ def _from_circuit(
     fixed = {site: kept for site, kept in fixed.items() if site in present.heads}
     details: dict[str, Any] = {"circuit": {k: document[k] for k in ("objective", "algorithm") if k in document}}
     if settings.keep is None and settings.remove is None:
-        there = set(present.kept_heads)
-        count = sum(1 for head in ranking.removed if head in there)
+        count = len(set(present.kept_heads).intersection(ranking.removed))
     else:
         # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
         gone = len(before.kept_heads) - len(present.kept_heads)
@@ -227,14 +206,15 @@ def _from_circuit(
 
 def _write(source: Source, settings: PruneSettings, layout: str, output: Any, mask_output: Any, log: Log) -> Outcome:
     announce_reading([source], log)
-    choice = choose(source, settings, log)
+    mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
-    mask = choice.mask
-    _warn_empty(mask, log)
-    origin = provenance("prune", settings, [source.sha256], {**choice.details, "layout": layout})
+    empty = [path for path, kept in mask.kept.items() if not kept]
+    if empty:
+        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
+    origin = provenance("prune", settings, [source.sha256], {**details, "layout": layout})
     description, tensors = pruned(source, mask, layout)
-    description = replace(description, provenance=origin, seen=tuple(choice.seen))
-    mask_document = mask.to_json(source.description.arch, origin, choice.seen)
+    description = replace(description, provenance=origin, seen=tuple(seen))
+    mask_document = mask.to_json(source.description.arch, origin, seen)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),
@@ -257,12 +237,6 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
 
 
-def _warn_empty(mask: HeadMask, log: Log) -> None:
-    empty = [path for path, kept in mask.kept.items() if not kept]
-    if empty:
-        log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
-
-
 def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:
     description, tensors = pruned(source, mask, "sliced")
     return {"before": cost_of(source.description, source.tensors), "after": cost_of(description, tensors)}
@@ -283,14 +257,12 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     if settings.method in DECIDE:
         criterion_of(source, settings)
         return Outcome({**document, "note": "how many heads are kept, and which, is known only after scoring"})
-    if settings.method and settings.scope == "site":
-        budget = site_budget(present, settings.keep, settings.remove)
-        any_heads = [(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]]
-        mask = whole.without(any_heads)
-    elif settings.method:
+    if settings.method and settings.scope == "global":
         total_budget(present, settings.keep, settings.remove)
-        document["note"] = "heads per site of a global selection are known only after scoring"
-        return Outcome(document)
+        return Outcome({**document, "note": "heads per site of a global selection are known only after scoring"})
+    if settings.method:
+        budget = site_budget(present, settings.keep, settings.remove)
+        mask = whole.without([(p, h) for p, kept in present.kept.items() for h in kept[: budget[p]]])
     else:
-        mask = choose(source, settings, Log()).mask
+        mask = choose(source, settings, Log())[0]
     return Outcome({**document, "heads": mask.counts(), "cost": _costs(source, mask)})

@@ -1,56 +1,55 @@
-"""Holding ``--require`` against the rows of an answer; ``settings/require`` says how an expression is written."""
+"""Holding ``--require`` against the rows of an answer; ``settings/expressions`` says how an expression is written."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hydractl.errors import UsageError
-from hydractl.settings.require import Requirement
+from hydractl.errors import UsageError, did_you_mean
+from hydractl.settings.expressions import Requirement
 
 Row = tuple[str, Mapping[str, Any]]
 """The name of a row and its values."""
 
 
-def check(
-    requirement: Requirement,
+def unmet_in(
     rows: Sequence[Row],
+    requirements: Sequence[Requirement],
     *,
     skip_first: bool,
     label: Callable[[str, Mapping[str, Any]], str] = lambda name, _: name,
     named_only: Collection[str] = (),
 ) -> list[str]:
-    """Hold one requirement against the rows it is about.
+    """Hold requirements against the rows they are about.
 
     Args:
-        requirement: the expression; with a row name it is about the rows of that name, else about all.
         rows: name and values of each row, in order.
+        requirements: the expressions; with a row name one is about the rows of that name, else about all.
         skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
         label: what to call a row in a failure, where several rows have the same name.
         named_only: names of rows that only an expression with their name is about.
 
     Returns:
-        One line for each row in which it does not hold; a value that is null, missing or no number does not hold,
+        One line for each row in which one does not hold; a value that is null, missing or no number does not hold,
         nor does a requirement that no row is left for.
     """
-    chosen = _rows_of(requirement, rows, skip_first, named_only)
-    if not chosen:
-        return [f"{requirement.text}: {_no_row(requirement, rows)}"]
     failures = []
-    for name, row in chosen:
-        found = lookup(row, requirement.key)
-        if found is _MISSING:
-            known = [key for key, _ in _numbers(row)]
-            failures.append(
-                f"{requirement.text}: {label(name, row)} has no {requirement.key}{_near(requirement.key, known)}"
-            )
-        elif not _is_number(found):
-            text = "null" if found is None else f"{found!r}, not a number"
-            failures.append(f"{requirement.text}: {requirement.key} of {label(name, row)} is {text}")
-        elif not requirement.holds(found):
-            failures.append(f"{requirement.text}: {requirement.key} of {label(name, row)} is {found:.6g}")
+    for requirement in requirements:
+        chosen = _rows_of(requirement, rows, skip_first, named_only)
+        problems = [_failure(requirement, label(name, row), row) for name, row in chosen]
+        problems = problems if chosen else [_no_row(requirement, rows)]
+        failures += [f"{requirement.text}: {problem}" for problem in problems if problem is not None]
     return failures
+
+
+def _failure(requirement: Requirement, name: str, row: Mapping[str, Any]) -> str | None:
+    """Why a requirement does not hold in one row; None where it does."""
+    key, value = requirement.key, lookup(row, requirement.key)
+    if value is _MISSING:
+        return f"{name} has no {key}{did_you_mean(key, _number_keys(row))}"
+    if not _is_number(value):
+        return f"{key} of {name} is " + ("null" if value is None else f"{value!r}, not a number")
+    return None if requirement.holds(value) else f"{key} of {name} is {value:.6g}"
 
 
 def check_known(
@@ -67,7 +66,7 @@ def check_known(
         requirements: the expressions.
         names: the names of the rows to come.
         keys: the dotted keys of the numbers that every row will have.
-        skip_first, named_only: as in :func:`check`.
+        skip_first, named_only: as in :func:`unmet_in`.
 
     Raises:
         UsageError: listing every unknown key or row, and every requirement without a row to hold it against.
@@ -78,9 +77,8 @@ def check_known(
         if not _rows_of(requirement, rows, skip_first, named_only):
             problems.append(f"--require {requirement.text}: {_no_row(requirement, rows)}")
         if requirement.key not in keys:
-            problems.append(
-                f"--require {requirement.text}: unknown key {requirement.key!r}{_near(requirement.key, keys)}"
-            )
+            guess = did_you_mean(requirement.key, keys)
+            problems.append(f"--require {requirement.text}: unknown key {requirement.key!r}{guess}")
     if problems:
         message = problems[0] if len(problems) == 1 else f"{len(problems)} problems with --require"
         hint = f"keys: {', '.join(keys)}"
@@ -101,9 +99,9 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
     for length in range(len(parts) - 1, 0, -1):
         inner = row.get(".".join(parts[:length]), _MISSING)
         if isinstance(inner, Mapping):
-            found = lookup(inner, ".".join(parts[length:]))
-            if found is not _MISSING:
-                return found
+            value = lookup(inner, ".".join(parts[length:]))
+            if value is not _MISSING:
+                return value
         elif isinstance(inner, list):
             place = ".".join(parts[length:])
             if place.isdecimal() and int(place) < len(inner):
@@ -113,13 +111,13 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
     return _MISSING
 
 
-def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _number_keys(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """All dotted keys that hold a number, or null where a number may stand."""
     for key, value in row.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}.")
+            yield from _number_keys(value, f"{prefix}{key}.")
         elif value is None or _is_number(value):
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}"
 
 
 def _is_number(value: Any) -> bool:
@@ -136,10 +134,5 @@ def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, na
 def _no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for name, _ in rows))
     if requirement.row is not None:
-        return f"no row is named {requirement.row!r}{_near(requirement.row, names)}"
+        return f"no row is named {requirement.row!r}{did_you_mean(requirement.row, names)}"
     return f"it is not about the first model, and there is no other; write {', '.join(names)}:{requirement.text}"
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

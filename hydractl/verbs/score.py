@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,15 +35,14 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
     opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "score")
-    to_stdout = settings.output == "-" or (settings.json and settings.output is None)
     path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
     if settings.dry_run:
-        check_outputs([] if to_stdout else [path], force=settings.force)
+        check_outputs([] if settings.to_stdout else [path], force=settings.force)
         criterion_of(source, settings)
         plan = {"schema": "hydractl.scores/1", "dry_run": True, "model": source.name, "output": str(path)}
         return Outcome({**plan, "heads": source.description.mask.counts(), "method": settings.method})
     announce_reading([source], log)
-    if to_stdout:
+    if settings.to_stdout:
         return Outcome(score_source(source, settings, log).to_json(), print_document=True)
     with Output(path, force=settings.force) as output:
         document = score_source(source, settings, log).to_json()
@@ -71,35 +69,29 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     own = {one.name: getattr(settings, one.name) for one in criterion.options}
     paths = [site.path for site in sites_of(source, settings.tower)]
     model: Any  # or what stands in for one
+    measured: dict[str, Any] = {}
     if criterion.needs_data:
-        source, model, sample = _with_data(source, settings, own, log)
+        source, model, calibration, measured = _with_data(source, settings, own, log)
     else:
-        model, sample = (
-            _stored_heads(source, settings),
-            _Sample(Calibration(lambda: iter(()), 0, settings.seed, log, own)),
-        )
+        model, calibration = _stored_heads(source, settings), Calibration(lambda: iter(()), 0, settings.seed, log, own)
     indices = [i for i, site in enumerate(model.sites) if site.path in paths]
     sequential = settings.order == "sequential" and criterion.needs_data
     decided: dict[str, Any] = {}
     if isinstance(criterion, Decider):
-        decision = criterion.decide(model, sample.calibration, indices)
+        decision = criterion.decide(model, calibration, indices)
         scores, kept = decision.scores, source.description.mask.kept
         originals = {(path := model.sites[i].path): [kept[path][n] for n in at] for i, at in decision.kept.items()}
         decided = {criterion.name: {**decision.info, "kept": originals}}
     elif sequential:
-        scores = _sequential(source, model, criterion, sample.calibration, settings, indices)
+        scores = _sequential(source, model, criterion, calibration, settings, indices)
     else:
-        scores = criterion.score(model, sample.calibration, indices)
+        scores = criterion.score(model, calibration, indices)
     details = {
         "method": criterion.name,
         "order": settings.order if criterion.needs_data else None,
         "keep": settings.keep if sequential else None,
         "remove": settings.remove if sequential else None,
-        "samples": len(sample.drawn) or None,
-        "data": sample.fingerprint,
-        "dtype": settings.dtype if criterion.needs_data else None,
-        "batch_size": settings.batch_size if criterion.needs_data else None,
-        "max_length": source.description.preprocess.get("max_length") if criterion.needs_data else None,
+        **measured,
         **own,
         **asked_classes(source, settings.tower),
     }
@@ -112,21 +104,6 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     return HeadScores(_by_head(source, model, criterion.name, scores), info)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """What heads are scored on.
-
-    Attributes:
-        calibration: as the criterion is given it.
-        drawn: the numbers of the samples, ascending; none where the criterion needs no data.
-        fingerprint: of the data that they were drawn from.
-    """
-
-    calibration: Calibration
-    drawn: Sequence[int] = ()
-    fingerprint: str | None = None
-
-
 def _stored_heads(source: Source, settings: Scoring) -> Any:
     """Stands in for a model of which nothing runs: the weights of one site after another are read, no more."""
     check_finite(source.name, source.tensors)
@@ -136,8 +113,8 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 
 def _with_data(
     source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
-) -> tuple[Source, HydraModel, _Sample]:
-    """The model, and ``--samples`` labelled samples drawn by ``--seed`` without replacement."""
+) -> tuple[Source, HydraModel, Calibration, dict[str, Any]]:
+    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them."""
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
@@ -156,8 +133,14 @@ def _with_data(
         for batch in batches(dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=drawn):
             yield move(batch.inputs, parameter.device, parameter.dtype), known(batch.labels).to(parameter.device)
 
-    calibration = Calibration(iterate, count, settings.seed, log, own)
-    return source, model, _Sample(calibration, drawn, dataset.fingerprint())
+    said = {
+        "samples": count,
+        "data": dataset.fingerprint(),
+        "dtype": settings.dtype,
+        "batch_size": settings.batch_size,
+        "max_length": source.description.preprocess.get("max_length"),
+    }
+    return source, model, Calibration(iterate, count, settings.seed, log, own), said
 
 
 def _sequential(

@@ -23,7 +23,7 @@ from hydractl.log import Log, Progress
 from hydractl.model import machine
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs import bench
 from hydractl.verbs.bench import ROW_KEYS, run
 from hydractl.verbs.outcome import Outcome

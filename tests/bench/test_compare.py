@@ -17,7 +17,7 @@ from hydractl.log import Log
 from hydractl.model.loading import ModelArgument, build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, pruned
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.bench import run
 from tests.pico import (
     VARIANTS,

@@ -14,7 +14,7 @@ from torch import nn
 from hydractl.bench.measuring import Contest
 from hydractl.errors import HydraError, UsageError
 from hydractl.log import Log, Progress
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.bench import run
 
 PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"

@@ -19,7 +19,7 @@ from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.log import Log
 from hydractl.report.pictures import COLOURS
 from hydractl.report.terminal import render
-from hydractl.settings import BenchSettings
+from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.bench import run
 from hydractl.verbs.outcome import Outcome
 
@@ -120,9 +120,9 @@ def test_what_says_how_to_measure_has_no_effect() -> None:
     with pytest.raises(UsageError) as caught:
         again(model=["a.st"], rounds=3, compare=["deep"], plot="a.pdf")
     assert caught.value.problems == [
-        "MODEL has no effect with --from bench.json",
         "--compare has no effect with --from bench.json",
         "--rounds has no effect with --from bench.json",
+        "MODEL has no effect with --from bench.json",
         "--plot must end in .png or .svg, not 'a.pdf'",
     ]
     with pytest.raises(UsageError, match="^bench needs a MODEL, or --from FILE$"):

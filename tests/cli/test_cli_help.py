@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from hydractl.cli.help import default_text, verb_help
-from hydractl.cli.options import request_function
+from hydractl.cli.running import request_function
 from hydractl.cli.verbs import APP_EXAMPLES, INFO_EXAMPLES, VERBS
 from hydractl.errors import UsageError
-from hydractl.settings import SETTINGS, merge, options_of
+from hydractl.settings.option import options_of
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERBS}}
@@ -67,10 +69,8 @@ def test_every_declared_verb_has_a_command() -> None:
 
 
 def examples() -> list[str]:
-    found = [*APP_EXAMPLES, *INFO_EXAMPLES]
-    for verb in VERBS.values():
-        found += verb.examples
-    return [part for _, command in found for part in command.split(" | ")]
+    lines = "".join([APP_EXAMPLES, INFO_EXAMPLES, *(verb.examples for verb in VERBS.values())]).splitlines()
+    return [part for line in lines if line.startswith("  hydractl") for part in line.strip().split(" | ")]
 
 
 @pytest.mark.parametrize("command", examples())

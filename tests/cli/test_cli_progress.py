@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.cli.console import ConsoleLog
-from hydractl.cli.pace import Pace, duration, speed
+from hydractl.cli.console import ConsoleLog, Pace, duration, speed
 
 
 class Clock:

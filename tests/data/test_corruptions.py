@@ -16,7 +16,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
 from hydractl.errors import UsageError
-from hydractl.settings.suites import CORRUPTIONS
+from hydractl.settings.expressions import CORRUPTIONS
 
 Array = npt.NDArray[np.float64]
 

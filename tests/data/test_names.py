@@ -12,7 +12,8 @@ from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.data.names import LABEL_SETS, PROMPT_SETS, label_set, place_of_published, read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.settings import EvalSettings, options_of
+from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.option import options_of
 
 SIZES = {"imagenet": 1000, "cifar10": 10, "cifar100": 100, "food101": 101, "sun397": 397, "pets": 37, "dtd": 47}
 SIZES |= {"eurosat": 10, "caltech101": 102}

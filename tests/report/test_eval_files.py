@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,21 +16,9 @@ from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_files import ReportOptions, Reports, write_reports
 from hydractl.report.eval_html import render
-from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY, Batched
-from hydractl.settings.measuring import LastBlock
-from hydractl.settings.option import option
-from hydractl.settings.reporting import Reporting
+from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY
+from hydractl.settings.evaluating import EvalSettings
 from tests.report.examples import HOSTILE, sample
-
-
-@dataclass(kw_only=True)
-class Settings(Reporting, LastBlock, Batched):
-    """A verb with reports."""
-
-    verb: ClassVar[str] = "eval"
-    many_models: ClassVar[bool] = True
-    ood: list[str] = option([], help="OOD data", metavar="NAME=SPEC", names=True, group="Evaluation")
-    require: list[str] = option([], help="what must hold", metavar="EXPR", group="Evaluation")
 
 
 @pytest.fixture(scope="module")
@@ -166,16 +153,20 @@ def test_places_that_cannot_be(options: dict[str, Any], complaint: str, document
 
 
 def test_formats_and_partners() -> None:
-    assert Settings(model=["m"], report="a.HTML", card="b.md", card_model="m").problems() == []
-    found = Settings(model=["m"], report="a.pdf", card="b.txt").problems()
+    assert EvalSettings(model=["m"], report="a.HTML", card="b.md", card_model="m").problems() == []
+    found = EvalSettings(model=["m"], report="a.pdf", card="b.txt").problems()
     assert found == ["--report must end in .html, not 'a.pdf'", "--card must end in .md, not 'b.txt'"]
-    assert Settings(model=["m"], card_model="m").problems() == ["--card-model needs --card"]
-    assert Settings().problems() == ["eval needs a MODEL, or --from FILE"]
+    assert EvalSettings(model=["m"], card_model="m").problems() == ["--card-model needs --card"]
+    assert EvalSettings().problems() == ["eval needs a MODEL, or --from FILE"]
 
 
 def test_nothing_that_measures_goes_with_from() -> None:
-    assert Settings(from_file="eval.json", require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
-    found = Settings(from_file="eval.json", model=["m"], data="d", ood=["a=b"], dtype="float16", output="x").problems()
+    assert (
+        EvalSettings(from_file="eval.json", require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
+    )
+    found = EvalSettings(
+        from_file="eval.json", model=["m"], data="d", ood=["a=b"], dtype="float16", output="x"
+    ).problems()
     assert sorted(found) == sorted(
         f"{name} has no effect with --from eval.json" for name in ("MODEL", "--output", "--data", "--dtype", "--ood")
     )
@@ -183,7 +174,7 @@ def test_nothing_that_measures_goes_with_from() -> None:
 
 def test_what_a_file_says_of_measuring_is_set_aside() -> None:
     ranks = {"from_file": FLAG, "data": SHARED_KEY, "batch_size": VERB_KEY}
-    settings = Settings(from_file="eval.json", data="d", batch_size=8, ranks=ranks)
+    settings = EvalSettings(from_file="eval.json", data="d", batch_size=8, ranks=ranks)
     settings.sources.update(data="hydra.yaml:data", batch_size="hydra.yaml:eval.batch_size")
     assert settings.problems() == []
     assert settings.data is None and settings.batch_size == 64

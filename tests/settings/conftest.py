@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings import SETTINGS, Common, merge
+from hydractl.settings.common import Common
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
 
 Merge = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings import merge, unknown_variables
 from hydractl.settings.pruning import PruneSettings
+from hydractl.settings.sources import merge, unknown_variables
 
 Refused = Callable[..., list[str]]
 FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}

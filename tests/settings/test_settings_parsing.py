@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings import SETTINGS, FuseSettings, merge, options_of
+from hydractl.settings.members import FuseSettings
+from hydractl.settings.option import options_of
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
 
 Refused = Callable[..., list[str]]
 NEEDED: dict[str, dict[str, Any]] = {

@@ -1,33 +1,21 @@
-"""Options of suites, corruptions and bad samples, mixed into a verb of the test's own."""
+"""The options of ``eval`` for suites, corruptions and bad samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings import merge
-from hydractl.settings.suites import CORRUPTIONS, Corruptions, OnBad, OodSuite, SuiteChoice, parse_ood_suite
+from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.expressions import CORRUPTIONS, SuiteChoice, parse_ood_suite
+from hydractl.settings.sources import merge
 
 
-@dataclass(kw_only=True)
-class Mixed(OodSuite, Corruptions, OnBad):
-    """All of them."""
-
-    verb: ClassVar[str] = "eval"
-
-    def conflicts(self) -> list[str]:
-        return self.suite_problems() + self.corruption_problems()
-
-
-def made(folder: Path, **flags: Any) -> Mixed:
-    settings = merge(Mixed, {"model": ["a.st"], **flags}, {}, folder)
-    assert isinstance(settings, Mixed)
-    return settings
+def made(folder: Path, **flags: Any) -> EvalSettings:
+    return merge(EvalSettings, {"model": ["a.st"], "data": "d", **flags}, {}, folder)
 
 
 def problems(folder: Path, **flags: Any) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings import FinetuneSettings, FuseSettings
+from hydractl.settings.finetuning import FinetuneSettings
+from hydractl.settings.members import FuseSettings
 from hydractl.settings.pruning import CircuitSettings, PruneSettings
 
 M = {"model": ["a.st"]}

@@ -21,7 +21,7 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.model.stored import sliced
-from hydractl.settings import FinetuneSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import losses
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import Contrastive

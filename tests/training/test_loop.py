@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
-from hydractl.settings import FinetuneSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
 from hydractl.training.loop import Training

@@ -23,8 +23,8 @@ import hydractl
 from hydractl.cli.answer import Answer
 from hydractl.cli.app import _parse, main
 from hydractl.log import Log
-from hydractl.settings import SETTINGS, merge
-from hydractl.settings.words import bare_environment, to_argv
+from hydractl.settings.sources import bare_environment, merge, to_argv
+from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import Command, run_commands
 from hydractl.training.outputs import numbered

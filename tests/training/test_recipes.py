@@ -10,9 +10,9 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
-from hydractl.settings import FinetuneSettings, merge
-from hydractl.settings.finetuning import recipe_options
-from hydractl.settings.recipes import FOLDER, recipe_names
+from hydractl.settings.finetuning import FinetuneSettings, recipe_options
+from hydractl.settings.sources import merge
+from hydractl.settings.yaml_files import RECIPES, recipe_names
 
 NAMES = ["cifar100", "clip-locked-image", "default", "imagenet1k", "sst2"]
 VIT = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.0, "label_smoothing": 0.1, "schedule": "cosine",
@@ -43,7 +43,7 @@ def test_the_recipes_are_these() -> None:
 
 
 def _options() -> Any:
-    from hydractl.settings import options_of
+    from hydractl.settings.option import options_of
 
     return options_of(FinetuneSettings)
 
@@ -153,7 +153,7 @@ def test_what_needs_validation_is_passed_over_without_it(
 
 def test_every_recipe_says_where_it_is_from() -> None:
     for name in NAMES:
-        assert "about: " in (FOLDER / f"{name}.yaml").read_text()
+        assert "about: " in (RECIPES / f"{name}.yaml").read_text()
 
 
 def test_a_dry_run_prints_the_recipe_in_effect(

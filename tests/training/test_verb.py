@@ -19,7 +19,7 @@ from hydractl.distributed import Processes
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
-from hydractl.settings import FinetuneSettings
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.data import training_data
 from hydractl.verbs.finetune import train_options

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.settings.require import parse_requirement
-from hydractl.verbs.requirements import check, check_known
+from hydractl.settings.expressions import parse_requirement
+from hydractl.verbs.requirements import check_known, unmet_in
 
 ROWS: list[tuple[str, dict[str, Any]]] = [
     ("base", {"ratio": 1.0, "latency_ms": {"median": 4.0}, "peak": None, "group": "near", "compile": True}),
@@ -18,7 +18,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 
 
 def failures(text: str, rows: list[tuple[str, dict[str, Any]]] = ROWS, skip_first: bool = False) -> list[str]:
-    return check(parse_requirement(text), rows, skip_first=skip_first)
+    return unmet_in(rows, [parse_requirement(text)], skip_first=skip_first)
 
 
 def test_every_row_is_held_against_it() -> None:
@@ -76,9 +76,8 @@ def test_names_with_dots_and_groups_that_are_null() -> None:
 
 
 def test_a_label_tells_rows_of_one_name_apart() -> None:
-    found = check(
-        parse_requirement("hydra:ratio<=2"), ROWS, skip_first=True, label=lambda name, row: f"{name}/{row['ratio']}"
-    )
+    requirement = parse_requirement("hydra:ratio<=2")
+    found = unmet_in(ROWS, [requirement], skip_first=True, label=lambda name, row: f"{name}/{row['ratio']}")
     assert found == ["hydra:ratio<=2: ratio of hydra/2.5 is 2.5"]
 
 

@@ -1,0 +1,112 @@
+"""Words and expressions of ``eval`` and ``bench``: ``--require``, ``--ood``, ``--ood-suite`` and ``--corruptions``.
+
+What reads an expression raises ValueError with the rest of a sentence that starts with the name of the option.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import NamedTuple
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
+_REQUIREMENT = re.compile(
+    r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
+_SET_NAME = re.compile(r"[\w.+-]+")
+
+OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
+"""Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
+
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+"""Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+_PARTIAL = "partial"
+
+
+class Requirement(NamedTuple):
+    """One ``--require``.
+
+    Attributes:
+        text: as it was given.
+        row: the name of the one row it is about, or None for every row.
+        key: the dotted path of the value in a row, for example ``ood_avg.auroc``.
+        sign: one of ``>= <= > < ==``.
+        value: the number to compare with.
+    """
+
+    text: str
+    row: str | None
+    key: str
+    sign: str
+    value: float
+
+    def holds(self, measured: float) -> bool:
+        """Whether a measured value meets the requirement."""
+        return bool(_COMPARE[self.sign](measured, self.value))
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Read ``[NAME:]key>=number``."""
+    match = _REQUIREMENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not {text!r}")
+    return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
+
+
+class OodSet(NamedTuple):
+    """One data set of ``--ood``.
+
+    Attributes:
+        name: its name in the answer.
+        group: ``near``, ``far`` or None.
+        spec: where the data are.
+    """
+
+    name: str
+    group: str | None
+    spec: str
+
+
+def parse_ood_set(text: str) -> OodSet:
+    """Read ``NAME[:near|far]=SPEC``."""
+    left, equals, spec = text.partition("=")
+    name, colon, group = left.partition(":")
+    named = _SET_NAME.fullmatch(name) and (not colon or group in ("near", "far"))
+    if not equals or not spec.strip() or not named:
+        raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
+    return OodSet(name, group or None, spec.strip())
+
+
+class SuiteChoice(NamedTuple):
+    """One ``--ood-suite``.
+
+    Attributes:
+        name: one of :data:`OOD_SUITES`.
+        sets: the sets asked for by name, in the order given; () for all of them.
+        partial: whether to go on without the sets that are not there.
+    """
+
+    name: str
+    sets: tuple[str, ...]
+    partial: bool
+
+
+def parse_ood_suite(text: str) -> SuiteChoice:
+    """Read ``NAME``, ``NAME:partial`` or ``NAME:SET,SET,...``."""
+    name, colon, rest = text.strip().partition(":")
+    if name not in OOD_SUITES:
+        raise ValueError(f"must be one of {', '.join(OOD_SUITES)}, not {name!r}")
+    words = [word.strip() for word in rest.split(",")] if colon else []
+    if not all(words):
+        raise ValueError(f"has an empty name of a set in {text!r}")
+    twice = sorted({word for word in words if words.count(word) > 1})
+    if twice:
+        raise ValueError(f"names {twice[0]!r} twice in {text!r}")
+    return SuiteChoice(name, tuple(word for word in words if word != _PARTIAL), _PARTIAL in words)
