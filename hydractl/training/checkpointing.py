@@ -23,7 +23,7 @@ from torch import Tensor
 from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import Output, storage_error
 from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
-from hydractl.jsonio import canonical_json, shown
+from hydractl.jsonio import differences
 from hydractl.log import Log
 
 SCHEMA = "hydractl.training/1"
@@ -255,22 +255,6 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[size:].clone(), device)
-
-
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
-    """One line for each key that two runs do not agree on."""
-    lines = []
-    for key in (*now, *(key for key in there if key not in now)):
-        if key in there and key in now and _same(there[key], now[key]):
-            continue
-        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
-        name = key if key in now else shown(key)
-        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
-    return lines
-
-
-def _same(before: Any, after: Any) -> bool:
-    return canonical_json({"of": before}) == canonical_json({"of": after})
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

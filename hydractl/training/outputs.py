@@ -18,10 +18,11 @@ from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.files.provenance import provenance
+from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.model.checks import check_finite
 from hydractl.model.slicing import zeroed
-from hydractl.training.checkpointing import START_OVER, Saved, differences
+from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, TensorBoard, first_new_step
