@@ -11,9 +11,8 @@ from torch import Tensor
 from hydractl.errors import NonFiniteError
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import Saved
-from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
-from hydractl.training.loop import Training
+from hydractl.training.loop import History, Training, TrainingContext
 from hydractl.training.options import TrainOptions
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -14,25 +15,85 @@ from torch.nn import functional as F
 
 from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
-from hydractl.log import Progress
+from hydractl.log import Log, Progress
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import (
+    Checkpointing,
+    Interruptions,
     Saved,
     load_optimizer,
     optimizer_tensors,
     random_state,
     set_random_state,
 )
-from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import make_loss
-from hydractl.training.options import TrainOptions
+from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.prepare import make_optimizer, trainable
-from hydractl.training.schedule import Cycles
+from hydractl.training.run_log import RunLog
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
 _LOWER = "lower --lr, or raise --warmup"
+_POINTS = 60
+
+
+@dataclass
+class History:
+    """Course of a training.
+
+    Attributes:
+        epochs: an entry for each.
+        kept_epoch: whose weights were kept; None: of several.
+        losses: of each step.
+        stopped_early: for want of a better validation accuracy.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    kept_epoch: int | None = 0
+    losses: list[float] = field(default_factory=list)
+    stopped_early: bool = False
+
+    def loss_curve(self) -> list[float]:
+        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        count, points = len(self.losses), min(len(self.losses), _POINTS)
+        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
+        return [sum(part) / len(part) for part in parts]
+
+    def outcome(self) -> dict[str, Any]:
+        """The course in short, as JSON."""
+        return {
+            "kept_epoch": self.kept_epoch,
+            "stopped_early": self.stopped_early,
+            "epochs": self.epochs,
+            "loss_curve": self.loss_curve(),
+        }
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return len(self.losses)
+
+
+@dataclass
+class TrainingContext:
+    """Surroundings of a training.
+
+    Attributes:
+        log: hears what happens.
+        run_log: is written a line for each step.
+        checkpointing: saves the unfinished run.
+        team: the processes among which each batch is divided.
+        extra: added to what is saved: progress and tensors of whoever runs several trainings.
+        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
+    """
+
+    log: Log
+    run_log: RunLog = field(default_factory=RunLog)
+    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing(None, "1"))
+    team: Processes = field(default_factory=Processes)
+    extra: Saved = field(default_factory=lambda: Saved({}))
+    signals: Interruptions = field(default_factory=Interruptions)
 
 
 class Training:
