@@ -15,9 +15,9 @@ from typing import Any
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
 from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
+from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
-from hydractl.files.provenance import provenance
 from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.model.checks import check_finite
@@ -148,7 +148,7 @@ def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, 
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
         extra={},
-        provenance=provenance("finetune", run.options, [source.sha256], details),
+        provenance=provenance("finetune", run.options.seed, [source.sha256], details),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
