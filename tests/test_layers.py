@@ -40,7 +40,7 @@ LIBRARIES = {
     "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],
-    "sklearn": ["data/", "criteria/cahp/signatures.py"],
+    "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
