@@ -6,7 +6,6 @@ the other. Its header is JSON of the schema ``hydractl.training/1``; nothing in 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, OutputError
-from hydractl.files.atomic import Output, storage_error
-from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
+from hydractl.files.atomic import Output, storing
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
 from hydractl.jsonio import differences
 from hydractl.log import Log
 
@@ -105,9 +104,7 @@ class StateFile:
             "data_sha256": _digest(saved.tensors),
         }
         with Output(self.path, force=True) as output:
-            with output.opened() as handle:
-                write_tensors(handle, DictTensors(saved.tensors), header)
-            output.commit()
+            write_checkpoint(output, DictTensors(saved.tensors), header)
 
     def load(self, log: Log) -> Saved:
         """The state that was saved.
@@ -145,11 +142,8 @@ class StateFile:
 
     def remove(self) -> None:
         """Delete the file, if there is one: the run is finished, or starts over."""
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        with storing(self.path):
+            self.path.unlink(missing_ok=True)
 
 
 def refuse_unfinished(path: Path, *, force: bool) -> None:

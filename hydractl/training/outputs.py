@@ -14,7 +14,7 @@ from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
-from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
+from hydractl.files.checkpoint import DictTensors, TensorSource, write_checkpoint, write_tensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
@@ -161,11 +161,9 @@ def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, 
         weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
-    else:
-        with output.opened() as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-    output.commit()
-    return digest
+        output.commit()
+        return digest
+    return write_checkpoint(output, tensors, description.to_json())
 
 
 def _seen(opened: Opened) -> list[dict[str, Any]]:
