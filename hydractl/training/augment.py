@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydractl.data.base import Dataset
 from hydractl.errors import UsageError
-from hydractl.families.base import ImageFormat, ModelFamily
+from hydractl.families.base import ModelFamily
 from hydractl.families.pixels import in_mode
 from hydractl.families.torchvision_operators import declare_operators
 
@@ -72,7 +72,9 @@ class Augmentation:
             steps.append(v2.RandAugment(count, magnitude))
         self._change = v2.Compose(steps)
         # A crop has the model's size already; without one, images are resized as in evaluation.
-        self._finish = _to_pixels(form) if "crop" in named else _one_by_one(family.collate(preprocess))
+        scaled = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(form.mean), list(form.std))]
+        collate = family.collate(preprocess)
+        self._finish = v2.Compose(scaled) if "crop" in named else lambda image: collate([image])[0]
 
     def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
         """From samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]``, as of one epoch."""
@@ -89,13 +91,3 @@ class Augmentation:
         # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         return self._finish(self._change(in_mode(image, self._mode)))
-
-
-def _to_pixels(form: ImageFormat) -> Callable[[Any], Tensor]:
-    """From a PIL image of the model's size to its input ``[C, H, W]``."""
-    scaled = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    return v2.Compose([scaled, v2.Normalize(list(form.mean), list(form.std))])
-
-
-def _one_by_one(collate: Callable[[list[Any]], Tensor]) -> Callable[[Any], Tensor]:
-    return lambda image: collate([image])[0]

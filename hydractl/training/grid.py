@@ -87,8 +87,8 @@ def train_each(
 
 def best_of(results: list[dict[str, Any]]) -> int:
     """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
-    order = [(-1.0 if r["val_accuracy"] is None else r["val_accuracy"], -index) for index, r in enumerate(results)]
-    return -max(order)[1]
+    accuracies = [-1.0 if result["val_accuracy"] is None else result["val_accuracy"] for result in results]
+    return accuracies.index(max(accuracies))
 
 
 def _result(lr: float, history: History) -> dict[str, Any]:

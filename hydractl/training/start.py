@@ -134,10 +134,10 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Sou
     """
     family, description = source.family, source.description
     config = family.with_classes(description.config, classes)
-    zeros = {n: torch.zeros(t.shape) for n, t in _head(source, family.build(config).state_dict(), "--reset-head")}
+    head = _head(source, family.build(config).state_dict(), "--reset-head")
+    zeros = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
     labels = None if labels is None else list(labels)
-    changed = replace(source, description=replace(description, config=config, labels=labels))
-    return replace(changed, tensors=_with(source, zeros))
+    return replace(source, description=replace(description, config=config, labels=labels), tensors=_with(source, zeros))
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -146,16 +146,14 @@ def with_drawn_head(source: Source, seed: int) -> Source:
     Raises:
         UsageError: for a model without a classifier.
     """
-    family, config = source.family, source.description.config
-    names = [name for name, _ in _head(source, family.build(config).state_dict(), "--init head")]
-    initial = family.initial(config, seed)
-    return replace(source, tensors=_with(source, {name: initial[name] for name in names}))
+    initial = source.family.initial(source.description.config, seed)
+    return replace(source, tensors=_with(source, _head(source, initial, "--init head")))
 
 
-def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tuple[str, Tensor]]:
+def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
     """Of the tensors of a model those of its classifier."""
     pattern = source.family.named_parts.get("head", "$.")
-    head = [(name, tensor) for name, tensor in tensors.items() if re.match(pattern, name)]
+    head = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
     if not head:
         raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
     return head
@@ -163,14 +161,13 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> list[tu
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
     """The weights with some of them replaced, each in the dtype it has."""
-    dtypes = {name: torch_dtype(source.tensors.info(name)) for name in tensors}
-    return replaced(source.tensors, {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
+    info = source.tensors.info
+    return replaced(source.tensors, {name: tensor.to(torch_dtype(info(name))) for name, tensor in tensors.items()})
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:
     """The model with dropout in each layer, for training; None: as it is."""
     if rate is None:
         return source
-    description = source.description
-    config = source.family.with_dropout(description.config, rate)
-    return replace(source, description=replace(description, config=config))
+    config = source.family.with_dropout(source.description.config, rate)
+    return replace(source, description=replace(source.description, config=config))
