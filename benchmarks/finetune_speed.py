@@ -78,7 +78,7 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.settings import FinetuneSettings
     from hydractl.training.data import TrainingData
     from hydractl.training.loop import Training, TrainingContext
-    from hydractl.training.prepare import speed_up
+    from hydractl.training.start import speed_up
     from hydractl.verbs.finetune import train_options
 
     settings = FinetuneSettings(

@@ -37,7 +37,7 @@ LIBRARIES = {
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],
-    "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
+    "torchvision": ["families/", "data/torchvision_sets.py", "training/data.py"],
     "datasets": ["data/hub_sets.py"],
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/choosing.py"],

@@ -49,10 +49,6 @@ class Saved:
         """The tensors whose names start so, by the rest of their names."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
-    def with_extra(self, other: Saved) -> Saved:
-        """Both in one."""
-        return Saved({**self.progress, **other.progress}, {**self.tensors, **other.tensors})
-
 
 class StateFile:
     """The file of one run.

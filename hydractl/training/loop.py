@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
+from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import (
@@ -29,8 +30,8 @@ from hydractl.training.checkpointing import (
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
-from hydractl.training.prepare import make_optimizer, trainable
 from hydractl.training.run_log import RunLog
+from hydractl.training.start import make_optimizer, trainable
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -145,7 +146,7 @@ class Training:
 
     def run(self) -> History:
         """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it."""
-        history, per_step = self.history, self.options.per_step
+        history = self.history
         with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(history.steps)
             # A run may have been saved between the last step of an epoch and its validation.
@@ -153,7 +154,7 @@ class Training:
                 self.epoch_start = self.order.get_state()
                 done = history.epochs[-1]["steps"] if history.epochs else 0
                 indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                self._steps(indices[: min(self.total - done, self.per_epoch) * per_step], progress)
+                self._steps(indices[: min(self.total - done, self.per_epoch) * self.options.per_step], progress)
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
@@ -245,8 +246,7 @@ class Training:
             epoch |= self._validated(self.data.validation)
         history.epochs.append(epoch)
         self.position = 0
-        text = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items())
-        self.context.log.info(text)
+        self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.cycles.count == 1:
             self._keep_best(epoch["val_accuracy"])
@@ -327,7 +327,8 @@ class Training:
         self._check_weights()
         saved = self.state_dict()
         if saved is not None:
-            self.context.checkpointing.save(saved.with_extra(self.context.extra))
+            extra = self.context.extra
+            self.context.checkpointing.save(Saved(saved.progress | extra.progress, saved.tensors | extra.tensors))
 
     def state_dict(self) -> Saved | None:
         """Everything that decides how the training goes on; None in processes other than the first.

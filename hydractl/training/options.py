@@ -22,7 +22,7 @@ class DataOptions:
         batch_size: samples computed together, by all processes.
         accumulate: batches of a step.
         workers: processes that prepare samples.
-        augment: items of :class:`hydractl.training.augment.Augmentation`.
+        augment: items of :class:`hydractl.training.data.Augmentation`.
     """
 
     train: str

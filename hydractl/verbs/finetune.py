@@ -39,9 +39,8 @@ from hydractl.training.options import (
     WeightOptions,
 )
 from hydractl.training.outputs import RunFiles, finished, write_all
-from hydractl.training.prepare import adapt, speed_up
 from hydractl.training.run_log import RunLog, check_tensorboard
-from hydractl.training.start import Opened, open_all, with_dropout
+from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome

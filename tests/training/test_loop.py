@@ -17,7 +17,7 @@ from hydractl.settings import FinetuneSettings
 from hydractl.training.data import TrainingData
 from hydractl.training.loop import History, Training, TrainingContext
 from hydractl.training.options import WeightOptions, factor, warmup_steps
-from hydractl.training.prepare import adapt, trainable
+from hydractl.training.start import adapt, trainable
 from hydractl.verbs.finetune import train_options
 from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 
