@@ -192,8 +192,7 @@ class Training:
             yield
         except HydraError:
             time.sleep(_SIGNALS_APART_S)
-            if self._interrupted_alone():
-                self._interrupt()
+            self._stop_alone()
             raise
 
     def _rate(self, offset: int = 0) -> float:
@@ -243,21 +242,14 @@ class Training:
         losses = history.losses[done:]
         epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
         if self.data.validation is not None:
-            epoch |= self._validated(self.data.validation)
+            with self._saving():
+                epoch |= validate(self.model, self.data.validation, self.context.team, self._stop_alone)
         history.epochs.append(epoch)
         self.position = 0
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.cycles.count == 1:
             self._keep_best(epoch["val_accuracy"])
-
-    def _validated(self, batches: Callable[[], Iterator[tuple[Any, Tensor]]]) -> dict[str, float]:
-        """Validation of the weights as they are; saves and goes where it is interrupted."""
-        try:
-            with self._saving():
-                return validate(self.model, batches, self.context.team, self._interrupted_alone)
-        except ValidationStopped:
-            self._interrupt()
 
     def _keep_best(self, accuracy: float) -> None:
         history, patience = self.history, self.options.patience
@@ -292,10 +284,6 @@ class Training:
         self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
         return float(flat[0])
 
-    def _interrupted_alone(self) -> bool:
-        """Whether to stop at once. Processes can only stop together, which they agree on at the next step."""
-        return self.context.signals.requested and self.context.team.size == 1
-
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
@@ -304,6 +292,11 @@ class Training:
             self._interrupt()
         if self._all_save if several else self.context.checkpointing.due(self.history.steps):
             self.save()
+
+    def _stop_alone(self) -> None:
+        """Stop at once, if that is wanted. Several processes can only stop together, agreed on at the next step."""
+        if self.context.signals.requested and self.context.team.size == 1:
+            self._interrupt()
 
     def _interrupt(self) -> NoReturn:
         """Save and go.
@@ -380,16 +373,12 @@ class Training:
         set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
 
 
-class ValidationStopped(Exception):
-    """The validation was left in its midst, because the run was interrupted."""
-
-
 @torch.inference_mode()
 def validate(
     model: HydraModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
     team: Processes,
-    stop: Callable[[], bool],
+    before_batch: Callable[[], None],
 ) -> dict[str, float]:
     """Accuracy and mean negative log-likelihood on the validation set.
 
@@ -397,17 +386,15 @@ def validate(
         model: set to eval mode.
         batches: the samples of this process.
         team: all processes, each with samples of its own.
-        stop: asked before each batch; True ends the validation.
+        before_batch: called before each; it may end the validation by an exception.
 
     Raises:
-        ValidationStopped: ``stop`` said so.
         NonFiniteError: the loss is not finite.
     """
     model.eval()
     correct, loss, count = 0, 0.0, 0
     for inputs, labels in batches():
-        if stop():
-            raise ValidationStopped
+        before_batch()
         log_p = model(inputs)
         correct += int((log_p.argmax(-1) == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
