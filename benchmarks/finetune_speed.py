@@ -76,10 +76,9 @@ def contender(name: str, source: Any, arguments: argparse.Namespace, **more: Any
     from hydractl.model.cost import cost_of
     from hydractl.model.loading import build_model
     from hydractl.settings.finetuning import FinetuneSettings
-    from hydractl.training.context import TrainingContext
     from hydractl.training.data import TrainingData
-    from hydractl.training.loop import Training
-    from hydractl.training.prepare import speed_up
+    from hydractl.training.loop import Training, TrainingContext
+    from hydractl.training.start import speed_up
     from hydractl.verbs.finetune import train_options
 
     settings = FinetuneSettings(

@@ -4,14 +4,129 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from hydractl.files.documents import Bench, Circuit, Form, Mask, PredictionsHeader, Scores, schema_of
+from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, schema_of
 from hydractl.report.eval_document import Eval
 
 FOLDER = Path(__file__).with_name("schemas")
+Provenance = dict[str, Any]
+
+# --- masks, scores and circuits: read by hydractl.heads.mask, which needs no form of them -----------------------------
+
+
+class Seen(Form):
+    """One use of a data set by what is behind a file."""
+
+    by: str = Field(description="The verb that used it.")
+    as_: str = Field(alias="as", description="What it was used as: `id`, `ood`, `train`, `val` or `val_ood`.")
+    data: str = Field(description="Fingerprint of the data set.")
+    n: Count = Field(description="Number of its samples.")
+    hashes: str = Field(description="Base64 of the first six bytes of each sample's SHA-256, ascending, each once.")
+
+
+class MaskSite(Form):
+    """The heads that a mask keeps at one site."""
+
+    heads: Count | None = Field(None, description="Number of heads before any pruning.")
+    kept: list[Count] = Field(description="The kept heads, in the original numbering.")
+
+
+class Mask(Form):
+    """A head mask: which heads are kept at each site."""
+
+    schema_: Literal["hydractl.mask/1"] = Schema
+    arch: str | None = Field(None, description="Architecture of the model.")
+    sites: dict[str, MaskSite] = Field(description="Every site of the model, by path.")
+    source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed it was made by.")
+    seen: list[Seen] | None = Field(None, description="The samples that were seen in making it.")
+
+
+class Scores(Form):
+    """Importance of heads: higher means keep."""
+
+    schema_: Literal["hydractl.scores/1"] = Schema
+    arch: str | None = Field(None, description="Architecture of the model.")
+    method: str | None = Field(None, description="The criterion.")
+    sites: dict[str, list[Number]] = Field(description="By site one number a head; null for one that is gone.")
+    cahp: dict[str, Any] | None = Field(None, description="Of this method how many heads to keep, and which.")
+    source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed they were made by.")
+
+
+class Measured(Form):
+    """The counts of one evaluation in a search."""
+
+    correct: Count = Field(description="How many ID samples are classified right.")
+    n_id: Count = Field(description="Number of ID samples.")
+    two_u: Count | None = Field(None, description="Twice the Mann-Whitney U; null without OOD data.")
+    n_ood: Count | None = Field(None, description="Number of OOD samples; null without OOD data.")
+    nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; only of that objective.")
+    brier: Count | None = Field(None, description="Summed Brier score, likewise.")
+    score: float = Field(description="The objective as a number.")
+
+
+class Removal(Measured):
+    """One step of a search: the head removed, and the counts right after it."""
+
+    step: Count = Field(description="Number of the step, from 1.")
+    site: str = Field(description="Site of the removed head.")
+    head: Count = Field(description="The removed head, in the original numbering.")
+
+
+class Rival(Form):
+    """A head that could be removed instead on another machine."""
+
+    site: str = Field(description="Its site.")
+    head: Count = Field(description="The head, in the original numbering.")
+    score: float = Field(description="Its score.")
+    most: float = Field(description="The most that its score may be on another machine.")
+
+
+class Undecided(Form):
+    """A step whose winner led by less than rounding."""
+
+    step: Count = Field(description="Number of the step.")
+    lead: float = Field(description="The score of the step minus that of the best rival.")
+    least: float = Field(description="The least that the score may be on another machine.")
+    rivals: list[Rival] = Field(description="The heads that could go there instead, the best first.")
+
+
+class Agreement(Form):
+    """How far a circuit agrees with an exact one."""
+
+    removals: Count = Field(description="How many removals were compared.")
+    jaccard: dict[str, Number] = Field(description="By N the Jaccard index of the first N removals of both.")
+    kendall_tau: Number = Field(None, description="Kendall's tau of the orders, over the heads both remove.")
+    score_lost: Number = Field(None, description="What the score is below the exact one; null of another objective.")
+
+
+class Circuit(Form):
+    """An order in which heads are removed: nested masks for every budget up to its length."""
+
+    schema_: Literal["hydractl.circuit/1"] = Schema
+    arch: str | None = Field(None, description="Architecture of the model.")
+    objective: str | None = Field(None, description="What each step maximises.")
+    algorithm: str | None = Field(None, description="`greedy` or `headmap`.")
+    approx: str | None = Field(None, description="The approximation; null of an exact search.")
+    ood_score: str | None = Field(None, description="The OOD score whose AUROC counts.")
+    budget: Count | None = Field(None, description="How many heads were to be removed in all.")
+    loss_unit: float | None = Field(None, description="The unit of `nll` and `brier`.")
+    sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
+    base: Measured | None = Field(None, description="The counts before the first removal.")
+    removed: list[Removal] = Field(description="The removals in order.")
+    rounding: list[Undecided] | None = Field(None, description="The steps whose winner led by less than rounding.")
+    source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed it was made by.")
+    tower: str | None = Field(None, description="The tower that the search was kept to, of a model with two.")
+    start_mask: Mask | None = Field(None, description="The heads that the search began with, where some were gone.")
+    agreement: Agreement | None = Field(None, description="How far it agrees with the circuit of `--check-against`.")
+    seen: list[Seen] | None = Field(None, description="The samples that were seen in making it.")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
 FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Mask, PredictionsHeader, Scores)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from hydractl.log import Log
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import Work
 
 _LENGTH = 8  # bytes before a value that say how long it is
 _ROOM = 1 << 14
@@ -144,13 +144,13 @@ class _Group(Processes):
 
     def gather(self, value: Any) -> list[Any]:
         data = _encode(value)
-        found = self._exchange(data)
-        longest = max(length for length, _ in found)
+        parts = self._exchange(data)
+        longest = max(length for length, _ in parts)
         if longest > self._room:
             # All see the same lengths, so all make the same room, and it is enough the next time.
             self._room = 2 * longest
-            found = self._exchange(data)
-        return [json.loads(part[:length]) for length, part in found]
+            parts = self._exchange(data)
+        return [json.loads(part[:length]) for length, part in parts]
 
     def _exchange(self, data: bytes) -> list[tuple[int, bytes]]:
         """The length of each process's value, and as much of it as there is room for, in one collective."""
@@ -161,25 +161,26 @@ class _Group(Processes):
         message = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
         mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        try:
-            work = torch.distributed.all_gather(theirs, mine, async_op=True)
-            _wait(work)
-        except RuntimeError as error:
-            raise self._lost() from error
-        received = [one.numpy().tobytes() for one in theirs]
-        return [(int.from_bytes(one[:_LENGTH], "big"), one[_LENGTH:]) for one in received]
+        self._finish(torch.distributed.all_gather, theirs, mine)
+        received = [message.numpy().tobytes() for message in theirs]
+        return [(int.from_bytes(message[:_LENGTH], "big"), message[_LENGTH:]) for message in received]
 
     def add(self, numbers: Tensor) -> None:
         import torch.distributed
 
-        try:
-            _wait(torch.distributed.all_reduce(numbers, async_op=True))
-        except RuntimeError as error:
-            raise self._lost() from error
+        self._finish(torch.distributed.all_reduce, numbers)
 
-    def _lost(self) -> HydraError:
-        self.close()
-        return HydraError("another process of this run has ended", hint="run the same command with --resume")
+    def _finish(self, collective: Callable[..., Any], *tensors: Any) -> None:
+        """Run a collective, and wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
+        try:
+            work = collective(*tensors, async_op=True)
+            while not work.is_completed():
+                time.sleep(_POLL_S)
+            work.wait()
+        except RuntimeError as error:
+            self.close()
+            hint = "run the same command with --resume"
+            raise HydraError("another process of this run has ended", hint=hint) from error
 
     def close(self) -> None:
         if not self._open:
@@ -189,13 +190,6 @@ class _Group(Processes):
         leaving = threading.Thread(target=_leave, daemon=True)
         leaving.start()
         leaving.join(_PATIENCE_S)
-
-
-def _wait(work: Work) -> None:
-    """Wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
-    while not work.is_completed():
-        time.sleep(_POLL_S)
-    work.wait()
 
 
 def _leave() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,24 @@ def read_json_file(path: str | Path) -> Any:
 def canonical_json(document: Any) -> str:
     """The one JSON text of a document: sorted keys, no spaces, no NaN."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) -> list[str]:
+    """One line for each key that the settings of an earlier run, perhaps untrusted, and those of this do not agree on.
+
+    Args:
+        there: of the earlier run.
+        now: of this one.
+        where: what is said of an earlier value: ``in the journal``.
+    """
+    lines = []
+    for key in (*now, *(key for key in there if key not in now)):
+        if key in there and key in now and canonical_json(there[key]) == canonical_json(now[key]):
+            continue
+        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
+        name = key if key in now else shown(key)
+        lines.append(f"{name}: {before} {where}, {'another value' if after == before else after} now")
+    return lines
 
 
 def json_bytes(document: Any) -> bytes:

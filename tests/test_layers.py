@@ -37,10 +37,10 @@ LIBRARIES = {
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],
-    "torchvision": ["families/", "data/torchvision_sets.py", "training/augment.py"],
+    "torchvision": ["families/", "data/torchvision_sets.py", "training/data.py"],
     "datasets": ["data/hub.py"],
     "pyarrow": ["data/"],
-    "sklearn": ["data/", "criteria/cahp/signatures.py"],
+    "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ def _script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_schemas", DOCS / "make_schemas.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks for the types of fields
     spec.loader.exec_module(module)
     return module
 

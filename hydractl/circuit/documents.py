@@ -12,8 +12,8 @@ from hydractl.circuit.search import Found, Step
 from hydractl.circuit.tower import Candidate
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError
+from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.files.provenance import provenance
 from hydractl.heads.mask import Head
 from hydractl.heads.overlap import jaccard_at, kendall_tau
 from hydractl.jsonio import shown
@@ -73,7 +73,7 @@ def document_of(
         "base": found.base.to_json(objective),
         "removed": removed,
         **({"rounding": rounding} if (rounding := undecided(objective, found, names)) else {}),
-        "source": provenance("extract-circuit", options, [source.sha256], details),
+        "source": provenance("extract-circuit", options.seed, [source.sha256], details),
     }
     if options.tower not in (None, "both"):
         document["tower"] = options.tower

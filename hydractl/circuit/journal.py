@@ -21,13 +21,13 @@ from hydractl.circuit.journal_files import (
     START_OVER,
     claim,
     content,
-    differences,
     files_beside,
     line_of,
     parse,
 )
 from hydractl.errors import HydraError, InputError, OutputError
 from hydractl.files.atomic import storage_error, sync_folder
+from hydractl.jsonio import differences
 from hydractl.log import Log
 
 
@@ -212,7 +212,8 @@ class Journal:
         begun = [part for part in parts if part.whole]
         if not begun:
             log.info(f"no search is recorded in {path}: starting afresh")
-        changed = dict.fromkeys(d for part in begun for d in differences(part.environment, header["environment"]))
+        now = header["environment"]
+        changed = dict.fromkeys(d for part in begun for d in differences(part.environment, now, "in the journal"))
         if changed:
             log.warn("the search was begun in another environment: " + "; ".join(changed))
         return own.whole

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import lock, open_locked, open_own, storage_error
-from hydractl.jsonio import parse_json, shown
+from hydractl.jsonio import differences, parse_json, shown
 
 SCHEMA = "hydractl.journal/1"
 ORDER = "order"
@@ -46,7 +46,7 @@ class Part:
         Raises:
             InputError: listing every difference.
         """
-        problems = differences(self.fingerprint, fingerprint) if self.whole else []
+        problems = differences(self.fingerprint, fingerprint, "in the journal") if self.whole else []
         if problems:
             hint = f"give the settings it was begun with, or {START_OVER}"
             raise InputError(f"{self.path} records another search", hint=hint, problems=problems)
@@ -60,18 +60,6 @@ def line_of(value: Any) -> bytes:
     """
     # Half a character, as in a file name that is no text, could be written but never be read again.
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
-
-
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each key that a journal and this run do not agree on."""
-    lines = []
-    for key in (*now, *(key for key in there if key not in now)):
-        if key in there and key in now and line_of(there[key]) == line_of(now[key]):
-            continue
-        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
-        name = key if key in now else shown(key)
-        lines.append(f"{name}: {before} in the journal, {'another value' if after == before else after} now")
-    return lines
 
 
 def parse(path: Path, data: bytes) -> Part:

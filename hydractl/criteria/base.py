@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +77,17 @@ class ScoredModel(Protocol):
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """As of any torch module."""
         ...
+
+
+@contextmanager
+def gates_kept(model: ScoredModel) -> Iterator[list[Any]]:
+    """Around code that sets gates of heads: puts back those from before, which it gives as ``[sites]``."""
+    before = [attention.head_gate for attention in model.attentions]
+    try:
+        yield before
+    finally:
+        for attention, gate in zip(model.attentions, before, strict=True):
+            attention.head_gate = gate
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.criteria.base import Calibration, Criterion, ScoredModel
+from hydractl.criteria.base import Calibration, Criterion, ScoredModel, gates_kept
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,31 +26,27 @@ class Gate(Criterion):
         import torch
         from torch.nn import functional as F
 
-        before = [attention.head_gate for attention in model.attentions]
         sums = {i: torch.zeros(model.attentions[i].head_counts[0], dtype=torch.float64) for i in sites}
         live = [i for i in sites if len(sums[i])]
         # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
         # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
         through = set(model.chain_of_samples.sites)
-        try:
-            with calibration.log.progress("gate", calibration.size, "samples") as progress:
-                for inputs, labels in calibration.batches():
-                    gates: dict[int, Tensor] = {}
-                    for i in live:
-                        start = before[i]
-                        ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
-                        rows = len(labels) if i in through else 1
-                        gates[i] = ones.detach().repeat(rows, 1).requires_grad_(True)
-                        model.attentions[i].head_gate = gates[i]
-                    losses = F.cross_entropy(model.member_logits(inputs)[0].float(), labels, reduction="none")
-                    _add_gradients(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
-                    beside = {i: g for i, g in gates.items() if i not in through}
-                    for loss in losses if beside else ():
-                        _add_gradients(sums, loss, beside)
-                    progress.advance(len(labels))
-        finally:
-            for attention, gate in zip(model.attentions, before, strict=True):
-                attention.head_gate = gate
+        progress_of = calibration.log.progress("gate", calibration.size, "samples")
+        with gates_kept(model) as before, progress_of as progress:
+            for inputs, labels in calibration.batches():
+                gates: dict[int, Tensor] = {}
+                for i in live:
+                    start = before[i]
+                    ones = torch.ones(1, len(sums[i]), device=labels.device) if start is None else start
+                    rows = len(labels) if i in through else 1
+                    gates[i] = ones.detach().repeat(rows, 1).requires_grad_(True)
+                    model.attentions[i].head_gate = gates[i]
+                losses = F.cross_entropy(model.member_logits(inputs)[0].float(), labels, reduction="none")
+                _add_gradients(sums, losses.sum(), {i: g for i, g in gates.items() if i in through})
+                beside = {i: g for i, g in gates.items() if i not in through}
+                for loss in losses if beside else ():
+                    _add_gradients(sums, loss, beside)
+                progress.advance(len(labels))
         means = {i: total / calibration.size for i, total in sums.items()}
         norms = {i: float(mean.norm()) or 1.0 for i, mean in means.items()}
         return {i: (mean / norms[i]).tolist() for i, mean in means.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydractl.errors import InputError
 from hydractl.evaluate.models import Model, PredictedModel
 from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, of_role, option_of, tested
-from hydractl.files.fingerprints import Entry, entry, marked, told
+from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 
 Seen = dict[str, dict[str, int]]
 """By row and data set, how many of its samples the row has seen; what is 0 is left out."""
@@ -65,4 +65,4 @@ def _count(model: Model, entries: Sequence[Entry], one: EvalSet) -> tuple[int, s
             return stored, "as its predictions say"
     if one.dataset is None or not entries:
         return 0, ""
-    return int(marked(entries, one.dataset).sum()), told(entries, one.dataset)
+    return int(marked(entries, one.dataset).sum()), who_saw(entries, one.dataset)

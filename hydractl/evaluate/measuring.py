@@ -21,7 +21,7 @@ from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 from hydractl.evaluate.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
-from hydractl.files.checkpoint import write_tensors
+from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
@@ -157,9 +157,8 @@ class Measuring:
         extra.update({key: value for key, value in own.items() if value is not None})
         seen = tuple(merged(source.description.seen, fitted_entries(self._sets)))
         document = replace(source.description, extra=extra, seen=seen, layout="sliced").to_json()
-        with output.opened() as handle:
-            write_tensors(handle, source.tensors, document)
-        return output.commit()
+        write_checkpoint(output, source.tensors, document)
+        return output.path
 
 
 def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:

@@ -31,6 +31,15 @@ def storage_error(error: OSError, path: Path) -> HydraError:
     return OutputError(f"cannot write {path}: {error.strerror or error}")
 
 
+@contextlib.contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Around what reads or writes ``path``: an error of the operating system becomes the one a person gets."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
 def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -> None:
     """Claim outputs and let go of them at once: a dry run meets the errors the real run would meet.
 
@@ -76,7 +85,7 @@ class Output:
         self.is_folder = folder
         # A symbolic link keeps its place: what it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
-        self._check(force)
+        self._check(force=force)
         self.temporary = self.target.with_name(f".{self.target.name}.hydractl-tmp")
         self.lock_path = self.target.with_name(f".{self.target.name}.hydractl-lock") if folder else self.temporary
         self._old = self.target.with_name(f".{self.target.name}.hydractl-old")
@@ -85,48 +94,40 @@ class Output:
         try:
             if folder:
                 self._prepare_folder()
-            self._check(force)  # again: another process may have finished the same output since
+            self._check(force=force)  # again: another process may have finished the same output since
         except BaseException:
             self.__exit__()
             raise
 
-    def _check(self, force: bool) -> None:
-        try:
-            self._check_target(force)
-        except OSError as error:  # a name that is too long, a folder that may not be searched
-            raise storage_error(error, self.path) from error
-
-    def _check_target(self, force: bool) -> None:
+    def _check(self, *, force: bool) -> None:
         parent, target = self.target.parent, self.target
-        if not parent.is_dir():
-            raise OutputError(f"the folder of the output does not exist: {parent}", hint=f"mkdir -p {parent}")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise OutputError(f"the folder of the output is not writable: {parent}")
-        if target.exists() and not (target.is_dir() if self.is_folder else target.is_file()):
-            kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "no regular file"
-            raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name with -o")
-        if target.exists() and not force:
-            raise OutputError(f"the output exists: {self.path}", hint="add --force to replace it, or choose another -o")
+        with storing(self.path):  # a name that is too long, a folder that may not be searched
+            if not parent.is_dir():
+                raise OutputError(f"the folder of the output does not exist: {parent}", hint=f"mkdir -p {parent}")
+            if not os.access(parent, os.W_OK | os.X_OK):
+                raise OutputError(f"the folder of the output is not writable: {parent}")
+            if target.exists() and not (target.is_dir() if self.is_folder else target.is_file()):
+                kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "no regular file"
+                raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name with -o")
+            if target.exists() and not force:
+                hint = "add --force to replace it, or choose another -o"
+                raise OutputError(f"the output exists: {self.path}", hint=hint)
 
     def _prepare_folder(self) -> None:
-        try:
+        with storing(self.path):
             if self._old.exists() and not self.target.exists():
                 os.replace(self._old, self.target)  # a run was killed between the two renames of its commit
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def _acquire(self) -> IO[bytes]:
         """Open and lock the temporary file, an empty one."""
-        try:
+        with storing(self.path):
             while os.fstat((handle := open_locked(self.lock_path, self.path)).fileno()).st_size:
                 # Left by a killed run: a new file gets the mode that the umask asks for today.
                 self.lock_path.unlink()
                 handle.close()
-            return handle
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        return handle
 
     def __enter__(self) -> Output:
         return self
@@ -143,25 +144,20 @@ class Output:
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
         """The temporary file, open for writing from its beginning."""
-        try:
+        with storing(self.path):
             self._lock.seek(0)
             self._lock.truncate(0)
             yield self._lock
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def adopt(self, path: Path) -> None:
         """Take a finished file of the same folder in the place of the temporary one, for :meth:`commit`."""
-        try:
-            with open(path, "rb") as handle:
-                os.fsync(handle.fileno())
+        with storing(self.path):
+            _sync(path)
             os.replace(path, self.temporary)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def commit(self) -> Path:
         """Flush to the disk and rename over the target. Returns the path as the caller named it."""
-        try:
+        with storing(self.path):
             if self.is_folder:
                 self._commit_folder()
             else:
@@ -169,16 +165,13 @@ class Output:
                 os.fsync(self._lock.fileno())
                 os.replace(self.temporary, self.target)
             sync_folder(self.target.parent)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         self._committed = True
         return self.path
 
     def _commit_folder(self) -> None:
         for file in sorted(self.temporary.rglob("*")):
             if file.is_file():
-                with open(file, "rb") as handle:
-                    os.fsync(handle.fileno())
+                _sync(file)
         sync_folder(self.temporary)
         shutil.rmtree(self._old, ignore_errors=True)
         if self.target.exists():
@@ -235,21 +228,23 @@ def open_own(path: str, flags: int) -> int:
 def sync_folder(folder: Path) -> None:
     """Make the rename itself durable; some file systems do not allow it, and then there is nothing to do."""
     with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(output: Output, document: Any) -> Path:
     """Write one JSON document and commit it."""
-    with output.opened() as handle:
-        handle.write(json_bytes(document))
-    return output.commit()
+    return write_with(output, lambda handle: handle.write(json_bytes(document)))
 
 
-def write_with(output: Output, write: Callable[[IO[bytes]], None]) -> Path:
+def write_with(output: Output, write: Callable[[IO[bytes]], Any]) -> Path:
     """Let ``write`` fill the temporary file, then commit it."""
     with output.opened() as handle:
         write(handle)

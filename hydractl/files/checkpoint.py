@@ -21,6 +21,7 @@ from hydractl.files.header import (
     Header,
     TensorInfo,
     header_bytes,
+    in_order,
     meta_tensor,
     read_header,
     state_of,
@@ -101,7 +102,6 @@ class FileTensors:
         Raises:
             InputError: as :meth:`read` does.
         """
-
         info = self.info(name)
         size = DTYPES[info.dtype][1]
         raw = page_buffer((stop - start) * size)
@@ -135,7 +135,7 @@ class FileTensors:
         digest, buffer = hashlib.sha256(head), torch.empty(SCAN_BYTES, dtype=torch.uint8)
         block, not_finite = buffer.numpy().data, []
         # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
-        for name, info in sorted(self.header.tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        for name, info in in_order(self.header.tensors):
             finite, dtype = True, torch_dtype(info)
             for position in range(info.start, info.end, SCAN_BYTES):
                 count = min(SCAN_BYTES, info.end - position)
@@ -269,11 +269,8 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
 
 def sha256_file(path: str | Path) -> str:
     """SHA-256 of a file, as hex."""
-    digest = hashlib.sha256()
     with open(path, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: everything needed to rebuild, compare and trace a model, beside its weights."""
+"""What a checkpoint says of itself, beside its weights: all that is needed to rebuild, compare and trace a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import hydractl
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, checked
 from hydractl.files.header import CHECKPOINT_SCHEMA
@@ -17,6 +18,27 @@ DEFAULT_PROMPT = "A photo of a {label}."
 
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
+
+
+def provenance(verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any]) -> dict[str, Any]:
+    """How a file was made. No clock, host, user or path.
+
+    Args:
+        verb: which command made it.
+        seed: of all that is drawn.
+        inputs: SHA-256 of every input.
+        details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...).
+    """
+    import torch
+
+    return {
+        "hydractl": hydractl.__version__,
+        "torch": torch.__version__.split("+")[0],
+        "verb": verb,
+        "seed": seed,
+        "inputs": list(inputs),
+        "settings": {key: value for key, value in details.items() if value is not None},
+    }
 
 
 @dataclass(frozen=True)
@@ -114,20 +136,10 @@ class Description:
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
         return cls(
-            kind=document["kind"],
-            family=document["family"],
-            family_version=document["family_version"],
-            arch=document["arch"],
-            config=document["config"],
-            preprocess=document["preprocess"],
-            labels=document["labels"],
+            **{key: document[key] for key in _REQUIRED if key not in ("sites", "members")},
             prompt=document.get("prompt"),
             masks=masks,
-            layout=document["layout"],
-            merge=document["merge"],
             members=[{k: v for k, v in entry.items() if k != "kept"} for entry in document["members"]],
-            extra=document["extra"],
-            provenance=document["provenance"],
             seen=tuple(checked(document.get("seen"), origin)),
         )
 

@@ -31,7 +31,7 @@ class Fingerprinted(Protocol):
         ...
 
 
-_BYTES = 6
+_BYTES, _DIGITS = 6, 12
 """Of the SHA-256 of each sample: two different samples among a million times 50,000 meet with a chance of 0.0002."""
 
 MOST = 65_536
@@ -51,24 +51,22 @@ def entry(by: str, role: str, dataset: Fingerprinted) -> dict[str, Any]:
         role: what for: ``id``, ``ood``, ``train`` or ``val``.
         dataset: the samples.
     """
-    hashes = np.unique(_hashes(dataset.sample_fingerprints()))[:MOST]
-    raw = hashes.astype(">u8").tobytes()
-    packed = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 8)[:, 8 - _BYTES :].tobytes()
+    hashes = sorted({digest[:_DIGITS] for digest in dataset.sample_fingerprints()})[:MOST]
     return {
         "by": by,
         "as": role,
         "data": dataset.fingerprint(),
         "n": len(dataset),
-        "hashes": base64.b64encode(packed).decode("ascii"),
+        "hashes": base64.b64encode(bytes.fromhex("".join(hashes))).decode("ascii"),
     }
 
 
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
     """All entries, each data set once for each use, in the order of their first appearance."""
-    found: dict[tuple[str, str, str], Entry] = {}
-    for one in (one for entries in lists for one in entries):
-        found.setdefault((one["by"], one["as"], one["data"]), one)
-    return list(found.values())
+    uses: dict[tuple[str, str, str], Entry] = {}
+    for use in (use for entries in lists for use in entries):
+        uses.setdefault((use["by"], use["as"], use["data"]), use)
+    return list(uses.values())
 
 
 def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
@@ -77,21 +75,17 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     Of sets larger than :data:`MOST` only a part is known, so a sample that is not marked may have been seen all the
     same; a leak of more than a few samples shows.
     """
-    own = _hashes(dataset.sample_fingerprints())
-    found = np.zeros(len(own), dtype=np.bool_)
-    for one in entries:
-        found |= np.isin(own, _unpacked(one["hashes"]))
-    return found
+    seen: set[str] = set()
+    for use in entries:
+        digits = base64.b64decode(use["hashes"]).hex()
+        seen.update(digits[i : i + _DIGITS] for i in range(0, len(digits), _DIGITS))
+    return np.array([digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()], dtype=np.bool_)
 
 
-def told(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
-    """Who saw samples of a data set, and how many of them each."""
-    parts = []
-    for one in entries:
-        count = int(marked([one], dataset).sum())
-        if count:
-            parts.append(f"{count} by {one['by']} ({one['as']})")
-    return ", ".join(parts)
+def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
+    """Who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
+    counts = [(int(marked([use], dataset).sum()), use) for use in entries]
+    return ", ".join(f"{count} by {use['by']} ({use['as']})" for count, use in counts if count)
 
 
 def checked(value: Any, origin: str) -> list[Entry]:
@@ -129,14 +123,3 @@ def _is_entry(one: Any) -> bool:
         return len(base64.b64decode(one["hashes"], validate=True)) % _BYTES == 0
     except (binascii.Error, ValueError):
         return False
-
-
-def _hashes(fingerprints: Sequence[str]) -> npt.NDArray[np.uint64]:
-    return np.array([int(one[: 2 * _BYTES], 16) for one in fingerprints], dtype=np.uint64)
-
-
-def _unpacked(text: str) -> npt.NDArray[np.uint64]:
-    packed = np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(-1, _BYTES)
-    wide = np.zeros((len(packed), 8), dtype=np.uint8)
-    wide[:, 8 - _BYTES :] = packed
-    return wide.reshape(-1).view(">u8").astype(np.uint64)

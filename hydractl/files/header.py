@@ -160,51 +160,51 @@ def _check_entries(raw: Mapping[str, Any], data_bytes: int, path: Path) -> dict[
         raise InputError(f"{path} contains no tensors")
     if len(raw) > MAX_TENSORS:
         raise InputError(f"{path} lists {len(raw)} tensors (the limit is {MAX_TENSORS})")
-    problems: list[str] = []
-    tensors: dict[str, TensorInfo] = {}
-    for name, entry in raw.items():
-        info = _check_entry(name, entry, problems)
-        if info is not None:
-            tensors[name] = info
-    position = 0
-    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
-        if not problems and info.start != position:
-            gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
-            problems.append(f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})")
-        position = max(position, info.end)
-    if not problems and position != data_bytes:
-        state = "truncated" if position > data_bytes else "over-long"
-        problems.append(f"the file is {state}: {data_bytes} bytes of data, {position} described")
+    problems = [problem for name, entry in raw.items() if (problem := _problem(name, entry)) is not None]
+    if not problems:
+        tensors = {name: TensorInfo(e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for name, e in raw.items()}
+        problems = _gaps(tensors, data_bytes)
     if problems:
         raise InputError(f"{path} is not a valid safetensors file", problems=problems)
     return tensors
 
 
-def _check_entry(name: str, entry: Any, problems: list[str]) -> TensorInfo | None:
+def _problem(name: str, entry: Any) -> str | None:
+    """The first thing that is wrong with one tensor."""
     if not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name):
-        problems.append(f"tensor name {shown(name)} holds half a character (an unpaired surrogate)")
-        return None
+        return f"tensor name {shown(name)} holds half a character (an unpaired surrogate)"
     if not name or name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
-        problems.append(f"tensor name {shown(name)} looks like a path")
-        return None
+        return f"tensor name {shown(name)} looks like a path"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        problems.append(f"tensor {shown(name)} has a malformed entry")
-        return None
+        return f"tensor {shown(name)} has a malformed entry"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        problems.append(f"tensor {shown(name)} has the unknown dtype {shown(dtype)}")
-        return None
+        return f"tensor {shown(name)} has the unknown dtype {shown(dtype)}"
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        problems.append(f"tensor {shown(name)} has the bad shape {shown(shape)}")
-        return None
+        return f"tensor {shown(name)} has the bad shape {shown(shape)}"
     if not _are_counts(offsets) or len(offsets) != 2:
-        problems.append(f"tensor {shown(name)} has bad offsets {shown(offsets)}")
-        return None
-    info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
-    if info.end - info.start != info.nbytes:
-        problems.append(f"tensor {shown(name)} needs {info.nbytes} bytes, its range has {info.end - info.start}")
-        return None
-    return info
+        return f"tensor {shown(name)} has bad offsets {shown(offsets)}"
+    needed, there = TensorInfo(dtype, tuple(shape)).nbytes, offsets[1] - offsets[0]
+    return None if needed == there else f"tensor {shown(name)} needs {needed} bytes, its range has {there}"
+
+
+def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
+    """The first place where the tensors are not one after another, or that they do not fill the file."""
+    position = 0
+    for name, info in in_order(tensors):
+        if info.start != position:
+            gap = "overlaps the one before" if info.start < position else "leaves a hole before it"
+            return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
+        position = info.end
+    if position == data_bytes:
+        return []
+    state = "truncated" if position > data_bytes else "over-long"
+    return [f"the file is {state}: {data_bytes} bytes of data, {position} described"]
+
+
+def in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
+    """The tensors of a file as they lie in it; empty ones before what begins at the same place."""
+    return sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end))
 
 
 def _are_counts(values: Any) -> bool:
@@ -221,13 +221,9 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, Any]
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "hydractl": canonical_json(description)}}
     position = 0
     for name in order:
-        info = infos[name]
-        entries[name] = {
-            "dtype": info.dtype,
-            "shape": list(info.shape),
-            "data_offsets": [position, position + info.nbytes],
-        }
+        info, start = infos[name], position
         position += info.nbytes
+        entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, position]}
     text = canonical_json(entries).encode("utf-8")
     if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
@@ -256,11 +252,10 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
 
 def same_names(found: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
     """Problems of a set of tensor names against the expected one, at most ten of each kind, each on its line."""
-    found_set, expected_set = set(found), set(expected)
+    there, wanted = set(found), set(expected)
     problems: list[str] = []
-    for kind, names in (("missing", expected_set - found_set), ("unexpected", found_set - expected_set)):
-        ordered = sorted(names)
-        problems.extend(f"{kind} tensor {name!r}" for name in ordered[:10])
-        if len(ordered) > 10:
-            problems.append(f"... and {len(ordered) - 10} more {kind} tensors in {what}")
+    for kind, names in (("missing", sorted(wanted - there)), ("unexpected", sorted(there - wanted))):
+        problems += [f"{kind} tensor {name!r}" for name in names[:10]]
+        if len(names) > 10:
+            problems.append(f"... and {len(names) - 10} more {kind} tensors in {what}")
     return problems

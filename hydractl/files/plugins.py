@@ -31,7 +31,8 @@ class Registry(Generic[T]):
     def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
         self.package, self.variable = package, variable
         listed = {module.name for module in pkgutil.iter_modules(path)}
-        self._own = sorted(listed - set(helpers))
+        # `random_.py` declares `random`, a name that the standard library has.
+        self._own = {module.rstrip("_"): module for module in sorted(listed - set(helpers))}
         self._loaded: dict[str, T] = {}
 
     @cached_property
@@ -58,8 +59,8 @@ class Registry(Generic[T]):
         """
         if name not in self._loaded:
             if name in self._own:
-                declared: Any = getattr(importlib.import_module(f"{self.package}.{name}"), self.variable)
-                origin = f"{self.package}.{name}"
+                origin = f"{self.package}.{self._own[name]}"
+                declared: Any = getattr(importlib.import_module(origin), self.variable)
             elif name in self._foreign:
                 declared, origin = _load(self._foreign[name]), _origin(self._foreign[name])
             else:

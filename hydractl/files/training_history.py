@@ -24,18 +24,17 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
         not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the steps of the
         epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about 60 epochs.
     """
-    found = []
-    first = 0
+    trainings, first = [], 0
     for description in descriptions:
-        made: list[Any] = [description.provenance]
+        origins: list[Any] = [description.provenance]
         if description.kind == "fused" and description.provenance.get("verb") != "finetune":
-            made = [member.get("provenance") for member in description.members]
-        for index, provenance in enumerate(made):
-            told = _told(provenance, description.seen)
-            if told is not None:
-                found.append({"member": first + index, **told})
+            origins = [member.get("provenance") for member in description.members]
+        for index, provenance in enumerate(origins):
+            training = _training(provenance, description.seen)
+            if training is not None:
+                trainings.append({"member": first + index, **training})
         first += len(description.masks)
-    return found
+    return trainings
 
 
 def training_text(training: Mapping[str, Any]) -> str:
@@ -53,21 +52,21 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
         header: perhaps of an untrusted file: what is not as it should be is left out.
     """
     progress, begun, on = ({} if not isinstance(header.get(key), Mapping) else header[key] for key in _PARTS)
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if type(progress.get("steps")) is int:
-        found = {"step": progress["steps"], "of": progress.get("total")}
+        facts = {"step": progress["steps"], "of": progress.get("total")}
     rates = begun.get("lr")
     if isinstance(rates, list) and type(progress.get("candidate")) is int:
-        found["learning_rate"] = f"{progress['candidate'] + 1} of {len(rates)}"
+        facts["learning_rate"] = f"{progress['candidate'] + 1} of {len(rates)}"
     epochs = progress.get("epochs")
     if isinstance(epochs, list) and epochs and all(map(_is_epoch, epochs)):
-        found["epochs"] = [_epoch_text(epoch) for epoch in epochs[-5:]]
+        facts["epochs"] = [epoch_text(epoch) for epoch in epochs[-5:]]
     if progress.get("best") is not None:
-        found |= {"best_epoch": progress.get("kept_epoch"), "best_val_accuracy": progress["best"]}
-    return {**found, "source": {**{k: v for k, v in begun.items() if v is not None}, **on}}
+        facts |= {"best_epoch": progress.get("kept_epoch"), "best_val_accuracy": progress["best"]}
+    return {**facts, "source": {**{k: v for k, v in begun.items() if v is not None}, **on}}
 
 
-def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _training(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """From the provenance of one file; None where it was not trained, or where it is broken."""
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
@@ -80,16 +79,14 @@ def _told(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] 
     kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
     if type(kept) is not int:
         return None
-    every = -(-len(history) // _POINTS)
-    last = len(history) - 1
+    every, last = -(-len(history) // _POINTS), len(history) - 1
     chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]
-    keys = ("epoch", "steps", *_NUMBERS)
     return {
         "steps": settings.get("cycle_end", history[-1]["steps"]),
         "kept_epoch": kept,
         "n": _samples(seen, settings.get("data")),
         "n_val": _samples(seen, settings.get("val")),
-        "epochs": [{key: epoch[key] for key in keys if key in epoch} for epoch in chosen],
+        "epochs": [_known(epoch) for epoch in chosen],
     }
 
 
@@ -100,11 +97,14 @@ def _is_epoch(entry: Any) -> bool:
     return "loss" in entry and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
 
 
-def _epoch_text(epoch: Mapping[str, Any]) -> str:
-    said = {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
-    return ", ".join(
-        f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in said.items()
-    )
+def epoch_text(epoch: Mapping[str, Any]) -> str:
+    """``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
+    facts = _known(epoch).items()
+    return ", ".join(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in facts)
+
+
+def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
 
 
 def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:

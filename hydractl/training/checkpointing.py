@@ -6,7 +6,6 @@ the other. Its header is JSON of the schema ``hydractl.training/1``; nothing in 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -21,9 +20,9 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, OutputError
-from hydractl.files.atomic import Output, storage_error
-from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
-from hydractl.jsonio import canonical_json, shown
+from hydractl.files.atomic import Output, storing
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
+from hydractl.jsonio import differences
 from hydractl.log import Log
 
 SCHEMA = "hydractl.training/1"
@@ -49,10 +48,6 @@ class Saved:
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names start so, by the rest of their names."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
-
-    def with_extra(self, other: Saved) -> Saved:
-        """Both in one."""
-        return Saved({**self.progress, **other.progress}, {**self.tensors, **other.tensors})
 
 
 class StateFile:
@@ -105,9 +100,7 @@ class StateFile:
             "data_sha256": _digest(saved.tensors),
         }
         with Output(self.path, force=True) as output:
-            with output.opened() as handle:
-                write_tensors(handle, DictTensors(saved.tensors), header)
-            output.commit()
+            write_checkpoint(output, DictTensors(saved.tensors), header)
 
     def load(self, log: Log) -> Saved:
         """The state that was saved.
@@ -145,11 +138,8 @@ class StateFile:
 
     def remove(self) -> None:
         """Delete the file, if there is one: the run is finished, or starts over."""
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        with storing(self.path):
+            self.path.unlink(missing_ok=True)
 
 
 def refuse_unfinished(path: Path, *, force: bool) -> None:
@@ -255,22 +245,6 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[size:].clone(), device)
-
-
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], when: str) -> list[str]:
-    """One line for each key that two runs do not agree on."""
-    lines = []
-    for key in (*now, *(key for key in there if key not in now)):
-        if key in there and key in now and _same(there[key], now[key]):
-            continue
-        before, after = (shown(values[key]) if key in values else "nothing" for values in (there, now))
-        name = key if key in now else shown(key)
-        lines.append(f"{name}: {before} {when}, {'another value' if after == before else after} now")
-    return lines
-
-
-def _same(before: Any, after: Any) -> bool:
-    return canonical_json({"of": before}) == canonical_json({"of": after})
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

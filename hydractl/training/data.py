@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,20 @@ from hydractl.data.captions import CaptionedImages
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
+from hydractl.families.base import ModelFamily
+from hydractl.families.pixels import in_mode
+from hydractl.families.torchvision_operators import declare_operators
 from hydractl.log import Log
-from hydractl.model.matching import known
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
-from hydractl.training.augment import Augmentation, Numbered
 from hydractl.training.options import DataOptions, TrainOptions
+
+declare_operators()
+
+from torchvision.transforms import InterpolationMode, v2  # noqa: E402
+
+SMALLEST_SHARE = 0.08
+"""Of an image that a crop takes, unless said otherwise: torchvision's and timm's default."""
 
 CACHE_BYTES = 1 << 30
 """Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""
@@ -60,10 +69,10 @@ def training_data(
     if options.data.augment:
         preprocess = model.description.preprocess
         changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
-    read: Batches = (PairReader if train_set.kind == PAIRS else reader)(model, train_set, size, workers, changes)
+    read = Reader(model, train_set, size, workers, changes)
     validation = None
     if val_set is not None:
-        read_val = reader(model, val_set, batch_size, workers)
+        read_val = Reader(model, val_set, batch_size, workers)
         order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
         mine = list(order)[team.rank :: team.size]
 
@@ -73,45 +82,25 @@ def training_data(
     return TrainingData(len(train_set), read, validation)
 
 
-# --- labelled samples -------------------------------------------------------------------------------------------------
+def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: Log) -> None:
+    """Warn of the texts and captions of some data sets that the model cuts."""
+    for dataset in datasets:
+        if isinstance(dataset, CaptionedImages):
+            _report_cut_captions(model, dataset, log)
+        elif dataset is not None:
+            report_cut(dataset, model.preprocess, log)
 
 
-def reader(
-    model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
-) -> Batches:
-    """Batches as the model reads them in evaluation, from memory where they fit; or images changed in each epoch."""
-    parameter, numbered = next(model.parameters()), Numbered(dataset)
-    memory = _labelled_in_memory(model, dataset, workers) if changes is None else None
-
-    def from_dataset(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
-        source, collate = (dataset, model.preprocess) if changes is None else (numbered, changes.collate(epoch))
-        for batch in batches(source, collate, size, workers=workers, indices=indices):
-            yield batch.inputs, known(batch.labels)
-
-    def from_memory(indices: Sequence[int]) -> Iterator[tuple[Any, Tensor]]:
-        assert memory is not None
-        for start in range(0, len(indices), size):
-            chunk = list(indices[start : start + size])
-            yield memory[0][chunk], memory[1][chunk]
-
-    def read(indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Tensor]]:
-        for inputs, labels in from_dataset(indices, epoch) if memory is None else from_memory(indices):
-            yield move(inputs, parameter.device, parameter.dtype), labels.to(parameter.device)
-
-    return read
-
-
-def _labelled_in_memory(model: HydraModel, dataset: Dataset, workers: int) -> tuple[Tensor, Tensor] | None:
-    """All inputs and labels as two tensors, when they are tensors of one size and fit."""
-    first = model.preprocess([dataset[0]])
-    if not isinstance(first, Tensor) or first.nbytes * len(dataset) > CACHE_BYTES:
-        return None
-    order = range(len(dataset))  # rows are looked up by index
-    parts = list(batches(dataset, model.preprocess, 256, workers=workers, indices=order))
-    return torch.cat([b.inputs for b in parts]), torch.cat([known(b.labels) for b in parts])
-
-
-# --- pairs of images and captions -------------------------------------------------------------------------------------
+def _report_cut_captions(model: HydraModel, dataset: CaptionedImages, log: Log) -> None:
+    texts = dataset.captions[:COUNTED]
+    cut, most = model.family.too_long(model.description.config, texts)
+    if cut:
+        of = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
+        verb = "is" if cut == 1 else "are"
+        log.warn(
+            f"{dataset.where}: {cut} of {of} captions {verb} longer than {most} tokens, and what is behind them is "
+            "not read"
+        )
 
 
 def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
@@ -135,91 +124,141 @@ def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
     return dataset
 
 
-class PairReader:
-    """Batches of images ``[B, C, H, W]`` and captions ``{"text": [B, 1, tokens]}``, for indices and an epoch.
+# --- augmentation -----------------------------------------------------------------------------------------------------
+#
+# Random changes of training images, drawn by (seed, epoch, sample) and nothing else: an image is changed in the same
+# way by any number of worker processes, and after a run was taken up again.
+
+
+class Numbered(Dataset):
+    """A data set whose samples know their number: what is drawn for a sample must not depend on its batch."""
+
+    def __init__(self, base: Dataset) -> None:
+        super().__init__(base.spec, base.where, base.ids)
+        self._base = base
+        self.kind, self.labels, self.label_names = base.kind, base.labels, base.label_names
+
+    def _sample(self, i: int) -> tuple[int, Any]:
+        return i, self._base[i]
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        return self._base._content(i)
+
+
+class Augmentation:
+    """Augmentation of the images of one model.
+
+    Args:
+        items: ``crop[:SMALLEST SHARE]``, ``flip``, ``randaugment[:N:M]``; they act in this order.
+        family: of the model.
+        preprocess: of the checkpoint: size, mean, standard deviation and interpolation are its own.
+        seed: draws everything.
+
+    Raises:
+        UsageError: for a model that reads texts.
+    """
+
+    def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Mapping[str, Any], seed: int) -> None:
+        if preprocess.get("kind") == "text":
+            raise UsageError(f"--augment {','.join(items)}: the model reads texts")
+        named = {item.partition(":")[0]: item.partition(":")[2] for item in items}
+        form = family.image_format(preprocess)
+        self._seed, self._mode = seed, "L" if form.size[0] == 1 else "RGB"
+        interpolation = InterpolationMode(form.interpolation)
+        steps: list[Any] = []
+        if "crop" in named:
+            scale = (float(named["crop"] or SMALLEST_SHARE), 1.0)
+            steps.append(v2.RandomResizedCrop(form.size[1:], scale=scale, interpolation=interpolation))
+        if "flip" in named:
+            steps.append(v2.RandomHorizontalFlip())
+        if "randaugment" in named:
+            count, magnitude = map(int, (named["randaugment"] or "2:12").split(":"))
+            steps.append(v2.RandAugment(count, magnitude))
+        self._change = v2.Compose(steps)
+        # A crop has the model's size already; without one, images are resized as in evaluation.
+        scaled = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(form.mean), list(form.std))]
+        collate = family.collate(preprocess)
+        self._finish = v2.Compose(scaled) if "crop" in named else lambda image: collate([image])[0]
+
+    def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
+        """From samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]``, as of one epoch."""
+
+        def collated(samples: list[tuple[int, Any]]) -> Tensor:
+            # The generator of dropout goes on as if nothing had been drawn here.
+            with torch.random.fork_rng(devices=[]):
+                return torch.stack([self._changed(image, epoch, number) for number, image in samples])
+
+        return collated
+
+    def _changed(self, image: Any, epoch: int, number: int) -> Tensor:
+        digest = hashlib.sha256(f"hydractl.augment/1 {self._seed} {epoch} {number}".encode()).digest()
+        # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
+        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return self._finish(self._change(in_mode(image, self._mode)))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Batches for indices and an epoch: inputs and labels, or images ``[B, C, H, W]`` and captions.
 
     Args:
         model: reads them.
-        dataset: of pairs.
-        size: pairs of a batch.
-        workers: processes that prepare images.
-        changes: augmentation; without it images are prepared once and kept, where they take less than
-            :data:`CACHE_BYTES`.
+        dataset: of labelled samples, or of pairs.
+        size: samples of a batch.
+        workers: processes that prepare samples.
+        changes: augmentation; without it inputs are as in evaluation, prepared once and kept where they are tensors of
+            one size that take less than :data:`CACHE_BYTES`.
     """
 
     def __init__(
-        self, model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None
+        self, model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
     ) -> None:
-        assert isinstance(dataset, CaptionedImages)
-        self._model, self._dataset, self._workers, self._size = model, dataset, workers, size
+        self._model, self._size, self._workers = model, size, workers
+        self._captions = dataset.captions if isinstance(dataset, CaptionedImages) else None
+        self._samples = dataset.images if isinstance(dataset, CaptionedImages) else dataset
+        self._labels = dataset.labels
         self._changes = changes
-        self._images = self._in_memory() if changes is None else None
+        self._memory = self._in_memory() if changes is None else None
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         parameter = next(self._model.parameters())
-        pairs = self._prepared(indices, epoch) if self._images is None else self._cached(self._images, indices)
-        for images, captions in pairs:
-            yield move(images, parameter.device, parameter.dtype), move(captions, parameter.device, parameter.dtype)
+        read = self._prepared(indices, epoch) if self._memory is None else self._kept(self._memory, indices)
+        for inputs, targets in read:
+            yield move(inputs, parameter.device, parameter.dtype), move(targets, parameter.device, parameter.dtype)
 
-    def _cached(self, kept: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    def _in_memory(self) -> Tensor | None:
+        """All inputs as one tensor, where they fit."""
+        samples, preprocess = self._samples, self._model.preprocess
+        first = preprocess([samples[0]])
+        if not isinstance(first, Tensor) or first.nbytes * len(samples) > CACHE_BYTES:
+            return None
+        parts = batches(samples, preprocess, 256, workers=self._workers, indices=range(len(samples)))
+        return torch.cat([batch.inputs for batch in parts])
+
+    def _kept(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         for start in range(0, len(indices), self._size):
-            part = list(indices[start : start + self._size])
-            yield kept[part], self._captions([self._dataset.captions[i] for i in part])
+            chunk = list(indices[start : start + self._size])
+            yield memory[chunk], self._targets(chunk)
 
     def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """In the worker processes."""
-        prepare = _without_numbers(self._model.preprocess)
-        if self._changes is not None:
-            prepare = self._changes.collate(epoch)
+        preprocess, changes = self._model.preprocess, self._changes
+        prepare = None if changes is None else changes.collate(epoch)
 
-        def collate(samples: list[tuple[int, tuple[Any, str]]]) -> tuple[Any, Any]:
-            images = prepare([(number, image) for number, (image, _) in samples])
-            return images, self._captions([caption for _, (_, caption) in samples])
+        def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
+            inputs = preprocess([sample for _, sample in samples]) if prepare is None else prepare(samples)
+            return inputs, self._targets([number for number, _ in samples])
 
-        numbered = Numbered(self._dataset)
-        for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
+        for batch in batches(Numbered(self._samples), collate, self._size, workers=self._workers, indices=indices):
             yield batch.inputs
 
-    def _captions(self, texts: Sequence[str]) -> Any:
+    def _targets(self, numbers: list[int]) -> Any:
+        """Labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
+        if self._captions is None:
+            assert self._labels is not None  # it was opened with need_labels
+            return torch.from_numpy(self._labels[numbers])
         # A caption is a prompt of which nothing is left out.
+        texts = [self._captions[number] for number in numbers]
         return self._model.family.prompts(self._model.description.config, texts, _CAPTION_ALONE)
-
-    def _in_memory(self) -> Tensor | None:
-        """All images as one tensor, where they fit."""
-        images, preprocess = self._dataset.images, self._model.preprocess
-        if preprocess([images[0]]).nbytes * len(images) > CACHE_BYTES:
-            return None
-        parts = batches(images, preprocess, 256, workers=self._workers, indices=range(len(images)))
-        return torch.cat([batch.inputs for batch in parts])
-
-
-def _without_numbers(collate: Callable[[list[Any]], Any]) -> Callable[[list[tuple[int, Any]]], Any]:
-    return lambda samples: collate([sample for _, sample in samples])
-
-
-def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: Log) -> None:
-    """Warn of the texts and captions of some data sets that the model cuts."""
-    for dataset in datasets:
-        if dataset is not None and dataset.kind == PAIRS:
-            report_cut_captions(model, dataset, log)
-        elif dataset is not None:
-            report_cut(dataset, model.preprocess, log)
-
-
-def report_cut_captions(model: HydraModel, dataset: Dataset, log: Log) -> int:
-    """Warn of captions that the model cuts; of a large set the first :data:`COUNTED` are looked at.
-
-    Returns:
-        How many there are among them.
-    """
-    assert isinstance(dataset, CaptionedImages)
-    texts = dataset.captions[:COUNTED]
-    cut, most = model.family.too_long(model.description.config, texts)
-    if cut:
-        of = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
-        verb = "is" if cut == 1 else "are"
-        log.warn(
-            f"{dataset.where}: {cut} of {of} captions {verb} longer than {most} tokens, and what is behind them is "
-            "not read"
-        )
-    return cut

@@ -11,9 +11,8 @@ from torch import Tensor
 from hydractl.errors import NonFiniteError
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import Saved
-from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
-from hydractl.training.loop import Training
+from hydractl.training.loop import History, Training, TrainingContext
 from hydractl.training.options import TrainOptions
 
 
@@ -88,8 +87,8 @@ def train_each(
 
 def best_of(results: list[dict[str, Any]]) -> int:
     """Index of the highest validation accuracy, the first of equals; one that failed is never it."""
-    order = [(-1.0 if r["val_accuracy"] is None else r["val_accuracy"], -index) for index, r in enumerate(results)]
-    return -max(order)[1]
+    accuracies = [-1.0 if result["val_accuracy"] is None else result["val_accuracy"] for result in results]
+    return accuracies.index(max(accuracies))
 
 
 def _result(lr: float, history: History) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -14,25 +15,86 @@ from torch.nn import functional as F
 
 from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
-from hydractl.log import Progress
+from hydractl.files.training_history import epoch_text
+from hydractl.log import Log, Progress
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import (
+    Checkpointing,
+    Interruptions,
     Saved,
     load_optimizer,
     optimizer_tensors,
     random_state,
     set_random_state,
 )
-from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import make_loss
-from hydractl.training.options import TrainOptions
-from hydractl.training.prepare import make_optimizer, trainable
-from hydractl.training.schedule import Cycles
+from hydractl.training.options import Cycles, TrainOptions
+from hydractl.training.run_log import RunLog
+from hydractl.training.start import make_optimizer, trainable
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
 _LOWER = "lower --lr, or raise --warmup"
+_POINTS = 60
+
+
+@dataclass
+class History:
+    """Course of a training.
+
+    Attributes:
+        epochs: an entry for each.
+        kept_epoch: whose weights were kept; None: of several.
+        losses: of each step.
+        stopped_early: for want of a better validation accuracy.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    kept_epoch: int | None = 0
+    losses: list[float] = field(default_factory=list)
+    stopped_early: bool = False
+
+    def loss_curve(self) -> list[float]:
+        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        count, points = len(self.losses), min(len(self.losses), _POINTS)
+        parts = [self.losses[i * count // points : (i + 1) * count // points] for i in range(points)]
+        return [sum(part) / len(part) for part in parts]
+
+    def outcome(self) -> dict[str, Any]:
+        """The course in short, as JSON."""
+        return {
+            "kept_epoch": self.kept_epoch,
+            "stopped_early": self.stopped_early,
+            "epochs": self.epochs,
+            "loss_curve": self.loss_curve(),
+        }
+
+    @property
+    def steps(self) -> int:
+        """Steps made."""
+        return len(self.losses)
+
+
+@dataclass
+class TrainingContext:
+    """Surroundings of a training.
+
+    Attributes:
+        log: hears what happens.
+        run_log: is written a line for each step.
+        checkpointing: saves the unfinished run.
+        team: the processes among which each batch is divided.
+        extra: added to what is saved: progress and tensors of whoever runs several trainings.
+        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
+    """
+
+    log: Log
+    run_log: RunLog = field(default_factory=RunLog)
+    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing(None, "1"))
+    team: Processes = field(default_factory=Processes)
+    extra: Saved = field(default_factory=lambda: Saved({}))
+    signals: Interruptions = field(default_factory=Interruptions)
 
 
 class Training:
@@ -84,7 +146,7 @@ class Training:
 
     def run(self) -> History:
         """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it."""
-        history, per_step = self.history, self.options.per_step
+        history = self.history
         with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(history.steps)
             # A run may have been saved between the last step of an epoch and its validation.
@@ -92,7 +154,7 @@ class Training:
                 self.epoch_start = self.order.get_state()
                 done = history.epochs[-1]["steps"] if history.epochs else 0
                 indices = torch.randperm(self.data.size, generator=self.order).tolist()
-                self._steps(indices[: min(self.total - done, self.per_epoch) * per_step], progress)
+                self._steps(indices[: min(self.total - done, self.per_epoch) * self.options.per_step], progress)
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
@@ -130,8 +192,7 @@ class Training:
             yield
         except HydraError:
             time.sleep(_SIGNALS_APART_S)
-            if self._interrupted_alone():
-                self._interrupt()
+            self._stop_alone()
             raise
 
     def _rate(self, offset: int = 0) -> float:
@@ -181,22 +242,14 @@ class Training:
         losses = history.losses[done:]
         epoch = {"epoch": len(history.epochs) + 1, "steps": history.steps, "loss": sum(losses) / len(losses)}
         if self.data.validation is not None:
-            epoch |= self._validated(self.data.validation)
+            with self._saving():
+                epoch |= validate(self.model, self.data.validation, self.context.team, self._stop_alone)
         history.epochs.append(epoch)
         self.position = 0
-        text = ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items())
-        self.context.log.info(text)
+        self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.cycles.count == 1:
             self._keep_best(epoch["val_accuracy"])
-
-    def _validated(self, batches: Callable[[], Iterator[tuple[Any, Tensor]]]) -> dict[str, float]:
-        """Validation of the weights as they are; saves and goes where it is interrupted."""
-        try:
-            with self._saving():
-                return validate(self.model, batches, self.context.team, self._interrupted_alone)
-        except ValidationStopped:
-            self._interrupt()
 
     def _keep_best(self, accuracy: float) -> None:
         history, patience = self.history, self.options.patience
@@ -231,10 +284,6 @@ class Training:
         self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
         return float(flat[0])
 
-    def _interrupted_alone(self) -> bool:
-        """Whether to stop at once. Processes can only stop together, which they agree on at the next step."""
-        return self.context.signals.requested and self.context.team.size == 1
-
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
@@ -243,6 +292,11 @@ class Training:
             self._interrupt()
         if self._all_save if several else self.context.checkpointing.due(self.history.steps):
             self.save()
+
+    def _stop_alone(self) -> None:
+        """Stop at once, if that is wanted. Several processes can only stop together, agreed on at the next step."""
+        if self.context.signals.requested and self.context.team.size == 1:
+            self._interrupt()
 
     def _interrupt(self) -> NoReturn:
         """Save and go.
@@ -266,7 +320,8 @@ class Training:
         self._check_weights()
         saved = self.state_dict()
         if saved is not None:
-            self.context.checkpointing.save(saved.with_extra(self.context.extra))
+            extra = self.context.extra
+            self.context.checkpointing.save(Saved(saved.progress | extra.progress, saved.tensors | extra.tensors))
 
     def state_dict(self) -> Saved | None:
         """Everything that decides how the training goes on; None in processes other than the first.
@@ -318,16 +373,12 @@ class Training:
         set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
 
 
-class ValidationStopped(Exception):
-    """The validation was left in its midst, because the run was interrupted."""
-
-
 @torch.inference_mode()
 def validate(
     model: HydraModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
     team: Processes,
-    stop: Callable[[], bool],
+    before_batch: Callable[[], None],
 ) -> dict[str, float]:
     """Accuracy and mean negative log-likelihood on the validation set.
 
@@ -335,17 +386,15 @@ def validate(
         model: set to eval mode.
         batches: the samples of this process.
         team: all processes, each with samples of its own.
-        stop: asked before each batch; True ends the validation.
+        before_batch: called before each; it may end the validation by an exception.
 
     Raises:
-        ValidationStopped: ``stop`` said so.
         NonFiniteError: the loss is not finite.
     """
     model.eval()
     correct, loss, count = 0, 0.0, 0
     for inputs, labels in batches():
-        if stop():
-            raise ValidationStopped
+        before_batch()
         log_p = model(inputs)
         correct += int((log_p.argmax(-1) == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))

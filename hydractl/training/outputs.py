@@ -14,13 +14,14 @@ from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
-from hydractl.files.checkpoint import DictTensors, TensorSource, write_tensors
+from hydractl.files.checkpoint import DictTensors, TensorSource, write_checkpoint, write_tensors
+from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
-from hydractl.files.provenance import provenance
+from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.model.stored import check_finite, zeroed
-from hydractl.training.checkpointing import START_OVER, Saved, differences
+from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, TensorBoard, first_new_step
@@ -146,7 +147,7 @@ def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, 
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
         extra={},
-        provenance=provenance("finetune", run.options, [source.sha256], details),
+        provenance=provenance("finetune", run.options.seed, [source.sha256], details),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
@@ -159,11 +160,9 @@ def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, 
         weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
-    else:
-        with output.opened() as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-    output.commit()
-    return digest
+        output.commit()
+        return digest
+    return write_checkpoint(output, tensors, description.to_json())
 
 
 def _seen(opened: Opened) -> list[dict[str, Any]]:

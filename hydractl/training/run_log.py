@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from hydractl.errors import OutputError, UsageError
-from hydractl.files.atomic import storage_error
+from hydractl.files.atomic import storing
 from hydractl.log import Log
 from hydractl.training.checkpointing import Saved
 
@@ -99,7 +99,7 @@ class FileLog:
 
     def __init__(self, path: Path, position: int | None, about: Mapping[str, Any], log: Log) -> None:
         self.path, self._log, self._failed = path, log, False
-        try:
+        with storing(path):
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
             self._file.seek(0)
             start = self._file.read(len(_BIRTH))
@@ -107,8 +107,6 @@ class FileLog:
                 raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
             # What a killed run logged behind the point where it is taken up happens again.
             self._file.truncate(min(position or 0, self.position()))
-        except OSError as error:
-            raise storage_error(error, path) from error
         if self.position():
             self.event("resumed")
         else:
@@ -169,12 +167,10 @@ class TensorBoard:
         self._part = ""
         self._writer: SummaryWriter | None = None
         self._failed = False
-        try:
+        with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(13, "the folder is not writable")
-        except OSError as error:
-            raise storage_error(error, folder) from error
 
     def event(self, event: str, **values: Any) -> None:
         """Points of a step or an epoch; a candidate begins another folder."""

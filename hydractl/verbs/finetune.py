@@ -25,10 +25,11 @@ from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
-from hydractl.training.context import TrainingContext
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.grid import Trained, train_each
+from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
+    Cycles,
     DataOptions,
     LossOptions,
     OptimizerOptions,
@@ -37,10 +38,8 @@ from hydractl.training.options import (
     WeightOptions,
 )
 from hydractl.training.outputs import RunFiles, finished, write_all
-from hydractl.training.prepare import adapt, speed_up
 from hydractl.training.run_log import RunLog, check_tensorboard
-from hydractl.training.schedule import Cycles
-from hydractl.training.start import Opened, open_all, with_dropout
+from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome

@@ -20,7 +20,7 @@ from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
-from hydractl.training.children import Command, Ended, run_commands
+from hydractl.training.children import Child, run_commands
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.opening import model_options
 from hydractl.verbs.outcome import Outcome
@@ -81,7 +81,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         return _dry_run(members, plans, done, devices[:at_once], threads)
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
-    commands = [Command(member.name, member.argv) for member in members if member.name not in done]
+    commands = {member.name: member.argv for member in members if member.name not in done}
     with Interruptions() as signals:
         ended = run_commands(commands, devices[:at_once], threads, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
@@ -226,7 +226,7 @@ def _dry_run(
 # --- after ------------------------------------------------------------------------------------------------------------
 
 
-def _answer(name: str, ended: Ended) -> dict[str, Any]:
+def _answer(name: str, ended: Child) -> dict[str, Any]:
     try:
         return dict(json.loads(ended.answer))
     except ValueError:
@@ -234,7 +234,7 @@ def _answer(name: str, ended: Ended) -> dict[str, Any]:
 
 
 def _raise_failures(
-    members: Sequence[Member], ended: dict[str, Ended], done: dict[str, dict[str, Any]], *, interrupted: bool
+    members: Sequence[Member], ended: dict[str, Child], done: dict[str, dict[str, Any]], *, interrupted: bool
 ) -> None:
     """Say which members are not trained, if any.
 

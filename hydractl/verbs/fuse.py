@@ -12,7 +12,7 @@ from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
 from hydractl.export.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
-from hydractl.files.provenance import provenance
+from hydractl.files.description import provenance
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import self_check
 from hydractl.fusion.sharing import shared_parts
@@ -58,7 +58,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], output: Output, stem: P
         description = replace(
             plan.description,
             extra={"self_check": check},
-            provenance=provenance("fuse", settings, origins, {"merge": plan.description.merge}),
+            provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
         )
         exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
         if exports:

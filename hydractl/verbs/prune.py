@@ -10,8 +10,8 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
+from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged, seen_in
-from hydractl.files.provenance import provenance
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
@@ -211,7 +211,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
         log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
-    origin = provenance("prune", settings, [source.sha256], {**details, "layout": layout})
+    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout})
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)

@@ -14,7 +14,7 @@ from hydractl.data import batches, open_data
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
-from hydractl.files.provenance import provenance
+from hydractl.files.description import provenance
 from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
@@ -99,7 +99,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         "arch": source.description.arch,
         "method": criterion.name,
         **decided,
-        "source": provenance("score", settings, [source.sha256], details),
+        "source": provenance("score", settings.seed, [source.sha256], details),
     }
     return HeadScores(_by_head(source, model, criterion.name, scores), info)
 

@@ -17,8 +17,18 @@ from torch.nn import functional as F
 
 from hydractl.cli.app import main
 from hydractl.criteria import Calibration, Decider, get_criterion
-from hydractl.criteria.cahp.choosing import count_correct, find_knee, representatives, sizes_to_try, split_by_class
-from hydractl.criteria.cahp.signatures import class_pairs, head_outputs, jeffries_matusita, part_of, signatures
+from hydractl.criteria.cahp.choosing import (
+    class_pairs,
+    count_correct,
+    find_knee,
+    head_outputs,
+    jeffries_matusita,
+    part_of,
+    representatives,
+    signatures,
+    sizes_to_try,
+    split_by_class,
+)
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.header import read_header
 from hydractl.log import Log

@@ -37,7 +37,7 @@ def test_the_samples_that_were_seen_are_marked() -> None:
     entry = seen.entry("extract-circuit", "id", Named(names(0, 100)))
     found = seen.marked([entry], Named(names(90, 120)))
     assert found.tolist() == [i < 100 for i in range(90, 120)]
-    assert seen.told([entry], Named(names(90, 120))) == "10 by extract-circuit (id)"
+    assert seen.who_saw([entry], Named(names(90, 120))) == "10 by extract-circuit (id)"
     assert entry["n"] == 100
     assert len(base64.b64decode(entry["hashes"])) == 6 * 100
 
@@ -51,7 +51,7 @@ def test_neither_order_nor_repetition_of_samples_matters() -> None:
 
 def test_no_entries_mark_nothing() -> None:
     assert not seen.marked([], Named(names(0, 5))).any()
-    assert seen.told([], Named(names(0, 5))) == ""
+    assert seen.who_saw([], Named(names(0, 5))) == ""
 
 
 def test_of_a_large_set_the_lowest_fingerprints_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
-from hydractl.training.prepare import speed_up
+from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
 

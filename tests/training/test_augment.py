@@ -14,7 +14,7 @@ from PIL import Image
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
 from hydractl.families import get_family
-from hydractl.training.augment import Augmentation, Numbered
+from hydractl.training.data import Augmentation, Numbered
 from tests.pico import shared_stock, source_of
 
 ALL = ["crop:0.3", "flip", "randaugment:2:12"]

@@ -26,7 +26,7 @@ from hydractl.training import losses
 from hydractl.training.data import TrainingData
 from hydractl.training.losses import Contrastive
 from hydractl.training.options import LossOptions, WeightOptions
-from hydractl.training.prepare import trainable
+from hydractl.training.start import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
 from tests.training.test_loop import train

@@ -14,12 +14,10 @@ from hydractl.errors import NonFiniteError, UsageError
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.settings.finetuning import FinetuneSettings
-from hydractl.training.context import History, TrainingContext
 from hydractl.training.data import TrainingData
-from hydractl.training.loop import Training
-from hydractl.training.options import WeightOptions
-from hydractl.training.prepare import adapt, trainable
-from hydractl.training.schedule import factor, warmup_steps
+from hydractl.training.loop import History, Training, TrainingContext
+from hydractl.training.options import WeightOptions, factor, warmup_steps
+from hydractl.training.start import adapt, trainable
 from hydractl.verbs.finetune import train_options
 from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 

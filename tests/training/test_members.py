@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from hydractl.log import Log
 from hydractl.settings.sources import bare_environment, merge, to_argv
 from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.children import Command, run_commands
+from hydractl.training.children import run_commands
 from hydractl.training.outputs import numbered
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
@@ -63,8 +63,8 @@ def same(one: str, other: str) -> None:
 class ForkedPopen:
     """As ``subprocess.Popen``, but the command runs in a copy of this process, which has imported torch already."""
 
-    def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
-        pipes = [os.pipe(), os.pipe()]
+    def __init__(self, command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any) -> None:
+        read, write = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -74,17 +74,16 @@ class ForkedPopen:
                     signal.signal(number, signal.SIG_DFL)
                 os.environ.clear()
                 os.environ.update(env)
-                for number, (_read, write) in enumerate(pipes, start=1):
-                    os.dup2(write, number)
+                os.dup2(stdout.fileno(), 1)
+                os.dup2(write, 2)
                 sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
                 code = main(command[4:])
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:  # nothing of the test runner may run in the copy
                 os._exit(code)
-        for _read, write in pipes:
-            os.close(write)
-        self.stdout, self.stderr = (os.fdopen(read, "rb") for read, _write in pipes)
+        os.close(write)
+        self.stderr = os.fdopen(read, "rb")
 
     def poll(self) -> int | None:
         if self.returncode is None and (done := os.waitpid(self.pid, os.WNOHANG))[0]:
@@ -345,7 +344,7 @@ def test_a_command_is_the_hydractl_of_this_process(tmp_path: Path) -> None:
     for name in ("hydractl", "json", "ast"):
         Path(f"{name}.py").write_text("raise RuntimeError")
     with Interruptions() as signals:
-        ended = run_commands([Command("one", lambda device: ["--version"])], ["cpu"], None, Log(), signals)
+        ended = run_commands({"one": lambda device: ["--version"]}, ["cpu"], None, Log(), signals)
     assert (ended["one"].code, ended["one"].answer) == (0, f"hydractl {hydractl.__version__}\n")
 
 
@@ -366,7 +365,7 @@ def test_a_command_that_cannot_be_understood_or_is_killed(monkeypatch: pytest.Mo
     monkeypatch.setenv("HYDRACTL_LR", "nonsense")
     monkeypatch.setattr("hydractl.training.children._START", KILLED)
     log = Heard()
-    commands = [Command("one", lambda device: [device, "kill"]), Command("two", lambda device: [device, "talk"])]
+    commands = {"one": lambda device: [device, "kill"], "two": lambda device: [device, "talk"]}
     with Interruptions() as signals:
         ended = run_commands(commands, ["d0"], 3, log, signals)
     assert (ended["one"].code, ended["one"].message, ended["one"].problems) == (137, "ended by SIGKILL", ["last words"])

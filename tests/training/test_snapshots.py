@@ -26,8 +26,8 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.run_tables import finetune_table
 from hydractl.training import loop
-from hydractl.training.context import TrainingContext
-from hydractl.training.schedule import Cycles
+from hydractl.training.loop import TrainingContext
+from hydractl.training.options import Cycles
 from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data

@@ -10,8 +10,7 @@ from hydractl.errors import UsageError
 from hydractl.model.loading import build_model
 from hydractl.model.stored import check_tensors
 from hydractl.training.options import WeightOptions
-from hydractl.training.prepare import trainable
-from hydractl.training.start import drawn, with_drawn_head, with_dropout, with_new_head
+from hydractl.training.start import drawn, trainable, with_drawn_head, with_dropout, with_new_head
 from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of
 from tests.spread import spread
 

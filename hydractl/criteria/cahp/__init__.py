@@ -1,10 +1,10 @@
 """Complementary attention head pruning (CAHP, arXiv 2606.19150), which decides by itself how many heads are kept.
 
 This is our reading, made from the abstract and a review of the paper. Every head has a separability signature, the
-Jeffries-Matusita distance of each pair of classes in its output (:mod:`hydractl.criteria.cahp.signatures`). k-medoids
-over the Euclidean distances between signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804)
-gives k heads that represent all, for every k. The accuracy with only those heads is fitted by a polynomial in k, and
-its knee is the number of heads kept (:mod:`hydractl.criteria.cahp.choosing`).
+Jeffries-Matusita distance of each pair of classes in its output. k-medoids over the Euclidean distances between
+signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804) gives k heads that represent all, for
+every k. The accuracy with only those heads is fitted by a polynomial in k, and its knee is the number of heads kept
+(:mod:`hydractl.criteria.cahp.choosing`).
 """
 
 from __future__ import annotations

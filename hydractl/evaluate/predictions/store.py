@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.header import TensorInfo, header_bytes, read_header
-from hydractl.jsonio import shown
+from hydractl.jsonio import differences
 
 SCHEMA = "hydractl.predictions/2"
 BLOCK_BYTES = 1 << 22
@@ -231,19 +231,15 @@ def _check_same(path: Path, description: Mapping[str, Any]) -> None:
     there = read_header(path).description or {}
     if there == description:
         return
-    problems = []
-    for key in ("model", "sets", "schema"):
-        before, now = there.get(key), description[key]
-        if key == "model" and isinstance(before, dict):
-            problems += [
-                f"{name}: {shown(before.get(name))} in the file, {shown(now.get(name))} now"
-                for name in dict.fromkeys([*now, *before])
-                if before.get(name) != now.get(name)
-            ]
-        elif before != now:
-            problems.append(f"{key}: {shown(before)} in the file, {shown(now)} now")
     raise InputError(
         f"{path} holds unfinished predictions of other settings",
         hint="give the settings it was begun with, or leave --resume out to begin anew",
-        problems=problems,
+        problems=differences(_flat(there), _flat(description), "in the file"),
     )
+
+
+def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the model beside the rest."""
+    model = description.get("model")
+    rest = {key: value for key, value in description.items() if key != "model"}
+    return {**(model if isinstance(model, dict) else {}), **rest}

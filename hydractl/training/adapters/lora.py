@@ -20,18 +20,18 @@ from hydractl.training.adapters.base import added_names
 
 
 class LowRank(nn.Module):
-    """Adds ``scale * B A`` to matrices that lie side by side.
+    """Adds ``scale * B A`` to a matrix; for a stack of n matrices see :class:`OnProjections`.
 
     Attributes:
         a: ``[n, r, columns]``.
         b: ``[n, rows, r]``, of zeros at first.
     """
 
-    def __init__(self, count: int, rows: int, columns: int, rank: int, alpha: float, like: Tensor) -> None:
+    def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
         super().__init__()
         self.scale = alpha / rank
-        self.a = nn.Parameter(like.new_empty((count, rank, columns)))
-        self.b = nn.Parameter(like.new_zeros((count, rows, rank)))
+        self.a = nn.Parameter(weight.new_empty((count, rank, weight.shape[1])))
+        self.b = nn.Parameter(weight.new_zeros((count, weight.shape[0] // count, rank)))
 
     def draw(self, generator: torch.Generator) -> None:
         """A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
@@ -40,32 +40,21 @@ class LowRank(nn.Module):
         with torch.no_grad():
             self.a.copy_(drawn)
 
-    def delta(self) -> Tensor:
-        """``[n, rows, columns]``."""
-        return self.scale * (self.b @ self.a)
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + (self.scale * (self.b @ self.a))[0]
 
 
 class OnProjections(LowRank):
     """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``."""
 
     def __init__(self, heads: int, weight: Tensor, rank: int, alpha: float) -> None:
-        super().__init__(3, weight.shape[0] // 3, weight.shape[1], rank, alpha, weight)
+        super().__init__(weight, rank, alpha, 3)
         self.heads = heads
 
     def forward(self, weight: Tensor) -> Tensor:
         # [3, h * dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
-        delta = self.delta().unflatten(1, (self.heads, -1)).transpose(0, 1)
+        delta = (self.scale * (self.b @ self.a)).unflatten(1, (self.heads, -1)).transpose(0, 1)
         return weight + delta.flatten(0, 2)
-
-
-class OnOutput(LowRank):
-    """For a bank's output projection, ``[d_model, heads * head_dim]``."""
-
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
-        super().__init__(1, weight.shape[0], weight.shape[1], rank, alpha, weight)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.delta()[0]
 
 
 class LoRA:
@@ -88,7 +77,7 @@ class LoRA:
                 continue
             for name, added in (
                 ("qkv", OnProjections(bank.heads, bank.qkv.detach(), self.rank, self.alpha)),
-                ("out", OnOutput(bank.out.detach(), self.rank, self.alpha)),
+                ("out", LowRank(bank.out.detach(), self.rank, self.alpha)),
             ):
                 added.draw(generator)
                 parametrize.register_parametrization(bank, name, added)

@@ -21,7 +21,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
-from hydractl.training.prepare import trainable
+from hydractl.training.start import trainable
 from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
 from tests.pico import CLIP, VARIANTS, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock

@@ -19,7 +19,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.options import WeightOptions
-from hydractl.training.prepare import trainable
+from hydractl.training.start import trainable
 from tests.pico import VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 

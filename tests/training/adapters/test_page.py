@@ -13,7 +13,7 @@ from hydractl.training.adapters.base import Adapter
 from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.options import WeightOptions
-from hydractl.training.prepare import trainable
+from hydractl.training.start import trainable
 from tests.pico import shared_stock, source_of, stock
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "ensembles.md").read_text(encoding="utf-8")
