@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydractl.metrics.declaration import Metric
-from hydractl.metrics.registry import table_metrics
+from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.figures import number
 
 BEST, SECOND = "best", "second"

@@ -28,8 +28,7 @@ from hydractl.files.documents import (
     read_document,
 )
 from hydractl.jsonio import shown
-from hydractl.metrics.declaration import Kind
-from hydractl.metrics.registry import metrics
+from hydractl.metrics.declaration import Kind, metrics
 
 F = TypeVar("F", bound=Form)
 
