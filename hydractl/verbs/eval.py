@@ -25,9 +25,8 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
 
 if TYPE_CHECKING:
-    from hydractl.evaluate.leaks import Seen
     from hydractl.evaluate.models import Model
-    from hydractl.evaluate.sets import EvalSet
+    from hydractl.evaluate.sets import EvalSet, Seen
 
 SCHEMA = "hydractl.eval/1"
 
@@ -103,9 +102,8 @@ def _report_options(settings: EvalSettings) -> ReportOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.evaluate.answer import known_keys
-    from hydractl.evaluate.finding import check_writable, find_rows
-    from hydractl.evaluate.leaks import seen_samples
-    from hydractl.evaluate.sets import open_sets
+    from hydractl.evaluate.models import check_writable, find_rows
+    from hydractl.evaluate.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
 
