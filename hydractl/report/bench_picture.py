@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from hydractl.report.names import drawn_names
 from hydractl.report.pictures import COLOURS, add_legend, colour, lay_out, styled
+from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

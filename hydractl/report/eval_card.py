@@ -9,10 +9,18 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.report.columns import ID_COLUMNS, OOD_AVERAGE, OOD_METRICS, Column, Row, columns, level_text
-from hydractl.report.eval_tables import every_set_table, metric_cells
-from hydractl.report.figures import count_text, number
-from hydractl.report.names import shown_name, visible
+from hydractl.report.eval_tables import (
+    ID_COLUMNS,
+    OOD_AVERAGE,
+    OOD_METRICS,
+    Column,
+    Row,
+    columns,
+    every_set_table,
+    level_text,
+    metric_cells,
+)
+from hydractl.report.texts import count_text, number, shown_name, visible
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

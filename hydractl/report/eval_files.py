@@ -14,8 +14,8 @@ from hydractl.files.atomic import Output, file_path, storage_error, write_with
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
-from hydractl.report.names import shown_name
 from hydractl.report.pictures import save_png
+from hydractl.report.texts import shown_name
 
 
 @dataclass(frozen=True)

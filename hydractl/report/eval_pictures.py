@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hydractl.report.columns import (
+from hydractl.report.eval_tables import (
     ACCURACY,
+    CORRUPTION_METRICS,
     DIVERSITY_METRICS,
     OOD_AVERAGE,
     Column,
     Metric,
     Row,
+    corrupted_samples,
+    cost_ratio,
     ood_names,
     samples,
     sizes_text,
 )
-from hydractl.report.eval_tables import CORRUPTION_METRICS, corrupted_samples, cost_ratio
-from hydractl.report.figures import number, short_count
-from hydractl.report.names import drawn_names, file_names, short_names, shown_name, visible
 from hydractl.report.pictures import (
     GUIDE,
     INCHES_A_LETTER,
@@ -33,6 +33,7 @@ from hydractl.report.pictures import (
     point_look,
     whiskers,
 )
+from hydractl.report.texts import drawn_names, file_names, number, short_count, short_names, shown_name, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
