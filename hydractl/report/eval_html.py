@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
-from hydractl.report.eval_tables import (
-    BEST,
-    SECOND,
-    Cell,
-    Column,
-    Table,
-    level_text,
-    main_columns,
-    marks,
-    ood_group,
-    ood_names,
-    signed_number,
-)
 from hydractl.report.pictures import inline_svgs
-from hydractl.report.texts import number, shown_name, visible
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
+from hydractl.report.texts import number, shown_name, template, visible
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _HOW = {
@@ -36,9 +17,9 @@ _HOW = {
     "below it the model is overconfident, above it underconfident. Whiskers are 95 % Wilson intervals of the accuracy: "
     "bins with few samples say little. The bars count the samples of each bin.",
     "scores": "How the OOD score is spread over ID samples (filled) and over each OOD set (outline). The less the two "
-    "overlap, the better they can be told apart. A dashed line is the threshold, where one is set.",
-    "roc": "For every threshold: how many OOD samples are found (TPR), and how many ID samples are flagged by mistake "
-    "(FPR). The area under the curve is the AUROC; the dashed line is guessing.",
+    "overlap, the better the score separates them. A dashed line is the threshold, where one is set.",
+    "roc": "For every threshold: the share of OOD samples flagged (TPR) over the share of ID samples flagged (FPR). "
+    "The area under the curve is the AUROC; the dashed line is guessing.",
     "risk-coverage": "The error rate when only the most confident samples are answered. Lower is better everywhere; "
     "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
@@ -46,7 +27,7 @@ _HOW = {
     "training": "From fine-tuning: the loss of each epoch, the mean over its steps, and the accuracy on the validation "
     "set after it. The legend says the weights of which epoch were kept.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
-    "diversity": "How much the members of one model differ. More on OOD data than on ID data helps to tell them apart.",
+    "diversity": "How much the members of one model differ. More on OOD data than on ID data helps OOD detection.",
     "corruptions": "What a model loses as images get worse; severity 0 is the uncorrupted ID data.",
 }
 
@@ -68,14 +49,14 @@ class _Section:
     title: str
     note: str = ""
     figures: Sequence[_Drawn] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[tables.Table] = ()
     facts: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 def render(document: Mapping[str, Any]) -> bytes:
     """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes."""
     rows = document["models"]
-    page = _environment().get_template("report.html.j2")
+    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     text = page.render(
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
         measured=measured(document),
@@ -86,26 +67,10 @@ def render(document: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    """Templates in which every text is made visible and escaped, so nothing in a document can become markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    found = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else visible(value),
-        undefined=StrictUndefined,
-    )
-    found.filters.update(shown=shown_name, ends=_ends_text)
-    return found
-
-
-def _ends_text(cell: Cell) -> str:
+def _ends_text(cell: tables.Cell) -> str:
     """The interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
-    form, between = (signed_number, " to ") if cell.signed else (number, "–")
+    form, between = (tables.signed_number, " to ") if cell.signed else (number, "–")
     return between.join(map(form, cell.ends))
 
 
@@ -115,10 +80,10 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     drawn = _draw(document)
     marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
 
-    def part(anchor: str, title: str, *under: Table, kind: str = "", note: str = "") -> _Section:
+    def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
         figures = [one for one in drawn if kind and one.kind.startswith(kind)]
-        told = _HOW[kind] if figures else note
-        return _Section(anchor, title, told, figures, [table for table in under if table.rows])
+        shown = [table for table in under if table.rows]
+        return _Section(anchor, title, _HOW[kind] if figures else note, figures, shown)
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {shown_name(rows[0]['name'])}", tables.difference_table(rows))
@@ -177,27 +142,24 @@ def measured(document: Mapping[str, Any]) -> list[str]:
     inside = data.get("id") or {}
     n = next((row["id"].get("n") for row in rows if row.get("id")), inside.get("n"))
     spec = f" of {shown_name(inside['spec'])}" if inside.get("spec") else ""
-    kind = "labelled samples" if _labelled(rows) else "samples without labels"
+    labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
+    kind = "labelled samples" if labelled else "samples without labels"
     found = [f"{models} measured on {'an unknown number of' if n is None else n} {kind}{spec} (in distribution, ID)."]
-    names = ood_names(rows)
+    names = tables.ood_names(rows)
     if names:
         sets = [_set_text(name, rows, data) for name in names]
         found.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
-        score = (document.get("conventions") or {}).get("ood_score")
-        found += [f"ID and OOD are told apart by the score {shown_name(score)}."] if score else []
+        score = tables.at(document, "conventions", "ood_score")
+        found += [f"The OOD score is {shown_name(score)}."] if score else []
     else:
         found.append("No out-of-distribution data was given.")
     return found + _intervals(document) + _cautions(rows)
 
 
-def _labelled(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return any((row.get("id") or {}).get("accuracy") is not None for row in rows)
-
-
 def _set_text(name: str, rows: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
-    n = next((row["ood"][name].get("n") for row in rows if name in (row.get("ood") or {})), None)
-    n = (data.get(name) or {}).get("n") if n is None else n
-    group = ood_group(rows, name)
+    n = next((row["ood"][name].get("n") for row in rows if tables.at(row, "ood", name) is not None), None)
+    n = tables.at(data, name, "n") if n is None else n
+    group = tables.ood_group(rows, name)
     facts = [*([f"{group} OOD"] if group else []), *([f"n = {n}"] if n is not None else [])]
     return shown_name(name) + (f" ({', '.join(facts)})" if facts else "")
 
@@ -206,7 +168,7 @@ def _intervals(document: Mapping[str, Any]) -> list[str]:
     boot = document.get("bootstrap") or {}
     if not boot:
         return ["No confidence intervals were computed: small differences may be chance."]
-    text = f"Intervals cover {level_text(document) or 'an unstated share'}"
+    text = f"Intervals cover {tables.level_text(document) or 'an unstated share'}"
     text += f", from {boot['rounds']} bootstrap resamples of the samples" if boot.get("rounds") else ""
     return [f"{text}; they do not cover training again with another seed."]
 
@@ -215,12 +177,8 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes numbers look better than they are."""
     found = []
     for row in rows:
-        seen = {name: count for name, count in (row.get("seen") or {}).items() if count}
-        if seen:
-            listed = ", ".join(
-                f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in seen.items()
-            )
-            found.append(f"{shown_name(row['name'])} was made with some of these samples: {listed}.")
+        if seen := tables.seen_text(row):
+            found.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
     return found
 
 
@@ -231,12 +189,12 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     rows = document["models"]
     found = []
-    for column in main_columns(rows):
+    for column in tables.main_columns(rows):
         values = [column.value(row) for row in rows]
-        marked = marks(values, column.metric)
-        first = [row for row, mark in zip(rows, marked, strict=True) if mark == BEST]
+        marked = tables.marks(values, column.metric)
+        first = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
         if first:
-            second = [row for row, mark in zip(rows, marked, strict=True) if mark == SECOND]
+            second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
             text = f"{_names(first)} with {_value(column, first)}"
             text += f", then {_names(second)} with {_value(column, second)}" if second else ""
             text += _overlap(column, first, rows)
@@ -244,7 +202,7 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _value(column: Column, rows: Sequence[Mapping[str, Any]]) -> str:
+def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:
     """The number that these rows have in common, with its interval where it is that of a single row."""
     ends = column.interval(rows[0]) if len(rows) == 1 else None
     text = number(column.value(rows[0]))
@@ -257,7 +215,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> str:
     return " and ".join(listed) if not rest else f"{', '.join(listed)} and {rest} more"
 
 
-def _overlap(column: Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+def _overlap(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
     """How many others' intervals meet that of the best: they are not clearly worse."""
     ends = column.interval(first[0]) if len(first) == 1 else None
     others = [column.interval(row) for row in rows if not any(row is one for one in first)]

@@ -166,7 +166,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def roc(curves: Mapping[str, Any], row: Row) -> Picture:
-    """ROC curves: how many OOD samples are found for how many ID samples flagged."""
+    """ROC curves: TPR over FPR of each OOD set."""
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
@@ -176,7 +176,7 @@ def roc(curves: Mapping[str, Any], row: Row) -> Picture:
             label = f"{shown} ({samples([row], [name])}), AUROC {area}"
             axes.plot(fpr, tpr, label=label, **line_look(index, len(fpr)))
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"FPR: share of ID samples flagged ({samples([row])})")
-        axes.set_ylabel("TPR: share of OOD samples found\n(n in the legend)")
+        axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
 
     return Picture("roc", shown_name(row["name"]), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
 

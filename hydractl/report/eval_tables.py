@@ -17,6 +17,14 @@ Row = Mapping[str, Any]
 ID_METRICS, OOD_METRICS, DIVERSITY_METRICS = (table_metrics(kind) for kind in ("id", "ood", "diversity"))
 
 
+def at(document: Mapping[str, Any], *keys: str) -> Any:
+    """What stands below these keys, from the outside in; None where any of them is missing or null."""
+    value: Any = document
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 @dataclass(frozen=True)
 class Column:
     """A metric at one place of a row.
@@ -38,21 +46,17 @@ class Column:
 
     def value(self, row: Row) -> float | None:
         """The number in this row; None where there is none."""
-        found: Any = row
-        for key in (*self.place, self.metric.key):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+        number: float | None = at(row, *self.place, self.metric.key)
+        return number
 
     def interval(self, row: Row) -> tuple[float, float] | None:
         """Its confidence interval in this row; None where none was made."""
-        return _pair((row.get("ci") or {}).get(self.key))
+        return _pair(at(row, "ci", self.key))
 
     def difference(self, row: Row) -> tuple[float, tuple[float, float] | None] | None:
         """This row minus the first one, measured on the same samples, and the interval of that."""
-        found = (row.get("difference") or {}).get(self.key)
-        if not found or found.get("value") is None:
-            return None
-        return found["value"], _pair(found.get("ci"))
+        value = at(row, "difference", self.key, "value")
+        return None if value is None else (value, _pair(at(row, "difference", self.key, "ci")))
 
 
 def _pair(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
@@ -84,13 +88,13 @@ def ood_names(rows: Sequence[Row]) -> list[str]:
 
 def ood_group(rows: Sequence[Row], name: str) -> str | None:
     """``near``, ``far`` or None."""
-    return next((row["ood"][name].get("group") for row in rows if name in (row.get("ood") or {})), None)
+    return next((row["ood"][name].get("group") for row in rows if at(row, "ood", name) is not None), None)
 
 
 def samples(rows: Sequence[Row], names: Sequence[str] = ("id",)) -> str:
     """``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
-    entries = [row.get("id") if name == "id" else (row.get("ood") or {}).get(name) for row in rows for name in names]
-    return sizes_text(entry.get("n") for entry in entries if entry)
+    places = [("id",) if name == "id" else ("ood", name) for name in names]
+    return sizes_text(at(row, *place, "n") for row in rows for place in places)
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
@@ -99,6 +103,12 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
     if not known:
         return "n unknown"
     return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
+
+
+def seen_text(row: Row) -> str:
+    """How many samples of each data set the row had seen before; empty where it had seen none."""
+    counts = (row.get("seen") or {}).items()
+    return ", ".join(f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in counts if count)
 
 
 def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
@@ -118,7 +128,7 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
 
 def level_text(document: Mapping[str, Any]) -> str:
     """``95 %``, or what else the intervals of this document cover; empty where it does not say."""
-    level = (document.get("bootstrap") or {}).get("level")
+    level = at(document, "bootstrap", "level")
     return "" if level is None else f"{100 * level:g} %"
 
 
@@ -176,12 +186,8 @@ def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, tit
     return Table(caption, [(column.metric.label + tail, column.metric.direction) for column in shown], lines, title)
 
 
-def _plain_heads(*labels: str) -> list[tuple[str, str]]:
-    return [(label, "") for label in labels]
-
-
-def _heads(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
-    return [(metric.label, metric.direction) for metric in metrics]
+def _heads(*labels: str, metrics: Sequence[Metric] = ()) -> list[tuple[str, str]]:
+    return [*((label, "") for label in labels), *((metric.label, metric.direction) for metric in metrics)]
 
 
 def _numbers(values: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Cell]:
@@ -229,7 +235,7 @@ def every_set_table(rows: Sequence[Row]) -> Table:
             n = "-" if entry.get("n") is None else str(entry["n"])
             about = [Cell(name, "text"), Cell(entry.get("group") or "-", "text"), Cell(n)]
             lines.append((row["name"], [*about, *body[index, name]]))
-    heads = [*_plain_heads("OOD set", "group", "n"), *_heads([*OOD_METRICS, DIVERSITY_METRICS[0]])]
+    heads = _heads("OOD set", "group", "n", metrics=[*OOD_METRICS, DIVERSITY_METRICS[0]])
     return Table("", heads, lines, "OOD sets")
 
 
@@ -239,7 +245,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
     caption = "Bold: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    return Table(caption, _heads([column.metric for column in shown]), lines if shown else [])
+    return Table(caption, _heads(metrics=[column.metric for column in shown]), lines if shown else [])
 
 
 def _difference(column: Column, row: Row) -> Cell:
@@ -267,12 +273,12 @@ def members_table(rows: Sequence[Row]) -> Table:
         for who, values in [("together", row.get("id") or {}), *((f"member {i}", m) for i, m in enumerate(members))]:
             if members:
                 lines.append((row["name"], [Cell(who, "text"), *_numbers(values, ID_METRICS)]))
-    return Table(f"ID {samples(rows)}", [("", ""), *_heads(ID_METRICS)], lines)
+    return Table(f"ID {samples(rows)}", _heads("", metrics=ID_METRICS), lines)
 
 
 def selective_table(rows: Sequence[Row]) -> Table:
     """Accuracy among the most confident samples."""
-    levels = sorted({key for row in rows for key in (row.get("id") or {}).get("accuracy_at") or {}})
+    levels = sorted({key for row in rows for key in at(row, "id", "accuracy_at") or {}})
     shown = [Column(("id", "accuracy_at"), replace(ACCURACY.metric, key=key, label=f"acc at {key}")) for key in levels]
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
     return metric_table(rows if levels else [], [*shown, AURC], caption)
@@ -297,12 +303,11 @@ def cost_table(rows: Sequence[Row]) -> Table:
     ratios, reference = cost_ratio(rows)
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
-        cost = row.get("cost") or {}
-        texts = (count_text(cost.get("params")), count_text(cost.get("macs")), number(ratio, 3))
+        texts = (*(count_text(at(row, "cost", key)) for key in ("params", "macs")), number(ratio, 3))
         lines.append((row["name"], [Cell(text) for text in texts]))
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
     known = any(row.get("cost") for row in rows)
-    return Table(caption, _plain_heads("parameters", "mult-adds", "ratio"), lines if known else [])
+    return Table(caption, _heads("parameters", "mult-adds", "ratio"), lines if known else [])
 
 
 def diversity_table(rows: Sequence[Row]) -> Table:
@@ -317,7 +322,7 @@ def diversity_table(rows: Sequence[Row]) -> Table:
                 who = Cell(f"{pair['a']} and {pair['b']}", "text")
                 lines.append((row["name"], [title, who, *_numbers(pair, DIVERSITY_METRICS)]))
     caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return Table(caption, [*_plain_heads("data set", "members"), *_heads(DIVERSITY_METRICS)], lines)
+    return Table(caption, _heads("data set", "members", metrics=DIVERSITY_METRICS), lines)
 
 
 CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity)
@@ -328,7 +333,7 @@ def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.get("corruptions") or {}))
     places = [(("corruptions", kind), shown_name(kind)) for kind in kinds]
     for place, title in [*places, (("corruption_avg",), "Mean over the corruptions")]:
-        levels = sorted({level for row in rows for level in _inside(row, place)})
+        levels = sorted({level for row in rows for level in at(row, *place) or {}})
         shown = [
             Column((*place, level), replace(one, label=f"{one.label} {level}"))
             for one in CORRUPTION_METRICS
@@ -346,13 +351,6 @@ def corrupted_samples(rows: Sequence[Row]) -> str:
     return text if "to" in text or "unknown" in text else f"{text} each"
 
 
-def _inside(row: Row, place: Sequence[str]) -> Mapping[str, Any]:
-    found: Any = row
-    for key in place:
-        found = (found or {}).get(key)
-    return found or {}
-
-
 def settings_table(rows: Sequence[Row]) -> Table:
     """MC dropout, calibration, conformal sets and threshold of every row that has them."""
     lines = []
@@ -360,7 +358,7 @@ def settings_table(rows: Sequence[Row]) -> Table:
         for what, facts in (("MC dropout", _passes(row)), ("calibration", _calibration(row)),
                             ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
             lines += [(row["name"], [Cell(what, "text"), Cell(facts, "text long")])] if facts else []
-    return Table("Fitted on other samples, or given", _plain_heads("what", "facts"), lines)
+    return Table("Fitted on other samples, or given", _heads("what", "facts"), lines)
 
 
 def _passes(row: Row) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
@@ -122,3 +128,23 @@ def file_names(names: Sequence[str]) -> list[str]:
         taken.add(part.lower())
         found.append(part)
     return found
+
+
+@cache
+def _templates(show: Callable[[object], str], **options: Any) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        finalize=lambda value: value if isinstance(value, Markup) else show(value),
+        undefined=StrictUndefined,
+        **options,
+    )
+
+
+def template(name: str, show: Callable[[object], str], filters: Mapping[str, Any], **options: Any) -> Template:
+    """A template in which every text is written by ``show``, so that nothing in a document can become markup."""
+    found = _templates(show, **options)
+    found.filters.update(filters)
+    return found.get_template(name)

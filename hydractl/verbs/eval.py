@@ -19,7 +19,7 @@ from hydractl.files.atomic import Output, check_outputs, file_path, named_apart,
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
-from hydractl.report.eval_files import ReportOptions, Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.settings import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check, check_known
@@ -40,7 +40,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
-        with Reports(_report_options(settings), names) as reports:
+        with claimed_reports(_report_options(settings), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
@@ -61,7 +61,7 @@ def _again(settings: EvalSettings) -> Outcome:
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = [line for one in settings.requirements() for line in check(one, rows, skip_first=False)]
-    with Reports(_report_options(settings), [name for name, _ in rows]) as reports:
+    with claimed_reports(_report_options(settings), [name for name, _ in rows]) as reports:
         files = [] if settings.dry_run else write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet)
 
@@ -194,7 +194,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(Reports(_report_options(settings), [one.name for one in plan.models]))
+        reports = stack.enter_context(claimed_reports(_report_options(settings), [one.name for one in plan.models]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
