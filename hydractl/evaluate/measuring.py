@@ -215,17 +215,10 @@ FLAG = "is_ood"
 """A field more, where a threshold is known."""
 
 
-def sample_rows(
-    samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None = None
+def _sample_rows(
+    samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
 ) -> Iterator[dict[str, Any]]:
-    """One mapping per sample: predicted label, its probability, entropy and mutual information (nats), OOD score.
-
-    Args:
-        samples: N of them.
-        ids: their ids.
-        labels: class names; without them the label is the class index.
-        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
-    """
+    """One mapping per sample: predicted label, its probability, entropy and mutual information (nats), OOD score."""
     for i, sample in enumerate(ids):
         top = int(samples.predicted[i])
         row = {
@@ -248,8 +241,16 @@ def write_lines(
     labels: Sequence[str] | None,
     threshold: float | None = None,
 ) -> Path:
-    """Write ``.jsonl``, or ``.csv`` with a line of names first; the arguments are those of :func:`sample_rows`."""
-    rows = sample_rows(samples, ids, labels, threshold)
+    """Write ``.jsonl``, or ``.csv`` with a line of names first.
+
+    Args:
+        output: the file.
+        samples: N of them.
+        ids: their ids.
+        labels: class names; without them the label is the class index.
+        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
+    """
+    rows = _sample_rows(samples, ids, labels, threshold)
 
     def lines(handle: IO[bytes]) -> None:
         if output.path.suffix == ".csv":

@@ -53,6 +53,8 @@ class StoredFit:
         Raises:
             InputError: for what eval does not write.
         """
+        from hydractl.files.documents import FittedOn, check
+
         calibration = document.get("calibration")
         try:
             if calibration is None:
@@ -60,16 +62,10 @@ class StoredFit:
             checked = Calibration.from_json(calibration)
             where = calibration.get("fitted_on")
             if where is not None:
-                _check_fitted_on(where)
+                check(where, FittedOn, "what its calibration was fitted on is no data set")
             return cls(checked, stored_threshold(document.get("threshold")), where)
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
-
-
-def _check_fitted_on(document: Any) -> None:
-    from hydractl.files.documents import FittedOn, check
-
-    check(document, FittedOn, "what its calibration was fitted on is no data set")
 
 
 class Model(ABC):
@@ -375,11 +371,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:
-    """Whether a MODEL is read from predictions.
-
-    Raises:
-        UsageError: some of its members are, and others run.
-    """
+    """Whether a MODEL is read from predictions, which is refused where only some of its members are."""
     predictions = [ref for ref in refs if is_predictions(ref)]
     others = [ref for ref in refs if ref not in predictions]
     if not predictions or not others:

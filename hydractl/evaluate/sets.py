@@ -179,11 +179,7 @@ def _label_map(path: str | None) -> Mapping[str, str] | None:
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
-    """The names of the classes; all rows are measured on the same labels, so they must agree.
-
-    Raises:
-        InputError: listing the models that differ from the first.
-    """
+    """The names of the classes; all rows are measured on the same labels, so they must agree."""
     first = models[0]
     known = next((one.labels for one in models if one.labels is not None), None)
     problems = []

@@ -72,9 +72,9 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     if not id_sorted.size or not ood_sorted.size:
         return None
     thresholds = np.unique(np.concatenate([id_sorted, ood_sorted]))[::-1]
-    found = ood_sorted.size - np.searchsorted(ood_sorted, thresholds, side="left")
-    flagged = id_sorted.size - np.searchsorted(id_sorted, thresholds, side="left")
-    return Curve(found.astype(np.int64), flagged.astype(np.int64))
+    true_positives = ood_sorted.size - np.searchsorted(ood_sorted, thresholds, side="left")
+    false_positives = id_sorted.size - np.searchsorted(id_sorted, thresholds, side="left")
+    return Curve(true_positives.astype(np.int64), false_positives.astype(np.int64))
 
 
 @metric("ood", label="auroc", words="AUROC", direction="higher", place=0)

@@ -105,11 +105,7 @@ def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
-    """The folder of the pictures; one that was made here is removed at the end unless something is in it.
-
-    Raises:
-        OutputError: where it cannot be made, or something else has its name.
-    """
+    """The folder of the pictures; one that was made here is removed at the end unless something is in it."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--plots is a folder, and {folder} is a file", hint="choose another name")
     if not folder.exists():
@@ -129,11 +125,6 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    """The number of the row that the card is about.
-
-    Raises:
-        UsageError: where no row has the name asked for.
-    """
     if options.card is None or options.card_model is None:
         return len(names) - 1
     if options.card_model not in names:

@@ -144,16 +144,18 @@ def measured(document: Mapping[str, Any]) -> list[str]:
     spec = f" of {shown_name(inside['spec'])}" if inside.get("spec") else ""
     labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
     kind = "labelled samples" if labelled else "samples without labels"
-    found = [f"{models} measured on {'an unknown number of' if n is None else n} {kind}{spec} (in distribution, ID)."]
+    sentences = [
+        f"{models} measured on {'an unknown number of' if n is None else n} {kind}{spec} (in distribution, ID)."
+    ]
     names = tables.ood_names(rows)
     if names:
         sets = [_set_text(name, rows, data) for name in names]
-        found.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
+        sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
         score = tables.at(document, "conventions", "ood_score")
-        found += [f"The OOD score is {shown_name(score)}."] if score else []
+        sentences += [f"The OOD score is {shown_name(score)}."] if score else []
     else:
-        found.append("No out-of-distribution data was given.")
-    return found + _intervals(document) + _cautions(rows)
+        sentences.append("No out-of-distribution data was given.")
+    return sentences + _intervals(document) + _cautions(rows)
 
 
 def _set_text(name: str, rows: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
@@ -175,11 +177,11 @@ def _intervals(document: Mapping[str, Any]) -> list[str]:
 
 def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes numbers look better than they are."""
-    found = []
+    sentences = []
     for row in rows:
         if seen := tables.seen_text(row):
-            found.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
-    return found
+            sentences.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
+    return sentences
 
 
 def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -188,7 +190,7 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     Empty for a single row.
     """
     rows = document["models"]
-    found = []
+    lines = []
     for column in tables.main_columns(rows):
         values = [column.value(row) for row in rows]
         marked = tables.marks(values, column.metric)
@@ -198,8 +200,8 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = f"{_names(first)} with {_value(column, first)}"
             text += f", then {_names(second)} with {_value(column, second)}" if second else ""
             text += _overlap(column, first, rows)
-            found.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
-    return found
+            lines.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
+    return lines
 
 
 def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -363,8 +363,8 @@ def settings_table(rows: Sequence[Row]) -> Table:
 
 def _passes(row: Row) -> str:
     found = row.get("mc_dropout") or {}
-    told = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
-    return ", ".join(text.format(found[key]) for key, text in told.items() if found.get(key) is not None)
+    forms = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
+    return ", ".join(text.format(found[key]) for key, text in forms.items() if found.get(key) is not None)
 
 
 def _calibration(row: Row) -> str:

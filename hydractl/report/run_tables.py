@@ -6,35 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.eval_tables import (
-    BEST,
-    DIVERSITY,
-    ID_COLUMNS,
-    OOD_AVERAGE,
-    SECOND,
-    Cell,
-    Column,
-    Row,
-    Table,
-    every_set_table,
-    level_text,
-    main_columns,
-    metric_table,
-    ood_names,
-)
+from hydractl.report import eval_tables as tables
 from hydractl.report.rich_parts import table
 from hydractl.report.texts import bytes_text, count_text, drawn_names, number
 
 # --- evals ------------------------------------------------------------------------------------------------------------
 
-_STYLES = {BEST: "bold", SECOND: "underline"}
+_STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
 _NAMES = (40, 24, 14)  # letters of a name, the more the better
 _OTHERS = 47  # columns of the OOD sets' table beside its names
 _ANY_WIDTH = Console(width=10**4)
-_Part = tuple[str, Sequence[Column]]  # a title and what stands under it
+_Part = tuple[str, Sequence[tables.Column]]  # a title and what stands under it
 
 
 def eval_table(document: dict[str, Any], width: int) -> RenderableType:
@@ -42,32 +27,32 @@ def eval_table(document: dict[str, Any], width: int) -> RenderableType:
     fit; intervals below their numbers where they fit.
     """
     rows = document["models"]
-    outside = bool(ood_names(rows))
+    outside = bool(tables.ood_names(rows))
     n = (rows[0].get("id") or {}).get("n") if rows else 0
     inside = f"in distribution (n = {'-' if n is None else n})"
     second = "OOD averages, and diversity in distribution" if outside else "diversity in distribution"
-    every = [(f"{inside}, OOD averages" if outside else inside, main_columns(rows))]
-    apart = [(inside, ID_COLUMNS), (second, [*(OOD_AVERAGE if outside else ()), *DIVERSITY])]
-    tables = _fitting(rows, every, apart, width)
-    parts: list[RenderableType] = [part for one in tables for part in (one, Text(""))]
+    every = [(f"{inside}, OOD averages" if outside else inside, tables.main_columns(rows))]
+    apart = [(inside, tables.ID_COLUMNS), (second, [*(tables.OOD_AVERAGE if outside else ()), *tables.DIVERSITY])]
+    fitting = _fitting(rows, every, apart, width)
+    parts: list[RenderableType] = [part for one in fitting for part in (one, Text(""))]
     parts += [_ood(rows, width), Text("")] if outside else []
-    with_intervals = any("\n" in str(cell) for one in tables for column in one.columns for cell in column.cells)
+    with_intervals = any("\n" in str(cell) for one in fitting for column in one.columns for cell in column.cells)
     return Group(*parts, _Note(document, with_intervals))
 
 
-def _fitting(rows: Sequence[Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[RichTable]:
+def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[Table]:
     """All columns in one table, else in two; with intervals if at all possible, and with names as long as possible."""
     tries = [(parts, True, letters) for parts in (every, apart) for letters in _NAMES[:2]]
     tries += [(parts, False, letters) for parts in (every, apart) for letters in _NAMES]
-    found: list[RichTable] = []
+    found: list[Table] = []
     for parts, intervals, letters in tries:
-        found = [_rich(metric_table(rows, columns, "", title), letters, intervals) for title, columns in parts]
+        found = [_rich(tables.metric_table(rows, columns, "", title), letters, intervals) for title, columns in parts]
         if all(_ANY_WIDTH.measure(one).maximum <= width for one in found):
             break
     return found
 
 
-def _rich(shown: Table, letters: int, intervals: bool = False, left: int = 1) -> RichTable:
+def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
     """A table for the terminal, with names of so many letters."""
     found = table(shown.title, ("model", *[label for label, _ in shown.heads]), [], left=left)
     short = dict(zip(names := list(dict.fromkeys(n for n, _ in shown.rows)), drawn_names(names, letters), strict=True))
@@ -76,7 +61,7 @@ def _rich(shown: Table, letters: int, intervals: bool = False, left: int = 1) ->
     return found
 
 
-def _text(cell: Cell, intervals: bool) -> Text:
+def _text(cell: tables.Cell, intervals: bool) -> Text:
     """A number with its mark, and its interval on a second line."""
     text = Text(cell.text, _STYLES.get(cell.mark, ""))
     if intervals and cell.ends is not None:
@@ -89,14 +74,14 @@ def _short(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.3f}"
 
 
-def _ood(rows: Sequence[Row], width: int) -> RichTable:
+def _ood(rows: Sequence[tables.Row], width: int) -> Table:
     """Every OOD set of every row."""
-    every = every_set_table(rows)
-    sets = ood_names(rows)
+    every = tables.every_set_table(rows)
+    sets = tables.ood_names(rows)
     short = dict(zip(sets, drawn_names(sets, 16), strict=True))
-    lines = [(name, [Cell(short[cells[0].text]), *cells[1:]]) for name, cells in every.rows]
+    lines = [(name, [tables.Cell(short[cells[0].text]), *cells[1:]]) for name, cells in every.rows]
     letters = max(_NAMES[-1], min(_NAMES[0], width - _OTHERS - max(map(len, short.values()))))
-    return _rich(Table("", every.heads, lines, every.title), letters, left=3)
+    return _rich(tables.Table("", every.heads, lines, every.title), letters, left=3)
 
 
 class _Note:
@@ -105,7 +90,7 @@ class _Note:
     def __init__(self, document: Mapping[str, Any], intervals: bool) -> None:
         rows = document["models"]
         self.marks = "bold: best of the column, underlined: second best" if len(rows) > 1 else ""
-        level = f"{level_text(document)} " if level_text(document) else ""
+        level = f"{tables.level_text(document)} " if tables.level_text(document) else ""
         known = any(end for row in rows for end in (row.get("ci") or {}).values() if end and None not in end)
         self.intervals = f"{level}intervals: --json, or a wider terminal" if known else ""
         if intervals:

@@ -167,12 +167,7 @@ def _set_problem(entry: Mapping[str, Any], index: int, header: Header) -> str | 
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """What is wrong with the data sets taken together.
-
-    Args:
-        sets: role and name of each.
-        shapes: ``(members, N, classes)`` of their logits.
-    """
+    """What is wrong with the data sets (role and name) taken together; shapes are ``(members, N, classes)``."""
     problems = []
     if len(set(sets)) < len(sets) or [role for role, _ in sets].count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
@@ -284,12 +279,7 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
 
 
 def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
-    """What the header of the ensemble says of its model: no calibration, as none was fitted for it.
-
-    Args:
-        models: what each header says.
-        members: how many each has.
-    """
+    """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
     digests = [one.get("sha256") for one in models]
     costs = [one.get("cost") or {} for one in models]
     document = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
