@@ -91,7 +91,7 @@ def main() -> None:
             model = plan.models[0]
             assert isinstance(model, RunningModel)
             sides = {
-                "bare": partial(bare, plan, model.loaded().model, options.batch_size),
+                "bare": partial(bare, plan, model.loaded(), options.batch_size),
                 "whole": partial(whole, plan),
             }
             for work in sides.values():

@@ -11,7 +11,7 @@ from hydractl.circuit.search import Observer, Step
 from hydractl.circuit.tower import Candidate
 from hydractl.heads.mask import Head
 from hydractl.log import Log, Progress
-from hydractl.report.figures import bytes_text, number
+from hydractl.report.texts import bytes_text, number
 
 
 def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:

@@ -12,8 +12,8 @@ from hydractl.evaluate.gathering import Gathered
 from hydractl.evaluate.models import Model
 from hydractl.evaluate.options import EvalOptions
 from hydractl.evaluate.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.metrics import bootstrap, calibrators, conformal, curves, diversity, rows, threshold
-from hydractl.metrics.registry import metrics
+from hydractl.metrics import bootstrap, calibrators, conformal, curves, rows, threshold
+from hydractl.metrics.declaration import metrics
 from hydractl.metrics.rows import id_block, row_blocks, row_keys
 from hydractl.metrics.samples import Samples
 
@@ -124,7 +124,7 @@ def sentences() -> dict[str, str]:
         **own["ood"],
         **rows.CONVENTIONS,
         **own["diversity"],
-        **diversity.CONVENTIONS,
+        "pairs": rows.PAIRS,
         **curves.CONVENTIONS,
         **calibrators.CONVENTIONS,
         **bootstrap.CONVENTIONS,

@@ -59,10 +59,10 @@ def fit_on_validation(model: Model, sets: Sequence[EvalSet], options: FitOptions
     if options.needs_val:
         (val,) = of_role(sets, VAL)  # the settings hold it
         kept = Logits()
-        gather(read(val), val, model.name, pairs=False, sinks=[kept])
+        rows = gather(read(val), val, model.name, pairs=False, sinks=[kept]).rows
         logits = kept.logits()
         assert val.labels is not None  # opened with need_labels
-        labels = val.labels[kept.rows]
+        labels = val.labels[rows]
     fitted = _calibrated(options, model, None if logits is None else val, logits, labels)
     fitted = replace(fitted, threshold=_threshold(options, model, sets, read, fitted.calibration, logits))
     if options.conformal is None:

@@ -122,26 +122,16 @@ class Logits:
     """A sink that keeps all logits, for validation data, which are few."""
 
     def __init__(self) -> None:
-        self._rows: list[Sequence[int]] = []
-        self._logits: list[npt.NDArray[Any]] = []
+        self._batches: list[tuple[Sequence[int], npt.NDArray[Any]]] = []
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
         """Keep one batch."""
-        self._rows.append(rows)
-        self._logits.append(logits)
-
-    @property
-    def _which(self) -> npt.NDArray[np.int64]:
-        return np.concatenate([np.asarray(part, dtype=np.int64) for part in self._rows])
-
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """Which samples, ascending."""
-        return np.sort(self._which)
+        self._batches.append((rows, logits))
 
     def logits(self) -> npt.NDArray[Any]:
         """``[M, N, C]``, in the order of the data set."""
-        return np.concatenate(self._logits, axis=1)[:, np.argsort(self._which, kind="stable")]
+        rows = np.concatenate([np.asarray(part, dtype=np.int64) for part, _ in self._batches])
+        return np.concatenate([logits for _, logits in self._batches], axis=1)[:, np.argsort(rows, kind="stable")]
 
 
 class Reading:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +16,18 @@ import numpy.typing as npt
 from hydractl.evaluate.answer import row_of
 from hydractl.evaluate.fitting import Fitted, fit_on_validation
 from hydractl.evaluate.gathering import Gathered, Reading, Sink, gather
-from hydractl.evaluate.leaks import fitted_entries
 from hydractl.evaluate.models import Model, RunningModel
 from hydractl.evaluate.options import EvalOptions
-from hydractl.evaluate.predictions.lines import write_lines
 from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.files.atomic import Output
+from hydractl.evaluate.sets import CORRUPTION, EvalSet, fitted_entries, of_role, tested
+from hydractl.files.atomic import Output, write_with
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
+from hydractl.metrics.samples import Samples
 
 
 class Measuring:
@@ -203,3 +205,62 @@ def predictions_writer(
         kind="F64" if model.options.dtype == "float64" else "F32",
         resume=resume,
     )
+
+
+# --- predictions as lines: `.jsonl` or `.csv`, one sample each --------------------------------------------------------
+
+FIELDS = ("id", "label", "confidence", "entropy", "mi", "ood_score")
+FLAG = "is_ood"
+"""A field more, where a threshold is known."""
+
+
+def _sample_rows(
+    samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
+) -> Iterator[dict[str, Any]]:
+    """One mapping per sample: predicted label, its probability, entropy and mutual information (nats), OOD score."""
+    for i, sample in enumerate(ids):
+        top = int(samples.predicted[i])
+        row = {
+            "id": sample,
+            "label": top if labels is None else labels[top],
+            "confidence": float(samples.confidence[i]),
+            "entropy": float(samples.entropy[i]),
+            "mi": float(samples.mi[i]),
+            "ood_score": float(samples.score[i]),
+        }
+        if threshold is not None:
+            row[FLAG] = bool(samples.score[i] >= threshold)
+        yield row
+
+
+def write_lines(
+    output: Output,
+    samples: Samples,
+    ids: Sequence[str],
+    labels: Sequence[str] | None,
+    threshold: float | None = None,
+) -> Path:
+    """Write ``.jsonl``, or ``.csv`` with a line of names first.
+
+    Args:
+        output: the file.
+        samples: N of them.
+        ids: their ids.
+        labels: class names; without them the label is the class index.
+        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
+    """
+    rows = _sample_rows(samples, ids, labels, threshold)
+
+    def lines(handle: IO[bytes]) -> None:
+        if output.path.suffix == ".csv":
+            text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
+            names = FIELDS if threshold is None else (*FIELDS, FLAG)
+            writer = csv.DictWriter(text, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            text.detach()
+            return
+        for row in rows:
+            handle.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8"))
+
+    return write_with(output, lines)

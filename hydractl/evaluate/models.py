@@ -1,10 +1,11 @@
-"""The rows of an evaluation: a model that runs, or the predictions that were kept of one."""
+"""The rows of an evaluation, from the MODEL arguments: models that run, or the predictions that were kept of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -13,18 +14,19 @@ import torch
 from hydractl.data import batches
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluate.mc_dropout import MCDropout, with_layers
-from hydractl.evaluate.options import FitOptions, RunOptions
-from hydractl.evaluate.predictions.concatenated import Concatenated
-from hydractl.evaluate.predictions.reading import Predictions
+from hydractl.evaluate.options import EvalOptions, FitOptions, RunOptions
+from hydractl.evaluate.predictions.reading import Concatenated, Predictions, is_predictions, read_predictions
 from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
 from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.header import read_header
 from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.model.cost import dense_macs, macs, parameters
-from hydractl.model.loading import ModelArgument
+from hydractl.model.loading import ModelArgument, find_models, with_classes
 from hydractl.model.runtime import move
+from hydractl.model.source import ModelOptions, split_model
 
 Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
 """Rows of a data set, and the logits ``[M, rows, C]`` of every member."""
@@ -51,6 +53,8 @@ class StoredFit:
         Raises:
             InputError: for what eval does not write.
         """
+        from hydractl.files.documents import FittedOn, check
+
         calibration = document.get("calibration")
         try:
             if calibration is None:
@@ -58,16 +62,10 @@ class StoredFit:
             checked = Calibration.from_json(calibration)
             where = calibration.get("fitted_on")
             if where is not None:
-                _check_fitted_on(where)
+                check(where, FittedOn, "what its calibration was fitted on is no data set")
             return cls(checked, stored_threshold(document.get("threshold")), where)
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
-
-
-def _check_fitted_on(document: Any) -> None:
-    from hydractl.files.documents import FittedOn, check
-
-    check(document, FittedOn, "what its calibration was fitted on is no data set")
 
 
 class Model(ABC):
@@ -121,6 +119,10 @@ class Model(ABC):
             InputError: naming them.
         """
 
+    def already_seen(self, one: EvalSet) -> int:
+        """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
+        return 0
+
     def release(self) -> None:  # noqa: B027 - predictions take none
         """Let go of what takes memory."""
 
@@ -137,7 +139,8 @@ class RunningModel(Model):
         if options.passes is not None:  # with dropout layers; UsageError for a model that has none
             argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
         self.argument, self.options, self._log = argument, options, log
-        self._model: Loaded | None = None
+        self._model: Any = None
+        self._passes: MCDropout | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
         self.name = argument.name
@@ -191,41 +194,27 @@ class RunningModel(Model):
         return {
             "batch_size": options.batch_size,
             "dtype": options.dtype,
-            "device": self.loaded().device_type,
+            "device": next(self.loaded().parameters()).device.type,
             "whole_last_block": options.whole_last_block,
             **self.conventions,
             **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
         }
 
-    def loaded(self) -> Loaded:
-        """The model with its weights read."""
+    def loaded(self) -> Any:
+        """The model with its weights read, and dropout on where it is asked for."""
         if self._model is None:
             options = self.options
             model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
             model.read_prompts(self._log, self.name)
-            self._model = Loaded(model, options)
+            self._model = model
+            if options.passes is not None:
+                self._passes = MCDropout(model, **options.passes)
         return self._model
 
     def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
         """Run the model."""
-        return self.loaded().batches(one, rows)
-
-    def release(self) -> None:
-        """Forget the weights."""
-        self._model = None
-
-
-class Loaded:
-    """A model that is loaded, with the passes of MC dropout where they are asked for."""
-
-    def __init__(self, model: Any, options: RunOptions) -> None:
-        self.model, self._options = model, options
-        self._passes = None if options.passes is None else MCDropout(model, **options.passes)
-        self._parameter = next(model.parameters())
-        self.device_type = self._parameter.device.type
-
-    def batches(self, one: EvalSet, rows: Sequence[int] | None) -> Batches:
-        model, options, parameter = self.model, self._options, self._parameter
+        model, options = self.loaded(), self.options
+        parameter = next(model.parameters())
         assert one.dataset is not None  # a model that runs needs --data
         with torch.inference_mode():
             for batch in batches(
@@ -238,6 +227,10 @@ class Loaded:
                     logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
                 wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
                 yield batch.indices, logits.to("cpu", wide).numpy()
+
+    def release(self) -> None:
+        """Forget the weights."""
+        self._model = self._passes = None
 
 
 class PredictedModel(Model):
@@ -282,7 +275,7 @@ class PredictedModel(Model):
             )
 
     def already_seen(self, one: EvalSet) -> int:
-        """How many samples of a set the model had seen when it was asked."""
+        """As the file says it."""
         index = self._index(one)
         return 0 if index is None else self._predictions.sets[index].seen
 
@@ -311,3 +304,101 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
     unused = [key for key, asked in unless.items() if asked is None and any(one.get(key) for one in documents)]
     if unused:
         log.warn(f"{name}: the stored {' and '.join(unused)} is left out: it was chosen for the predictions {of}")
+
+
+# --- from MODEL arguments to rows -------------------------------------------------------------------------------------
+
+
+def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool) -> None:
+    """Refuse files that no row, or none of this kind, can be written to.
+
+    Raises:
+        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
+    """
+    if keep_logits:
+        for one in models:
+            if isinstance(one, PredictedModel):
+                raise UsageError(f"{one.name} is a predictions file already", hint="leave --predictions out")
+    if calibrated:
+        only = models[0]
+        if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
+            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, RunningModel) else None
+            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+
+
+def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
+    """The rows of the answer, found and checked by their headers.
+
+    Args:
+        texts: the MODEL arguments.
+        opening: what the command says about them.
+        options: of the evaluation.
+        log: hears of what they read when they run.
+
+    Raises:
+        UsageError: two rows of one name, or options that a model does not take.
+        InputError: what is wrong with the files.
+    """
+    predicted: dict[int, Model] = {}
+    others: list[str] = []
+    for place, text in enumerate(texts):
+        name, refs = split_model(text)
+        if _are_predictions(text, refs):
+            if options.run.passes is not None:
+                raise UsageError(
+                    f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
+                    hint="give the model; or leave --mc-dropout out, where the file was made with it",
+                )
+            predicted[place] = _predicted(name, refs, options.fit, log)
+        else:
+            others.append(text)
+    data = options.data.data
+    if others and data is None:
+        for ref in (ref for text in others for ref in split_model(text)[1]):
+            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
+                _check_file(ref)  # predictions that are damaged say so
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+    arguments: list[ModelArgument] = []
+    if others and data is not None:
+        arguments = with_classes(find_models(others, opening), data, options.data.limit)
+    running = (RunningModel(argument, options.run, options.fit, log) for argument in arguments)
+    rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
+    names = [one.name for one in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return rows
+
+
+def _are_predictions(text: str, refs: Sequence[str]) -> bool:
+    """Whether a MODEL is read from predictions, which is refused where only some of its members are."""
+    predictions = [ref for ref in refs if is_predictions(ref)]
+    others = [ref for ref in refs if ref not in predictions]
+    if not predictions or not others:
+        return not others
+    for ref in others:
+        if ref.endswith((".st", ".safetensors")):
+            _check_file(ref)
+    raise UsageError(
+        f"{text}: {predictions[0]} is a predictions file and {others[0]} is a model",
+        hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+    )
+
+
+def _check_file(ref: str) -> None:
+    """Say what is wrong with a file that is damaged or not there, instead of calling it a model."""
+    if not Path(ref).exists():
+        raise InputError(f"no such file: {ref}")
+    if Path(ref).is_file():
+        read_header(ref)
+
+
+def _predicted(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
+    """The row of one predictions file, or of several as one ensemble."""
+    parts = [read_predictions(ref) for ref in refs]
+    name = name or "+".join(Path(ref).stem for ref in refs)
+    if len(parts) == 1:
+        return PredictedModel(name, parts[0])
+    row = PredictedModel(name, Concatenated(parts))
+    warn_of_left_out(name, [part.model for part in parts], fit, log, "of one model alone")
+    return row

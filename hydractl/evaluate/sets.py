@@ -16,6 +16,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluate.options import DataOptions
+from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
 
@@ -60,15 +61,19 @@ class EvalSet:
 
 
 class Classifier(Protocol):
-    """What the data sets of an evaluation depend on of each row (:class:`hydractl.evaluate.models.Model`)."""
+    """What the data sets and the leak guard need of each row (:class:`hydractl.evaluate.models.Model`)."""
 
     name: str
     labels: Sequence[str] | None
     classes: int
     reads: str | None
+    seen: Sequence[Entry]
 
     def stored_sets(self) -> list[EvalSet]:
         """The test sets that a predictions file brings along."""
+
+    def already_seen(self, one: EvalSet) -> int:
+        """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
 
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
@@ -174,11 +179,7 @@ def _label_map(path: str | None) -> Mapping[str, str] | None:
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
-    """The names of the classes; all rows are measured on the same labels, so they must agree.
-
-    Raises:
-        InputError: listing the models that differ from the first.
-    """
+    """The names of the classes; all rows are measured on the same labels, so they must agree."""
     first = models[0]
     known = next((one.labels for one in models if one.labels is not None), None)
     problems = []
@@ -188,3 +189,62 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     if problems:
         raise InputError("these models do not have the same classes", problems=problems)
     return known
+
+
+# --- the leak guard: samples that something was fitted or chosen on are no test data ---------------------------------
+
+Seen = dict[str, dict[str, int]]
+"""By row and data set, how many of its samples the row has seen; what is 0 is left out."""
+
+
+def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
+    """Count the test samples that a model, or this command, has seen.
+
+    Args:
+        models: the rows.
+        sets: all data sets of the command.
+        allow: count them instead of refusing them.
+
+    Raises:
+        InputError: listing every row and test set that share samples, and by whom these were seen.
+    """
+    here = fitted_entries(sets)
+    same = {one.fingerprint for role in (VAL, VAL_OOD) for one in of_role(sets, role)}
+    seen: Seen = {}
+    problems = []
+    for model in models:
+        entries = [*model.seen, *here]
+        for one in tested(sets):  # corrupted images are counted where they are clean
+            count, by = _count(model, entries, one)
+            if one.fingerprint in same:
+                count, by = len(one), "all of them chosen on by this eval"
+            if not count:
+                continue
+            seen.setdefault(model.name, {})[one.name] = count
+            problems.append(f"{model.name}: {count} of {len(one)} samples of {option_of(one)} ({by})")
+    if problems and not allow:
+        raise InputError(
+            f"test data that has been seen: {problems[0]}" if len(problems) == 1 else "test data that has been seen",
+            hint="test on other samples, or add --allow-seen to measure on them all the same, marked",
+            problems=problems if len(problems) > 1 else (),
+        )
+    return seen
+
+
+def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
+    """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
+    return [
+        entry("eval", role, one.dataset)
+        for role in (VAL, VAL_OOD)
+        for one in of_role(sets, role)
+        if one.dataset is not None
+    ]
+
+
+def _count(model: Classifier, entries: Sequence[Entry], one: EvalSet) -> tuple[int, str]:
+    stored = model.already_seen(one)
+    if stored:
+        return stored, "as its predictions say"
+    if one.dataset is None or not entries:
+        return 0, ""
+    return int(marked(entries, one.dataset).sum()), who_saw(entries, one.dataset)

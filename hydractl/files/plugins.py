@@ -62,7 +62,7 @@ class Registry(Generic[T]):
                 origin = f"{self.package}.{self._own[name]}"
                 declared: Any = getattr(importlib.import_module(origin), self.variable)
             elif name in self._foreign:
-                declared, origin = _load(self._foreign[name]), _origin(self._foreign[name])
+                declared, origin = load_entry_point(self._foreign[name]), _origin(self._foreign[name])
             else:
                 return None
             if getattr(declared, "name", None) != name:
@@ -75,7 +75,12 @@ class Registry(Generic[T]):
         return [declared for name in self.names if (declared := self.get(name)) is not None]
 
 
-def _load(point: EntryPoint) -> Any:
+def load_entry_point(point: EntryPoint) -> Any:
+    """What another package declares.
+
+    Raises:
+        InputError: it cannot be imported.
+    """
     try:
         return point.load()
     except Exception as error:  # whatever another package's code does when it is imported

@@ -1,16 +1,26 @@
-"""What a metric is: one function with its name, its sentence, its heading and its direction, declared in one place.
+"""What a metric is, and all there are: one function with its name, its sentence, its heading and its direction.
 
 The rows of ``eval.json``, bootstrap intervals and paired differences, the keys of ``--require``, the conventions and
-the columns of tables follow from the declarations that :mod:`hydractl.metrics.registry` finds.
+the columns of tables follow from the declarations. Our own come first, in the order in which they are declared. Other
+packages name theirs by entry points of the group ``hydractl.metrics``, one for each :class:`Metric`. All are loaded
+when a metric is first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from hydractl.errors import InputError
+from hydractl.files.plugins import load_entry_point
 
 Kind = Literal["id", "ood", "diversity"]
+
+GROUP = "hydractl.metrics"
+_HOMES = ("hydractl.metrics.sample_metrics", "hydractl.metrics.ood")
 
 
 @dataclass(frozen=True)
@@ -60,10 +70,52 @@ class Metric:
         return tuple(f"{self.key}.{part}" for part in self.parts) or (self.key,)
 
 
-def metric(kind: Kind, convention: str, **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
-    """Declare the function below as the :class:`Metric` of its name."""
+def metric(kind: Kind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
+    """Declare the function below as the :class:`Metric` of its name.
+
+    Its convention is the first paragraph of its docstring, unless one is given.
+    """
 
     def declare(function: Callable[[Any], Any]) -> Metric:
-        return Metric(function, kind, function.__name__, convention, **described)
+        first, _, _ = (function.__doc__ or "").partition("\n\n")
+        return Metric(function, kind, function.__name__, convention or " ".join(first.split()), **described)
 
     return declare
+
+
+@functools.cache
+def metrics(kind: Kind) -> tuple[Metric, ...]:
+    """The metrics of a kind, in the order in which documents hold them.
+
+    Raises:
+        InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
+    """
+    return tuple(one for one in (*_own(), *_installed()) if one.kind == kind)
+
+
+def table_metrics(kind: Kind) -> tuple[Metric, ...]:
+    """The metrics of a kind that have a column in tables, from left to right."""
+    return tuple(sorted((one for one in metrics(kind) if one.label), key=lambda one: one.place))
+
+
+def _own() -> Iterator[Metric]:
+    for home in _HOMES:
+        yield from (value for value in vars(importlib.import_module(home)).values() if isinstance(value, Metric))
+
+
+@functools.cache
+def _installed() -> tuple[Metric, ...]:
+    from importlib.metadata import entry_points
+
+    taken = {"n", "group", "pairs", *(one.key for one in _own())}  # the first three stand beside metrics
+    installed = []
+    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        what = f"the metric {point.name} = {point.value} of another package"
+        declared = load_entry_point(point)
+        if not isinstance(declared, Metric) or declared.kind not in get_args(Kind):
+            raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
+        if declared.key in taken or not declared.key.isidentifier():
+            raise InputError(f"{what}: the key {declared.key!r} is taken", hint="give its function another name")
+        taken.add(declared.key)
+        installed.append(declared)
+    return tuple(installed)

@@ -72,92 +72,67 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     if not id_sorted.size or not ood_sorted.size:
         return None
     thresholds = np.unique(np.concatenate([id_sorted, ood_sorted]))[::-1]
-    found = ood_sorted.size - np.searchsorted(ood_sorted, thresholds, side="left")
-    flagged = id_sorted.size - np.searchsorted(id_sorted, thresholds, side="left")
-    return Curve(found.astype(np.int64), flagged.astype(np.int64))
+    true_positives = ood_sorted.size - np.searchsorted(ood_sorted, thresholds, side="left")
+    false_positives = id_sorted.size - np.searchsorted(id_sorted, thresholds, side="left")
+    return Curve(true_positives.astype(np.int64), false_positives.astype(np.int64))
 
 
-@metric(
-    "ood",
-    "Probability that an OOD sample scores higher than an ID sample, ties counted half (rank-based).",
-    label="auroc",
-    words="AUROC",
-    direction="higher",
-    place=0,
-)
+@metric("ood", label="auroc", words="AUROC", direction="higher", place=0)
 def auroc(curve: Curve) -> float:
-    """Area under the ROC curve, ties counted half: an exact integer, divided once."""
+    """Probability that an OOD sample scores higher than an ID sample, ties counted half (rank-based).
+
+    The area under the ROC curve: an exact integer, divided once.
+    """
     gained = np.diff(curve.true_positives, prepend=0)
     higher = np.concatenate([[0], curve.false_positives[:-1]])
     twice = int((gained * (2 * curve.negatives - higher - curve.false_positives)).sum())
     return twice / (2 * curve.negatives * curve.positives)
 
 
-@metric(
-    "ood",
-    "Share of ID samples at or above the highest threshold that flags at least 95 % of the OOD samples;"
-    " samples of equal score are flagged together.",
-    label="fpr95",
-    words="FPR at 95 % TPR",
-    direction="lower",
-    place=1,
-)
+@metric("ood", label="fpr95", words="FPR at 95 % TPR", direction="lower", place=1)
 def fpr95(curve: Curve) -> float:
-    """Share of ID samples flagged at the first (highest) threshold with a recall of at least 0.95, ties included."""
+    """Share of ID samples at or above the highest threshold that flags at least 95 % of the OOD samples; samples of
+    equal score are flagged together.
+    """
     # recall >= 0.95 in integers: 20 true positives >= 19 K.
     first = int(np.argmax(20 * curve.true_positives >= 19 * curve.positives))
     return int(curve.false_positives[first]) / curve.negatives
 
 
-@metric(
-    "ood",
-    "Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher"
-    " recall on a tie; the lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).",
-    direction="lower",
-)
+@metric("ood", direction="lower")
 def fpr95_nearest(curve: Curve) -> float:
-    """Share of ID samples flagged at the threshold whose recall is nearest to 0.95, ties included.
+    """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie;
+    the lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
 
-    The rule of ``FPR95`` in torch-uncertainty 0.12, itself from Hendrycks' anomaly-seg. Thresholds are the distinct
-    scores from the lowest that is needed (the first, from above, with recall 1) upwards; the first of them with the
-    smallest distance of its recall from 0.95 counts. So of two recalls equally near the higher one wins, and of several
-    thresholds with one recall below 1 the lowest does, which flags the most ID samples: the value can lie above or
-    below ``fpr95``.
-    The library compares in float32; here the distance is an integer, 20 true positives - 19 K, so the two can differ
-    where two recalls are equally near (37/40 and 39/40) and rounding decides for the library.
+    The rule of its ``FPR95``, itself from Hendrycks' anomaly-seg. Thresholds are the distinct scores from the lowest
+    that is needed (the first, from above, with recall 1) upwards; the first of them with the smallest distance of its
+    recall from 0.95 counts, so the value can lie above or below ``fpr95``. The library compares in float32; here the
+    distance is an integer, 20 true positives - 19 K, so the two can differ where two recalls are equally near (37/40
+    and 39/40) and rounding decides for the library.
     """
     complete = int(np.argmax(curve.true_positives == curve.positives))
     distance = np.abs(20 * curve.true_positives - 19 * curve.positives)[complete::-1]
     return int(curve.false_positives[complete - int(np.argmin(distance))]) / curve.negatives
 
 
-@metric(
-    "ood",
-    "Area under the precision-recall curve with OOD positive: average precision, step-wise.",
-    label="aupr",
-    words="AUPR",
-    direction="higher",
-    place=2,
-)
+@metric("ood", label="aupr", words="AUPR", direction="higher", place=2)
 def aupr(curve: Curve) -> float:
-    """Average precision with OOD positive: sum over thresholds of (recall_i - recall_i-1) * precision_i."""
+    """Area under the precision-recall curve with OOD positive: average precision, step-wise.
+
+    The sum over thresholds of (recall_i - recall_i-1) * precision_i.
+    """
     return float((np.diff(curve.true_positives, prepend=0) * curve.precision).sum() / curve.positives)
 
 
-@metric(
-    "ood",
-    "The same curve integrated by trapezoids, starting at precision 1 and recall 0 (OpenOOD).",
-    direction="higher",
-)
+@metric("ood", direction="higher")
 def aupr_trapezoid(curve: Curve) -> float:
-    """The precision-recall curve integrated by trapezoids, from (recall 0, precision 1).
+    """The same curve integrated by trapezoids, starting at precision 1 and recall 0 (OpenOOD).
 
-    Source: OpenOOD (Yang et al. 2022; Zhang et al. 2023): scikit-learn's ``precision_recall_curve``, then ``auc``.
+    Source: Yang et al. 2022; Zhang et al. 2023: scikit-learn's ``precision_recall_curve``, then ``auc``.
     """
     precision = np.concatenate([[1.0], curve.precision])
-    return float(
-        (np.diff(curve.true_positives, prepend=0) * (precision[1:] + precision[:-1]) / 2).sum() / curve.positives
-    )
+    steps = np.diff(curve.true_positives, prepend=0) * (precision[1:] + precision[:-1]) / 2
+    return float(steps.sum() / curve.positives)
 
 
 def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:

@@ -307,13 +307,3 @@ def pooled_log_probs(block: Block) -> Floats:
         NonFiniteError: a logit is NaN or infinite.
     """
     return block.log_probs
-
-
-@per_sample
-def pooled_probabilities(block: Block) -> Floats:
-    """Probabilities p of the ensemble, float64 [N, C], from logits [M, N, C].
-
-    Raises:
-        NonFiniteError: a logit is NaN or infinite.
-    """
-    return block.probs

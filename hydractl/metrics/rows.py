@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.diversity import pairs
+from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve, curve_of
-from hydractl.metrics.registry import metrics
+from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
+
+PAIRS = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
 CONVENTIONS = {
     "near_avg": "Unweighted mean over the near-OOD data sets; null when there is none or one of them has no value.",

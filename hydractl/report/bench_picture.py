@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from hydractl.report.names import drawn_names
-from hydractl.report.pictures import COLOURS, add_legend, colour, lay_out, styled
+from hydractl.report.pictures import COLOURS, Panel, colour, compose, styled
+from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,39 +27,45 @@ def draw(document: Mapping[str, Any], handle: IO[bytes], form: str) -> None:
         handle: where the picture goes.
         form: ``.png`` or ``.svg``.
     """
-    from matplotlib.figure import Figure
-
     rows = document["results"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     labels = dict(zip(models, drawn_names(models, 40), strict=True))
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     wide = min(max(8.0, 2 * (1.5 + 0.34 * len(models) * len(sizes))), 16.0)
+    panels = []
+    for dtype in dtypes:
+        chosen = [row for row in rows if row["dtype"] == dtype]
+        for side in (_throughputs, _ratios):
+            draw_on = partial(side, rows=chosen, labels=labels)
+            panels.append(Panel(draw_on, dtype, wide / 2, 2.9 + 0.3 / len(dtypes)))
     with styled():
-        figure = Figure(figsize=(wide, 0.3 + 2.9 * len(dtypes)), layout="constrained")
-        for (left, right), dtype in zip(figure.subplots(len(dtypes), 2, squeeze=False), dtypes, strict=True):
-            chosen = [row for row in rows if row["dtype"] == dtype]
-            _bars(left, chosen, labels, _throughput)
-            _bars(right, chosen, labels, _ratio)
-            _name_axes(left, right, chosen, labels[models[0]])
-        add_legend(figure, wide)
-        lay_out(figure)
         metadata: dict[str, Any] = {"Date": None} if form == ".svg" else {"Software": None}
-        figure.savefig(handle, format=form.removeprefix("."), metadata=metadata)
+        compose(panels, 2).savefig(handle, format=form.removeprefix("."), metadata=metadata)
 
 
-def _throughput(row: Row) -> _Bar:
+def _throughputs(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str]) -> None:
     """Samples a second, at the quartiles of the runs."""
     import numpy as np
 
-    low, high = np.quantile(row["latency_ms"]["runs"], (0.25, 0.75))
-    return row["throughput_per_s"], row["batch_size"] / high * 1e3, row["batch_size"] / low * 1e3, None
+    def bar(row: Row) -> _Bar:
+        low, high = np.quantile(row["latency_ms"]["runs"], (0.25, 0.75))
+        return row["throughput_per_s"], row["batch_size"] / high * 1e3, row["batch_size"] / low * 1e3, None
+
+    _bars(axes, rows, labels, bar)
+    where = (rows[0]["dtype"], rows[0].get("device"), "compiled" * bool(rows[0].get("compile")))
+    axes.set_title(", ".join(filter(None, where)), loc="left")
+    axes.set_ylabel("samples per second")
+    axes.set_xlabel(f"samples per call (median of n = {len(rows[0]['latency_ms']['runs'])} runs, quartiles)")
 
 
-def _ratio(row: Row) -> _Bar:
+def _ratios(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str]) -> None:
     """Time over the first model's, its interval, and the same of the mult-adds."""
-    low, high = row["ratio_ci"]
-    return row["ratio"], low, high, row["mac_ratio"]
+    _bars(axes, rows, labels, lambda row: (row["ratio"], *row["ratio_ci"], row["mac_ratio"]))
+    axes.set_ylabel(f"time, relative to {next(iter(labels.values()))}")
+    count = len(rows[0]["latency_ms"]["runs"])
+    axes.set_xlabel(f"samples per call (median of n = {count} ratios, 95 % interval)")
+    axes.axhline(1, color="black", linewidth=0.6)
 
 
 def _bars(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str], bar: Callable[[Row], _Bar]) -> None:
@@ -69,8 +76,8 @@ def _bars(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str], bar: Calla
     marks = []
     for number, (model, label) in enumerate(labels.items()):
         offset = (number - (len(labels) - 1) / 2) * width
-        found = [(sizes.index(row["batch_size"]) + offset, *bar(row)) for row in rows if row["model"] == model]
-        places, heights, lows, highs, expected = zip(*found, strict=True)
+        bars = [(sizes.index(row["batch_size"]) + offset, *bar(row)) for row in rows if row["model"] == model]
+        places, heights, lows, highs, expected = zip(*bars, strict=True)
         look: dict[str, Any] = {"color": colour(number), "hatch": _HATCHES[number // len(COLOURS) % len(_HATCHES)]}
         axes.bar(places, heights, width * 0.92, label=label, edgecolor="white", linewidth=0, **look)
         axes.vlines(places, lows, highs, **black)
@@ -89,15 +96,3 @@ def _bars(axes: Axes, rows: Sequence[Row], labels: Mapping[str, str], bar: Calla
 def _reach(places: Sequence[float], half: float) -> tuple[list[float], list[float]]:
     """Both ends of a short line across each place."""
     return [place - half for place in places], [place + half for place in places]
-
-
-def _name_axes(left: Axes, right: Axes, rows: Sequence[Row], first: str) -> None:
-    """Units, and how many runs a bar is made of."""
-    count = len(rows[0]["latency_ms"]["runs"])
-    where = (rows[0]["dtype"], rows[0].get("device"), "compiled" * bool(rows[0].get("compile")))
-    left.set_title(", ".join(filter(None, where)), loc="left")
-    left.set_ylabel("samples per second")
-    right.set_ylabel(f"time, relative to {first}")
-    left.set_xlabel(f"samples per call (median of n = {count} runs, quartiles)")
-    right.set_xlabel(f"samples per call (median of n = {count} ratios, 95 % interval)")
-    right.axhline(1, color="black", linewidth=0.6)

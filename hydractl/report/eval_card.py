@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.report.columns import ID_COLUMNS, OOD_AVERAGE, OOD_METRICS, Column, Row, columns, level_text
-from hydractl.report.eval_tables import every_set_table, metric_cells
-from hydractl.report.figures import count_text, number
-from hydractl.report.names import shown_name, visible
+from hydractl.report import eval_tables as tables
+from hydractl.report.texts import count_text, number, shown_name, template, visible
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
-    from jinja2 import Environment
+    from markupsafe import Markup
 
 _MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
@@ -46,36 +42,33 @@ def render_card(document: Mapping[str, Any], index: int) -> bytes:
     name = shown_name(row["name"])
     named = name if results else None  # the library has a name only with results
     data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags, model_name=named, eval_results=results)
-    text = _environment().get_template("card.md.j2").render(_facts(document, row))
+    filters: dict[str, Any] = {"shown": shown_name, "number": number, "data_name": data_name, "sentence": _sentence}
+    filters["code"] = _code
+    text = template("card.md.j2", plain, filters, keep_trailing_newline=True).render(_facts(document, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-def _task(document: Mapping[str, Any], row: Row) -> str:
+def _task(document: Mapping[str, Any], row: tables.Row) -> str:
     """What the Hub calls the task: of prompts, of texts (they are cut at a length), else of images."""
-    conventions = document.get("conventions") or {}
-    if row["name"] in _named(conventions, "prompt"):
+    if tables.at(document, "conventions", "prompt", row["name"]) is not None:
         return "zero-shot-image-classification"
-    return "text-classification" if row["name"] in _named(conventions, "max_length") else "image-classification"
+    reads_text = tables.at(document, "conventions", "max_length", row["name"]) is not None
+    return "text-classification" if reads_text else "image-classification"
 
 
-def _named(conventions: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = conventions.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _results(document: Mapping[str, Any], row: Row, task: str) -> Iterator[EvalResult]:
+def _results(document: Mapping[str, Any], row: tables.Row, task: str) -> Iterator[EvalResult]:
     """Every number of every data set: the metrics on ID data, and the detection of each OOD set."""
     from huggingface_hub import EvalResult
 
     data, taken = document.get("data") or {}, set()
-    places = [("id", "Classification", ID_COLUMNS)]
+    places = [("id", "Classification", tables.ID_COLUMNS)]
     title = "Out-of-distribution detection"
-    places += [(name, title, columns(OOD_METRICS, "ood", name)) for name in row.get("ood") or {}]
+    places += [(name, title, tables.columns(tables.OOD_METRICS, "ood", name)) for name in row.get("ood") or {}]
     for name, title, shown in places:
-        spec = (data.get(name) or {}).get("spec")
+        spec = tables.at(data, name, "spec")
         place = data_name(spec) if spec else shown_name(name)
         kind = _data_type(spec, place)
         for column in shown:
@@ -111,65 +104,45 @@ def _data_type(spec: str | None, name: str) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _environment() -> Environment:
-    """Templates in which every text is escaped for Markdown, so nothing in a document can become markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    found = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    found.filters.update(shown=shown_name, number=number, data_name=data_name, sentence=_sentence)
-    found.filters["code"] = lambda text: Markup(_code(text))
-    return found
-
-
 def plain(text: object) -> str:
     """A text as Markdown that shows it and does nothing else."""
     return escape(_MARKS.sub(r"\\\1", visible(text)), quote=False)
 
 
-def _code(text: str) -> str:
-    return "`" + visible(text).replace("`", "'").replace("|", "/") + "`"
+def _code(text: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup("`" + visible(text).replace("`", "'").replace("|", "/") + "`")
 
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _facts(document: Mapping[str, Any], row: Row) -> dict[str, Any]:
+def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
     """Everything that the text names."""
     data, conventions = document.get("data") or {}, document.get("conventions") or {}
     sha, cost = row.get("sha256") or [], row.get("cost") or {}
-    seen = {name: count for name, count in (row.get("seen") or {}).items() if count}
     return {
         "name": row["name"],
         "about": _about(row),
-        "id_spec": (data.get("id") or {}).get("spec"),
-        "n": (row.get("id") or {}).get("n"),
-        "level": level_text(document),
-        "intervals": any(column.interval(row) for column in ID_COLUMNS),
-        "id_cells": [(column, _cell(row, column)) for column in ID_COLUMNS],
+        "id_spec": tables.at(data, "id", "spec"),
+        "n": tables.at(row, "id", "n"),
+        "level": tables.level_text(document),
+        "intervals": any(column.interval(row) for column in tables.ID_COLUMNS),
+        "id_cells": [(column, tables.metric_cells([row], column)[0]) for column in tables.ID_COLUMNS],
         "score": conventions.get("ood_score"),
-        "ood": every_set_table([row]),
-        "ood_mean": [_cell(row, column) for column in OOD_AVERAGE],
+        "ood": tables.every_set_table([row]),
+        "ood_mean": [tables.metric_cells([row], column)[0] for column in tables.OOD_AVERAGE],
         "cost": [(count_text(cost[key]), what) for key, what in _COSTS.items() if cost.get(key)],
-        "seen": ", ".join(f"{n} of {'ID' if name == 'id' else shown_name(name)}" for name, n in seen.items()),
+        "seen": tables.seen_text(row),
         "data": {name: {"spec": None, "n": None, "fingerprint": None, **entry} for name, entry in data.items()},
         "sha256": sha if isinstance(sha, list) else [sha],
         "conventions": {key: value for key, value in conventions.items() if isinstance(value, (str, int, float))},
     }
 
 
-def _cell(row: Row, column: Column) -> Any:
-    return metric_cells([row], column)[0]
-
-
-def _about(row: Row) -> str:
+def _about(row: tables.Row) -> str:
     members = len(row.get("members") or [])
     parts = [f"An ensemble of {members} members, averaged." if members > 1 else "A single model."]
     passes = row.get("mc_dropout") or {}

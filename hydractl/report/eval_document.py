@@ -28,8 +28,7 @@ from hydractl.files.documents import (
     read_document,
 )
 from hydractl.jsonio import shown
-from hydractl.metrics.declaration import Kind
-from hydractl.metrics.registry import metrics
+from hydractl.metrics.declaration import Kind, metrics
 
 F = TypeVar("F", bound=Form)
 
@@ -96,7 +95,16 @@ class Diversity(Spread):
     pairs: list[Pair] | None = Field(None, description="The same for each pair of members.")
 
 
-class Reliability(Form):
+class Lists(Form):
+    """Lists of one length; of `edges`, there is one more."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Lists:
+        equally_long(*(values[1:] if name == "edges" else values for name, values in self))
+        return self
+
+
+class Reliability(Lists):
     """A reliability diagram: bins of equal width, and Wilson intervals of their accuracy."""
 
     edges: Edges = Field(description="Edges of the bins of confidence, one more than there are bins.")
@@ -106,37 +114,22 @@ class Reliability(Form):
     low: list[Number] = Field(description="Lower end of the interval of the accuracy; null of an empty bin.")
     high: list[Number] = Field(description="Upper end of the interval of the accuracy; null of an empty bin.")
 
-    @model_validator(mode="after")
-    def _fits(self) -> Reliability:
-        equally_long(self.edges[1:], self.n, self.confidence, self.accuracy, self.low, self.high)
-        return self
 
-
-class RiskCoverage(Form):
+class RiskCoverage(Lists):
     """Risk over coverage, by confidence."""
 
     coverage: list[float] = Field(description="Shares of samples that are answered, ascending.")
     risk: list[float] = Field(description="Share of wrong answers among them.")
 
-    @model_validator(mode="after")
-    def _fits(self) -> RiskCoverage:
-        equally_long(self.coverage, self.risk)
-        return self
 
-
-class Roc(Form):
+class Roc(Lists):
     """The ROC curve of an OOD set."""
 
     fpr: list[float] = Field(min_length=1, description="Shares of ID samples that are flagged.")
     tpr: list[float] = Field(min_length=1, description="Shares of OOD samples that are flagged.")
 
-    @model_validator(mode="after")
-    def _fits(self) -> Roc:
-        equally_long(self.fpr, self.tpr)
-        return self
 
-
-class ScoreCounts(Form):
+class ScoreCounts(Lists):
     """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
 
     model_config = ConfigDict(extra="allow")
@@ -144,11 +137,6 @@ class ScoreCounts(Form):
 
     edges: Edges = Field(description="Edges of the bins, one more than there are bins.")
     id: list[Count] = Field(description="Number of ID samples in each bin.")
-
-    @model_validator(mode="after")
-    def _fits(self) -> ScoreCounts:
-        equally_long(self.edges[1:], self.id, *(self.model_extra or {}).values())
-        return self
 
 
 class Curves(Form):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -14,8 +14,8 @@ from hydractl.files.atomic import Output, file_path, storage_error, write_with
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
-from hydractl.report.names import shown_name
 from hydractl.report.pictures import save_png
+from hydractl.report.texts import shown_name
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,25 @@ class ReportOptions:
     force: bool = False
 
 
+@dataclass(frozen=True)
 class Reports:
+    """What was claimed: the outputs by kind, or by file name for pictures; the number of the row of the card."""
+
+    outputs: Mapping[str, Output]
+    card_row: int
+
+    def planned(self) -> list[Path]:
+        """What a dry run lists: the single files, and every picture that there may be."""
+        return [output.path for output in self.outputs.values()]
+
+
+@contextlib.contextmanager
+def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
     """The outputs of ``--report``, ``--plots`` and ``--card``, claimed together.
 
-    Use as a context manager. Every file that may be written is claimed, so none is lost or overwritten after the
-    computing; the folder of the pictures is made where it is missing, and taken away again where nothing is put into
-    it. Other files in that folder stay as they are.
+    Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
+    pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
+    stay as they are.
 
     Args:
         options: where to write what.
@@ -52,30 +65,18 @@ class Reports:
         OutputError: as :class:`hydractl.files.atomic.Output` does, for any of the files.
         UsageError: for a card about a row that is not there.
     """
-
-    def __init__(self, options: ReportOptions, names: Sequence[str]) -> None:
-        self.outputs: dict[str, Output] = {}
-        self.card_row = _card_row(options, names)
-        with contextlib.ExitStack() as stack:
-            for kind, path in (("report", options.report), ("card", options.card)):
-                if path is not None:
-                    self.outputs[kind] = stack.enter_context(Output(file_path(path), force=options.force))
-            if options.plots is not None:
-                folder = Path(options.plots)
-                _make_folder(folder, stack)
-                for name in possible_files(names):
-                    self.outputs[name] = stack.enter_context(Output(folder / name, force=options.force))
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Reports:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def planned(self) -> list[Path]:
-        """What a dry run lists: the single files, and every picture that there may be."""
-        return [output.path for output in self.outputs.values()]
+    card_row = _card_row(options, names)
+    files = {
+        kind: file_path(path) for kind, path in (("report", options.report), ("card", options.card)) if path is not None
+    }
+    with contextlib.ExitStack() as stack:
+        outputs = {kind: stack.enter_context(Output(path, force=options.force)) for kind, path in files.items()}
+        if options.plots is not None:
+            folder = Path(options.plots)
+            _make_folder(folder, stack)
+            for name in possible_files(names):
+                outputs[name] = stack.enter_context(Output(folder / name, force=options.force))
+        yield Reports(outputs, card_row)
 
 
 def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
@@ -104,11 +105,7 @@ def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
-    """The folder of the pictures; one that was made here is removed at the end unless something is in it.
-
-    Raises:
-        OutputError: where it cannot be made, or something else has its name.
-    """
+    """The folder of the pictures; one that was made here is removed at the end unless something is in it."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--plots is a folder, and {folder} is a file", hint="choose another name")
     if not folder.exists():
@@ -128,11 +125,6 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    """The number of the row that the card is about.
-
-    Raises:
-        UsageError: where no row has the name asked for.
-    """
     if options.card is None or options.card_model is None:
         return len(names) - 1
     if options.card_model not in names:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
-from hydractl.report.eval_summary import best_lines, measured
-from hydractl.report.eval_tables import Cell, Table, signed_number
-from hydractl.report.figures import number
-from hydractl.report.names import shown_name, visible
 from hydractl.report.pictures import inline_svgs
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from hydractl.report.texts import number, shown_name, template, visible
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _HOW = {
@@ -25,9 +17,9 @@ _HOW = {
     "below it the model is overconfident, above it underconfident. Whiskers are 95 % Wilson intervals of the accuracy: "
     "bins with few samples say little. The bars count the samples of each bin.",
     "scores": "How the OOD score is spread over ID samples (filled) and over each OOD set (outline). The less the two "
-    "overlap, the better they can be told apart. A dashed line is the threshold, where one is set.",
-    "roc": "For every threshold: how many OOD samples are found (TPR), and how many ID samples are flagged by mistake "
-    "(FPR). The area under the curve is the AUROC; the dashed line is guessing.",
+    "overlap, the better the score separates them. A dashed line is the threshold, where one is set.",
+    "roc": "For every threshold: the share of OOD samples flagged (TPR) over the share of ID samples flagged (FPR). "
+    "The area under the curve is the AUROC; the dashed line is guessing.",
     "risk-coverage": "The error rate when only the most confident samples are answered. Lower is better everywhere; "
     "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
@@ -35,7 +27,7 @@ _HOW = {
     "training": "From fine-tuning: the loss of each epoch, the mean over its steps, and the accuracy on the validation "
     "set after it. The legend says the weights of which epoch were kept.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
-    "diversity": "How much the members of one model differ. More on OOD data than on ID data helps to tell them apart.",
+    "diversity": "How much the members of one model differ. More on OOD data than on ID data helps OOD detection.",
     "corruptions": "What a model loses as images get worse; severity 0 is the uncorrupted ID data.",
 }
 
@@ -57,14 +49,14 @@ class _Section:
     title: str
     note: str = ""
     figures: Sequence[_Drawn] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[tables.Table] = ()
     facts: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 def render(document: Mapping[str, Any]) -> bytes:
     """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes."""
     rows = document["models"]
-    page = _environment().get_template("report.html.j2")
+    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     text = page.render(
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
         measured=measured(document),
@@ -75,26 +67,10 @@ def render(document: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    """Templates in which every text is made visible and escaped, so nothing in a document can become markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    found = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else visible(value),
-        undefined=StrictUndefined,
-    )
-    found.filters.update(shown=shown_name, ends=_ends_text)
-    return found
-
-
-def _ends_text(cell: Cell) -> str:
+def _ends_text(cell: tables.Cell) -> str:
     """The interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
-    form, between = (signed_number, " to ") if cell.signed else (number, "–")
+    form, between = (tables.signed_number, " to ") if cell.signed else (number, "–")
     return between.join(map(form, cell.ends))
 
 
@@ -104,10 +80,10 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     drawn = _draw(document)
     marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
 
-    def part(anchor: str, title: str, *under: Table, kind: str = "", note: str = "") -> _Section:
+    def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
         figures = [one for one in drawn if kind and one.kind.startswith(kind)]
-        told = _HOW[kind] if figures else note
-        return _Section(anchor, title, told, figures, [table for table in under if table.rows])
+        shown = [table for table in under if table.rows]
+        return _Section(anchor, title, _HOW[kind] if figures else note, figures, shown)
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {shown_name(rows[0]['name'])}", tables.difference_table(rows))
@@ -154,3 +130,100 @@ def _provenance(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if boot:
         yield "bootstrap", [", ".join(f"{key} {value}" for key, value in boot.items())]
     yield "form", [document.get("schema", "-")]
+
+
+_SEVERAL = 3  # names that a sentence may list
+
+
+def measured(document: Mapping[str, Any]) -> list[str]:
+    """Sentences on what was measured: models, data, and what to be careful about."""
+    rows, data = document["models"], document.get("data") or {}
+    models = f"{len(rows)} models were" if len(rows) != 1 else f"The model {shown_name(rows[0]['name'])} was"
+    inside = data.get("id") or {}
+    n = next((row["id"].get("n") for row in rows if row.get("id")), inside.get("n"))
+    spec = f" of {shown_name(inside['spec'])}" if inside.get("spec") else ""
+    labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
+    kind = "labelled samples" if labelled else "samples without labels"
+    sentences = [
+        f"{models} measured on {'an unknown number of' if n is None else n} {kind}{spec} (in distribution, ID)."
+    ]
+    names = tables.ood_names(rows)
+    if names:
+        sets = [_set_text(name, rows, data) for name in names]
+        sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
+        score = tables.at(document, "conventions", "ood_score")
+        sentences += [f"The OOD score is {shown_name(score)}."] if score else []
+    else:
+        sentences.append("No out-of-distribution data was given.")
+    return sentences + _intervals(document) + _cautions(rows)
+
+
+def _set_text(name: str, rows: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
+    n = next((row["ood"][name].get("n") for row in rows if tables.at(row, "ood", name) is not None), None)
+    n = tables.at(data, name, "n") if n is None else n
+    group = tables.ood_group(rows, name)
+    facts = [*([f"{group} OOD"] if group else []), *([f"n = {n}"] if n is not None else [])]
+    return shown_name(name) + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _intervals(document: Mapping[str, Any]) -> list[str]:
+    boot = document.get("bootstrap") or {}
+    if not boot:
+        return ["No confidence intervals were computed: small differences may be chance."]
+    text = f"Intervals cover {tables.level_text(document) or 'an unstated share'}"
+    text += f", from {boot['rounds']} bootstrap resamples of the samples" if boot.get("rounds") else ""
+    return [f"{text}; they do not cover training again with another seed."]
+
+
+def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes numbers look better than they are."""
+    sentences = []
+    for row in rows:
+        if seen := tables.seen_text(row):
+            sentences.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
+    return sentences
+
+
+def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For each number that has a better and a worse: its name, and who is best at it, by how much.
+
+    Empty for a single row.
+    """
+    rows = document["models"]
+    lines = []
+    for column in tables.main_columns(rows):
+        values = [column.value(row) for row in rows]
+        marked = tables.marks(values, column.metric)
+        first = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
+        if first:
+            second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
+            text = f"{_names(first)} with {_value(column, first)}"
+            text += f", then {_names(second)} with {_value(column, second)}" if second else ""
+            text += _overlap(column, first, rows)
+            lines.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
+    return lines
+
+
+def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The number that these rows have in common, with its interval where it is that of a single row."""
+    ends = column.interval(rows[0]) if len(rows) == 1 else None
+    text = number(column.value(rows[0]))
+    return text if ends is None else f"{text} ({number(ends[0])} to {number(ends[1])})"
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> str:
+    listed = [shown_name(row["name"]) for row in rows[:_SEVERAL]]
+    rest = len(rows) - len(listed)
+    return " and ".join(listed) if not rest else f"{', '.join(listed)} and {rest} more"
+
+
+def _overlap(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many others' intervals meet that of the best: they are not clearly worse."""
+    ends = column.interval(first[0]) if len(first) == 1 else None
+    others = [column.interval(row) for row in rows if not any(row is one for one in first)]
+    if ends is None or not others or None in others:
+        return ""
+    meeting = sum(other[0] <= ends[1] and ends[0] <= other[1] for other in others if other is not None)
+    if not meeting:
+        return "; its interval meets no other row's"
+    return f"; its interval meets {f'those of {meeting} other rows' if meeting > 1 else 'that of 1 other row'}"

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hydractl.report.columns import (
+from hydractl.report.eval_tables import (
     ACCURACY,
+    CORRUPTION_METRICS,
     DIVERSITY_METRICS,
     OOD_AVERAGE,
     Column,
     Metric,
     Row,
+    corrupted_samples,
+    cost_ratio,
     ood_names,
     samples,
     sizes_text,
 )
-from hydractl.report.eval_tables import CORRUPTION_METRICS, corrupted_samples, cost_ratio
-from hydractl.report.figures import number, short_count
-from hydractl.report.names import drawn_names, file_names, short_names, shown_name, visible
 from hydractl.report.pictures import (
     GUIDE,
     INCHES_A_LETTER,
@@ -33,6 +33,7 @@ from hydractl.report.pictures import (
     point_look,
     whiskers,
 )
+from hydractl.report.texts import drawn_names, file_names, number, short_count, short_names, shown_name, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +166,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def roc(curves: Mapping[str, Any], row: Row) -> Picture:
-    """ROC curves: how many OOD samples are found for how many ID samples flagged."""
+    """ROC curves: TPR over FPR of each OOD set."""
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
@@ -175,7 +176,7 @@ def roc(curves: Mapping[str, Any], row: Row) -> Picture:
             label = f"{shown} ({samples([row], [name])}), AUROC {area}"
             axes.plot(fpr, tpr, label=label, **line_look(index, len(fpr)))
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"FPR: share of ID samples flagged ({samples([row])})")
-        axes.set_ylabel("TPR: share of OOD samples found\n(n in the legend)")
+        axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
 
     return Picture("roc", shown_name(row["name"]), (Panel(draw, "TPR over FPR of each OOD set", height=3.6),))
 

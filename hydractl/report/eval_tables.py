@@ -1,31 +1,135 @@
-"""The tables of an eval, described once: terminal, page and card only print them."""
+"""The numbers of an eval as columns and tables, described once: terminal, page, card and pictures only show them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydractl.report.columns import (
-    ACCURACY,
-    AURC,
-    BEST,
-    DIVERSITY_METRICS,
-    ID_METRICS,
-    OOD_METRICS,
-    Column,
-    Metric,
-    Row,
-    columns,
-    main_columns,
-    marks,
-    ood_group,
-    ood_names,
-    samples,
-    sizes_text,
-)
-from hydractl.report.figures import count_text, number
-from hydractl.report.names import shown_name
+from hydractl.metrics.declaration import Metric, table_metrics
+from hydractl.report.texts import count_text, number, shown_name
+
+BEST, SECOND = "best", "second"
+Row = Mapping[str, Any]
+"""The entry of one model in the document of an eval."""
+
+
+ID_METRICS, OOD_METRICS, DIVERSITY_METRICS = (table_metrics(kind) for kind in ("id", "ood", "diversity"))
+
+
+def at(document: Mapping[str, Any], *keys: str) -> Any:
+    """What stands below these keys, from the outside in; None where any of them is missing or null."""
+    value: Any = document
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric at one place of a row.
+
+    Attributes:
+        place: the keys that lead to it, from the outside in: ``("id",)``, ``("ood", NAME)``.
+        metric: which.
+        words: what a person calls it there.
+    """
+
+    place: tuple[str, ...]
+    metric: Metric
+    words: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name among the intervals and differences of a row: ``id.accuracy``."""
+        return ".".join((*self.place, self.metric.key))
+
+    def value(self, row: Row) -> float | None:
+        """The number in this row; None where there is none."""
+        number: float | None = at(row, *self.place, self.metric.key)
+        return number
+
+    def interval(self, row: Row) -> tuple[float, float] | None:
+        """Its confidence interval in this row; None where none was made."""
+        return _pair(at(row, "ci", self.key))
+
+    def difference(self, row: Row) -> tuple[float, tuple[float, float] | None] | None:
+        """This row minus the first one, measured on the same samples, and the interval of that."""
+        value = at(row, "difference", self.key, "value")
+        return None if value is None else (value, _pair(at(row, "difference", self.key, "ci")))
+
+
+def _pair(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
+    low, high = ends or (None, None)
+    return None if low is None or high is None else (low, high)
+
+
+def columns(metrics: Sequence[Metric], *place: str, words: str = "") -> tuple[Column, ...]:
+    """These metrics at one place; ``words`` go behind the name of each."""
+    return tuple(Column(place, metric, metric.words + words) for metric in metrics)
+
+
+ID_COLUMNS = columns(ID_METRICS, "id")
+(ACCURACY,) = (column for column in ID_COLUMNS if column.metric.key == "accuracy")
+(AURC,) = (column for column in ID_COLUMNS if column.metric.key == "aurc")
+OOD_AVERAGE = columns(OOD_METRICS, "ood_avg", words=", mean over the OOD sets")
+DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
+
+
+def main_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of the main table; the averages over OOD sets only where there are such sets."""
+    return [*ID_COLUMNS, *(OOD_AVERAGE if ood_names(rows) else ()), *DIVERSITY]
+
+
+def ood_names(rows: Sequence[Row]) -> list[str]:
+    """The OOD sets of all rows, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row.get("ood") or {}))
+
+
+def ood_group(rows: Sequence[Row], name: str) -> str | None:
+    """``near``, ``far`` or None."""
+    return next((row["ood"][name].get("group") for row in rows if at(row, "ood", name) is not None), None)
+
+
+def samples(rows: Sequence[Row], names: Sequence[str] = ("id",)) -> str:
+    """``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
+    places = [("id",) if name == "id" else ("ood", name) for name in names]
+    return sizes_text(at(row, *place, "n") for row in rows for place in places)
+
+
+def sizes_text(sizes: Iterable[int | None]) -> str:
+    """The same of any sizes, of which some may not be known."""
+    known = {size for size in sizes if size is not None}
+    if not known:
+        return "n unknown"
+    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
+
+
+def seen_text(row: Row) -> str:
+    """How many samples of each data set the row had seen before; empty where it had seen none."""
+    counts = (row.get("seen") or {}).items()
+    return ", ".join(f"{count} of {'ID' if name == 'id' else shown_name(name)}" for name, count in counts if count)
+
+
+def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
+    """For each value ``best``, ``second`` or nothing.
+
+    Values that look the same in the table are the same: all of the best ones are best. Nothing is marked where there is
+    no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
+    next different value, marked among three rows or more.
+    """
+    shown = [None if value is None else float(number(value, metric.digits)) for value in values]
+    ranked = sorted({value for value in shown if value is not None}, reverse=metric.direction == "higher")
+    if not metric.direction or len(ranked) < 2:
+        return [""] * len(shown)
+    second = ranked[1] if sum(value is not None for value in shown) > 2 else None
+    return [BEST if v == ranked[0] else SECOND if v is not None and v == second else "" for v in shown]
+
+
+def level_text(document: Mapping[str, Any]) -> str:
+    """``95 %``, or what else the intervals of this document cover; empty where it does not say."""
+    level = at(document, "bootstrap", "level")
+    return "" if level is None else f"{100 * level:g} %"
 
 
 @dataclass(frozen=True)
@@ -82,12 +186,8 @@ def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, tit
     return Table(caption, [(column.metric.label + tail, column.metric.direction) for column in shown], lines, title)
 
 
-def _plain_heads(*labels: str) -> list[tuple[str, str]]:
-    return [(label, "") for label in labels]
-
-
-def _heads(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
-    return [(metric.label, metric.direction) for metric in metrics]
+def _heads(*labels: str, metrics: Sequence[Metric] = ()) -> list[tuple[str, str]]:
+    return [*((label, "") for label in labels), *((metric.label, metric.direction) for metric in metrics)]
 
 
 def _numbers(values: Mapping[str, Any], metrics: Sequence[Metric]) -> list[Cell]:
@@ -135,7 +235,7 @@ def every_set_table(rows: Sequence[Row]) -> Table:
             n = "-" if entry.get("n") is None else str(entry["n"])
             about = [Cell(name, "text"), Cell(entry.get("group") or "-", "text"), Cell(n)]
             lines.append((row["name"], [*about, *body[index, name]]))
-    heads = [*_plain_heads("OOD set", "group", "n"), *_heads([*OOD_METRICS, DIVERSITY_METRICS[0]])]
+    heads = _heads("OOD set", "group", "n", metrics=[*OOD_METRICS, DIVERSITY_METRICS[0]])
     return Table("", heads, lines, "OOD sets")
 
 
@@ -145,7 +245,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
     caption = "Bold: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    return Table(caption, _heads([column.metric for column in shown]), lines if shown else [])
+    return Table(caption, _heads(metrics=[column.metric for column in shown]), lines if shown else [])
 
 
 def _difference(column: Column, row: Row) -> Cell:
@@ -173,12 +273,12 @@ def members_table(rows: Sequence[Row]) -> Table:
         for who, values in [("together", row.get("id") or {}), *((f"member {i}", m) for i, m in enumerate(members))]:
             if members:
                 lines.append((row["name"], [Cell(who, "text"), *_numbers(values, ID_METRICS)]))
-    return Table(f"ID {samples(rows)}", [("", ""), *_heads(ID_METRICS)], lines)
+    return Table(f"ID {samples(rows)}", _heads("", metrics=ID_METRICS), lines)
 
 
 def selective_table(rows: Sequence[Row]) -> Table:
     """Accuracy among the most confident samples."""
-    levels = sorted({key for row in rows for key in (row.get("id") or {}).get("accuracy_at") or {}})
+    levels = sorted({key for row in rows for key in at(row, "id", "accuracy_at") or {}})
     shown = [Column(("id", "accuracy_at"), replace(ACCURACY.metric, key=key, label=f"acc at {key}")) for key in levels]
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
     return metric_table(rows if levels else [], [*shown, AURC], caption)
@@ -203,12 +303,11 @@ def cost_table(rows: Sequence[Row]) -> Table:
     ratios, reference = cost_ratio(rows)
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
-        cost = row.get("cost") or {}
-        texts = (count_text(cost.get("params")), count_text(cost.get("macs")), number(ratio, 3))
+        texts = (*(count_text(at(row, "cost", key)) for key in ("params", "macs")), number(ratio, 3))
         lines.append((row["name"], [Cell(text) for text in texts]))
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
     known = any(row.get("cost") for row in rows)
-    return Table(caption, _plain_heads("parameters", "mult-adds", "ratio"), lines if known else [])
+    return Table(caption, _heads("parameters", "mult-adds", "ratio"), lines if known else [])
 
 
 def diversity_table(rows: Sequence[Row]) -> Table:
@@ -223,7 +322,7 @@ def diversity_table(rows: Sequence[Row]) -> Table:
                 who = Cell(f"{pair['a']} and {pair['b']}", "text")
                 lines.append((row["name"], [title, who, *_numbers(pair, DIVERSITY_METRICS)]))
     caption = "mi in nats; disagr: share of pairs of members that vote for different classes"
-    return Table(caption, [*_plain_heads("data set", "members"), *_heads(DIVERSITY_METRICS)], lines)
+    return Table(caption, _heads("data set", "members", metrics=DIVERSITY_METRICS), lines)
 
 
 CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity)
@@ -234,7 +333,7 @@ def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.get("corruptions") or {}))
     places = [(("corruptions", kind), shown_name(kind)) for kind in kinds]
     for place, title in [*places, (("corruption_avg",), "Mean over the corruptions")]:
-        levels = sorted({level for row in rows for level in _inside(row, place)})
+        levels = sorted({level for row in rows for level in at(row, *place) or {}})
         shown = [
             Column((*place, level), replace(one, label=f"{one.label} {level}"))
             for one in CORRUPTION_METRICS
@@ -252,13 +351,6 @@ def corrupted_samples(rows: Sequence[Row]) -> str:
     return text if "to" in text or "unknown" in text else f"{text} each"
 
 
-def _inside(row: Row, place: Sequence[str]) -> Mapping[str, Any]:
-    found: Any = row
-    for key in place:
-        found = (found or {}).get(key)
-    return found or {}
-
-
 def settings_table(rows: Sequence[Row]) -> Table:
     """MC dropout, calibration, conformal sets and threshold of every row that has them."""
     lines = []
@@ -266,13 +358,13 @@ def settings_table(rows: Sequence[Row]) -> Table:
         for what, facts in (("MC dropout", _passes(row)), ("calibration", _calibration(row)),
                             ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
             lines += [(row["name"], [Cell(what, "text"), Cell(facts, "text long")])] if facts else []
-    return Table("Fitted on other samples, or given", _plain_heads("what", "facts"), lines)
+    return Table("Fitted on other samples, or given", _heads("what", "facts"), lines)
 
 
 def _passes(row: Row) -> str:
     found = row.get("mc_dropout") or {}
-    told = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
-    return ", ".join(text.format(found[key]) for key, text in told.items() if found.get(key) is not None)
+    forms = {"samples": "{} passes", "p": "dropout rate {}", "seed": "seed {}"}
+    return ", ".join(text.format(found[key]) for key, text in forms.items() if found.get(key) is not None)
 
 
 def _calibration(row: Row) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from hydractl.report.names import drawn_names
+from hydractl.report.texts import drawn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,19 +1,106 @@
-"""What a person sees of a run that took its time: the epochs of a training, the times of a bench."""
+"""What a person sees on a terminal of a run that took its time: an eval, a training, a bench."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.figures import bytes_text, count_text, number
-from hydractl.report.rich_tables import table
+from hydractl.report import eval_tables as tables
+from hydractl.report.rich_parts import table
+from hydractl.report.texts import bytes_text, count_text, drawn_names, number
 
-_BARS = "▁▂▃▄▅▆▇█"
-_NOISY = "~"
+# --- evals ------------------------------------------------------------------------------------------------------------
+
+_STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
+_NAMES = (40, 24, 14)  # letters of a name, the more the better
+_OTHERS = 47  # columns of the OOD sets' table beside its names
+_ANY_WIDTH = Console(width=10**4)
+_Part = tuple[str, Sequence[tables.Column]]  # a title and what stands under it
+
+
+def eval_table(document: dict[str, Any], width: int) -> RenderableType:
+    """The tables of an eval: all numbers of a row beside each other, or one group below the other where they do not
+    fit; intervals below their numbers where they fit.
+    """
+    rows = document["models"]
+    outside = bool(tables.ood_names(rows))
+    n = (rows[0].get("id") or {}).get("n") if rows else 0
+    inside = f"in distribution (n = {'-' if n is None else n})"
+    second = "OOD averages, and diversity in distribution" if outside else "diversity in distribution"
+    every = [(f"{inside}, OOD averages" if outside else inside, tables.main_columns(rows))]
+    apart = [(inside, tables.ID_COLUMNS), (second, [*(tables.OOD_AVERAGE if outside else ()), *tables.DIVERSITY])]
+    fitting = _fitting(rows, every, apart, width)
+    parts: list[RenderableType] = [part for one in fitting for part in (one, Text(""))]
+    parts += [_ood(rows, width), Text("")] if outside else []
+    with_intervals = any("\n" in str(cell) for one in fitting for column in one.columns for cell in column.cells)
+    return Group(*parts, _Note(document, with_intervals))
+
+
+def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence[_Part], width: int) -> list[Table]:
+    """All columns in one table, else in two; with intervals if at all possible, and with names as long as possible."""
+    tries = [(parts, True, letters) for parts in (every, apart) for letters in _NAMES[:2]]
+    tries += [(parts, False, letters) for parts in (every, apart) for letters in _NAMES]
+    found: list[Table] = []
+    for parts, intervals, letters in tries:
+        found = [_rich(tables.metric_table(rows, columns, "", title), letters, intervals) for title, columns in parts]
+        if all(_ANY_WIDTH.measure(one).maximum <= width for one in found):
+            break
+    return found
+
+
+def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
+    """A table for the terminal, with names of so many letters."""
+    found = table(shown.title, ("model", *[label for label, _ in shown.heads]), [], left=left)
+    short = dict(zip(names := list(dict.fromkeys(n for n, _ in shown.rows)), drawn_names(names, letters), strict=True))
+    for name, cells in shown.rows:
+        found.add_row(Text(short[name]), *[_text(cell, intervals) for cell in cells])
+    return found
+
+
+def _text(cell: tables.Cell, intervals: bool) -> Text:
+    """A number with its mark, and its interval on a second line."""
+    text = Text(cell.text, _STYLES.get(cell.mark, ""))
+    if intervals and cell.ends is not None:
+        return Text.assemble(text, "\n", ("-".join(map(_short, cell.ends)), "not bold not underline"))
+    return text
+
+
+def _short(value: float) -> str:
+    """Three digits, and no nought before the point: an interval is read beside its number."""
+    return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.3f}"
+
+
+def _ood(rows: Sequence[tables.Row], width: int) -> Table:
+    """Every OOD set of every row."""
+    every = tables.every_set_table(rows)
+    sets = tables.ood_names(rows)
+    short = dict(zip(sets, drawn_names(sets, 16), strict=True))
+    lines = [(name, [tables.Cell(short[cells[0].text]), *cells[1:]]) for name, cells in every.rows]
+    letters = max(_NAMES[-1], min(_NAMES[0], width - _OTHERS - max(map(len, short.values()))))
+    return _rich(tables.Table("", every.heads, lines, every.title), letters, left=3)
+
+
+class _Note:
+    """What the marks and the second lines are, or where intervals are to be had; of marks only where they show."""
+
+    def __init__(self, document: Mapping[str, Any], intervals: bool) -> None:
+        rows = document["models"]
+        self.marks = "bold: best of the column, underlined: second best" if len(rows) > 1 else ""
+        level = f"{tables.level_text(document)} " if tables.level_text(document) else ""
+        known = any(end for row in rows for end in (row.get("ci") or {}).values() if end and None not in end)
+        self.intervals = f"{level}intervals: --json, or a wider terminal" if known else ""
+        if intervals:
+            self.intervals = f"below a number: its {level}interval"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        marked = self.marks if console.is_terminal and not console.is_dumb_terminal else ""
+        text = "; ".join(part for part in (marked, self.intervals) if part)
+        if text:
+            yield Text(text)
 
 
 # --- trainings --------------------------------------------------------------------------------------------------------
@@ -61,6 +148,9 @@ def finetunes_table(document: dict[str, Any], width: int) -> RenderableType:
     return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)
 
 
+_BARS = "▁▂▃▄▅▆▇█"
+
+
 def sparkline(values: Sequence[float]) -> str:
     """Numbers as a row of bars, the lowest of them an eighth of the highest."""
     low, high = min(values), max(values)
@@ -96,23 +186,26 @@ def _plan(document: dict[str, Any]) -> RenderableType:
 
 def _recipe(document: dict[str, Any]) -> RenderableType:
     rows = [
-        [f"--{name.replace('_', '-')}", _text(entry["value"]), entry["source"]]
+        [f"--{name.replace('_', '-')}", _setting(entry["value"]), entry["source"]]
         for name, entry in document["recipe"].items()
     ]
     return table("the recipe in effect", ("option", "value", "from"), rows, left=3)
 
 
-def _text(value: Any) -> str:
+def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}"
     if value is None or value == []:
         return "-"
-    return ",".join(_text(item) for item in value) if isinstance(value, list) else str(value)
+    return ",".join(_setting(item) for item in value) if isinstance(value, list) else str(value)
 
 
 # --- benches ----------------------------------------------------------------------------------------------------------
+
+
+_NOISY = "~"
 
 
 def bench_table(document: dict[str, Any], width: int) -> RenderableType:
@@ -135,7 +228,7 @@ def bench_table(document: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _times(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The rows of one batch size and dtype."""
     first = rows[0]
     compiled = ", compiled" if first.get("compile") else ""
@@ -161,7 +254,7 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table(title, columns, body)
 
 
-def _contestants(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """What each row is and holds, whatever the batch size; memory at the largest."""
     last = {row["model"]: row for row in rows}
     body = [

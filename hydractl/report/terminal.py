@@ -10,12 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.eval_table import eval_table
-from hydractl.report.figures import bytes_text, count_text, number, signed_change
-from hydractl.report.head_map import HeatMap, KeptMap
-from hydractl.report.rich_tables import facts as _facts
-from hydractl.report.rich_tables import table as _table
-from hydractl.report.run_tables import bench_table, finetune_table, finetunes_table
+from hydractl.report.rich_parts import HeatMap, KeptMap
+from hydractl.report.rich_parts import facts as _facts
+from hydractl.report.rich_parts import table as _table
+from hydractl.report.run_tables import bench_table, eval_table, finetune_table, finetunes_table
+from hydractl.report.texts import bytes_text, count_text, number, signed_change
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:

@@ -19,15 +19,14 @@ from hydractl.files.atomic import Output, check_outputs, file_path, named_apart,
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.machine import slow_format
-from hydractl.report.eval_files import ReportOptions, Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluate.leaks import Seen
     from hydractl.evaluate.models import Model
-    from hydractl.evaluate.sets import EvalSet
+    from hydractl.evaluate.sets import EvalSet, Seen
 
 SCHEMA = "hydractl.eval/1"
 
@@ -41,7 +40,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
-        with Reports(settings.fill(ReportOptions), names) as reports:
+        with claimed_reports(settings.fill(ReportOptions), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
         sizes = {one.name: len(one) for one in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
@@ -62,7 +61,7 @@ def _again(settings: EvalSettings) -> Outcome:
     document = read_eval(settings.from_file)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
-    with Reports(settings.fill(ReportOptions), [name for name, _ in rows]) as reports:
+    with claimed_reports(settings.fill(ReportOptions), [name for name, _ in rows]) as reports:
         files = [] if settings.dry_run else write_reports(document, reports)
     return Outcome(document, files=files, unmet=unmet)
 
@@ -87,9 +86,8 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.evaluate.answer import known_keys
-    from hydractl.evaluate.finding import check_writable, find_rows
-    from hydractl.evaluate.leaks import seen_samples
-    from hydractl.evaluate.sets import open_sets
+    from hydractl.evaluate.models import check_writable, find_rows
+    from hydractl.evaluate.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
 
@@ -179,7 +177,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(Reports(settings.fill(ReportOptions), [one.name for one in plan.models]))
+        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), [one.name for one in plan.models]))
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.metrics.registry import metrics
+from hydractl.metrics.declaration import metrics
+from hydractl.metrics.probabilities import per_sample
 from hydractl.metrics.rows import diversity_block, id_block, ood_metrics
 from hydractl.metrics.samples import Samples, samples_of
 
@@ -66,3 +67,6 @@ def disagreement(member_logits: np.ndarray) -> Any:
 
 def sample_mi(member_logits: np.ndarray) -> np.ndarray:
     return samples_of(member_logits).mi
+
+
+pooled_probabilities = per_sample(lambda block: block.probs)

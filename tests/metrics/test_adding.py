@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.metrics import ood_scores, registry, samples
+from hydractl.metrics import declaration, ood_scores, samples
 from hydractl.metrics.bootstrap import draw, resample
-from hydractl.metrics.probabilities import pooled_probabilities
 from hydractl.metrics.rows import row_blocks, row_keys
+from tests.metrics.arrays import pooled_probabilities
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-metric.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def install(folder: Path, module: str, entry: str) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path; the registry looks anew, before and afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    caches = (registry.metrics, registry._installed)
+    caches = (declaration.metrics, declaration._installed)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path
@@ -87,7 +87,7 @@ def test_what_a_resample_does_not_know_is_repeated(fresh: Path) -> None:
 
 WRONG = {
     "overconfidence = 3": "is no metric",
-    "import nothing_of_that_name": "cannot be loaded: No module named 'nothing_of_that_name'",
+    "import nothing_of_that_name": "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'",
     MODULE.replace("def overconfidence", "def brier") + "overconfidence = brier\n": "the key 'brier' is taken",
 }
 
@@ -97,7 +97,7 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
     install(fresh, module, ENTRY)
     importlib.invalidate_caches()
     with pytest.raises(InputError, match=re.escape(WRONG[module])):
-        registry.metrics("id")
+        declaration.metrics("id")
 
 
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ import pytest
 from sklearn import metrics as sk
 
 from hydractl.errors import InputError
-from hydractl.metrics.probabilities import pooled_probabilities
 from hydractl.metrics.rows import id_metrics
-from tests.metrics.arrays import accuracy, brier, nll
+from tests.metrics.arrays import accuracy, brier, nll, pooled_probabilities
 
 
 def random_case(seed: int, samples: int = 300, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.registry import metrics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

@@ -16,10 +16,10 @@ import torch
 from sklearn import metrics as sk
 
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.metrics.probabilities import pooled_probabilities
 from hydractl.metrics.rows import id_metrics
 from hydractl.metrics.samples import Samples, samples_of
 from tests.metrics import arrays as ours_of
+from tests.metrics.arrays import pooled_probabilities
 
 KINDS = ("random", "tied", "sure", "equal", "few", "one")
 CLASSES = 6

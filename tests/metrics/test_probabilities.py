@@ -7,7 +7,8 @@ import pytest
 
 from hydractl.errors import NonFiniteError
 from hydractl.metrics import probabilities
-from hydractl.metrics.probabilities import check_logits, pooled_log_probs, pooled_probabilities
+from hydractl.metrics.probabilities import check_logits, pooled_log_probs
+from tests.metrics.arrays import pooled_probabilities
 
 
 def naive_probabilities(member_logits: np.ndarray) -> np.ndarray:

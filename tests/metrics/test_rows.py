@@ -26,7 +26,7 @@ def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_id_metrics_are_those_of_the_single_functions_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = random_case()
     whole = rows.id_metrics(logits, labels)
-    p, log_p = probabilities.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
+    p, log_p = arrays.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
     conf, correct = p.max(axis=1), p.argmax(axis=1) == labels
     expected = {
         "n": 101,

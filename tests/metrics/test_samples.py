@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.metrics import diversity, probabilities
+from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Samples, samples_of
+from tests.metrics.arrays import pooled_probabilities
 
 SHAPES = [(3, 101, 6), (1, 40, 10), (2, 1, 3), (5, 60, 2), (2, 7, 1)]
 
@@ -39,7 +41,7 @@ def equal(one: Samples, other: Samples) -> bool:
 def test_samples_are_what_the_single_functions_give(shape: tuple[int, int, int], score: str) -> None:
     logits, labels = case(shape)
     got = samples_of(logits, labels, score=score)
-    p, log_p = probabilities.pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
+    p, log_p = pooled_probabilities(logits), probabilities.pooled_log_probs(logits)
     assert np.array_equal(got.predicted, p.argmax(axis=1)) and np.array_equal(got.confidence, p.max(axis=1))
     assert np.array_equal(got.correct, p.argmax(axis=1) == labels)
     assert np.array_equal(got.entropy, OOD_SCORES["entropy"](logits))
@@ -185,7 +187,7 @@ def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied(
 def test_pairs_are_the_members_two_by_two(members: int) -> None:
     logits = np.random.default_rng(members).normal(size=(members, 80, 4)) * 3
     got = samples_of(logits)
-    found = diversity.pairs(got)
+    found = pairs(got)
     expected = [(a, b) for a in range(members) for b in range(a + 1, members)]
     assert [(pair["a"], pair["b"]) for pair in found] == expected
     for pair in found:
@@ -201,9 +203,9 @@ def test_pairs_are_the_members_two_by_two(members: int) -> None:
 def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:
     one = np.random.default_rng(0).normal(size=(1, 30, 5)) * 5
     assert not samples_of(np.repeat(one, 4, axis=0)).pair_mi.any()
-    assert diversity.pairs(samples_of(one)) == []
+    assert pairs(samples_of(one)) == []
     none = samples_of(np.zeros((2, 0, 3)))
-    assert diversity.pairs(none) == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]
+    assert pairs(none) == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]
 
 
 def test_pairs_of_contradicting_sure_members() -> None:

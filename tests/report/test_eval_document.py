@@ -16,8 +16,8 @@ from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import Eval, read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files
-from hydractl.report.eval_table import eval_table
 from hydractl.report.pictures import Picture
+from hydractl.report.run_tables import eval_table
 from tests.report.examples import everything, sample, without_values
 
 

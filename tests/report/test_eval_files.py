@@ -14,7 +14,7 @@ from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_document import read_eval
-from hydractl.report.eval_files import ReportOptions, Reports, write_reports
+from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.settings.common import FLAG, SHARED_KEY, VERB_KEY
 from hydractl.settings.evaluating import EvalSettings
@@ -45,7 +45,7 @@ def names(document: dict[str, Any]) -> list[str]:
 
 
 def made(document: dict[str, Any], **options: Any) -> list[str]:
-    with Reports(ReportOptions(**options), names(document)) as reports:
+    with claimed_reports(ReportOptions(**options), names(document)) as reports:
         return [str(path) for path in write_reports(document, reports)]
 
 
@@ -117,7 +117,7 @@ def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path)
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
     options = ReportOptions(report="out.html", plots="pictures", card="README.md")
-    with Reports(options, names(document)) as reports:
+    with claimed_reports(options, names(document)) as reports:
         planned = [str(path) for path in reports.planned()]
         assert {"out.html", "README.md", "pictures/scores.hydra.png"} <= set(planned)
         with pytest.raises(OutputError, match="another process is writing"):
@@ -129,7 +129,7 @@ def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Pat
     options = ReportOptions(report="out.html", plots="pictures")
     broken = copy.deepcopy(document)
     broken["models"][0]["id"] = 3
-    with pytest.raises(AttributeError), Reports(options, names(document)) as reports:
+    with pytest.raises(AttributeError), claimed_reports(options, names(document)) as reports:
         write_reports(broken, reports)
     assert list(here.iterdir()) == []
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hydractl.report import columns
+from hydractl.metrics.declaration import Metric
+from hydractl.report.eval_tables import marks
 from hydractl.report.terminal import render
 from tests.report.examples import HOSTILE, everything, sample, without_values
 from tests.spread import spread
@@ -62,19 +63,19 @@ def test_best_is_bold_and_second_underlined_on_a_terminal_only() -> None:
         assert "\x1b" not in quiet and "bold" not in quiet
 
 
-def marks(values: Sequence[float | None], direction: str) -> list[str]:
-    return columns.marks(values, columns.Metric(len, "id", "x", "x", direction=direction))
+def marked(values: Sequence[float | None], direction: str) -> list[str]:
+    return marks(values, Metric(len, "id", "x", "x", direction=direction))
 
 
 def test_marks() -> None:
-    assert marks([0.1, 0.3, 0.2], "higher") == ["", "best", "second"]
-    assert marks([0.1, 0.3, 0.2], "lower") == ["best", "", "second"]
-    assert marks([0.3, 0.3, 0.2, 0.1], "higher") == ["best", "best", "second", ""]
-    assert marks([0.30001, 0.30002, 0.1], "higher") == ["best", "best", "second"]  # the same to the digits shown
-    assert marks([0.1, 0.2], "higher") == ["", "best"]
-    assert marks([None, 0.2, None], "higher") == ["", "", ""] and marks([], "lower") == []
-    assert marks([None, 0.2, 0.1, 0.3], "lower") == ["", "second", "best", ""]
-    assert marks([0.1, 0.2, 0.3], "") == ["", "", ""] and marks([0.2, 0.2], "higher") == ["", ""]
+    assert marked([0.1, 0.3, 0.2], "higher") == ["", "best", "second"]
+    assert marked([0.1, 0.3, 0.2], "lower") == ["best", "", "second"]
+    assert marked([0.3, 0.3, 0.2, 0.1], "higher") == ["best", "best", "second", ""]
+    assert marked([0.30001, 0.30002, 0.1], "higher") == ["best", "best", "second"]  # the same to the digits shown
+    assert marked([0.1, 0.2], "higher") == ["", "best"]
+    assert marked([None, 0.2, None], "higher") == ["", "", ""] and marked([], "lower") == []
+    assert marked([None, 0.2, 0.1, 0.3], "lower") == ["", "second", "best", ""]
+    assert marked([0.1, 0.2, 0.3], "") == ["", "", ""] and marked([0.2, 0.2], "higher") == ["", ""]
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

@@ -1,4 +1,4 @@
-"""Pictures of the heads of a model on a terminal: a line for each site, a cell for each head."""
+"""What tables on a terminal are put together of: tables of text in one style, and maps of the heads of a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ from typing import Any
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.figures import number
-from hydractl.report.names import short_names
+from hydractl.report.texts import number, short_names
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """A table without lines; the first ``left`` columns are aligned to the left, the rest to the right."""
+    found = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        found.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    for row in rows:
+        found.add_row(*[Text(cell) for cell in row])
+    return found
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and values."""
+    return table("", ("", ""), rows, left=2)
+
 
 # The colour map viridis (Smith and van der Walt, 2015) at ten even places: lightness grows from end to end, so the
 # order shows without hue as well.

@@ -11,8 +11,7 @@ import pytest
 
 from hydractl.data import open_data
 from hydractl.evaluate.predictions import store
-from hydractl.evaluate.predictions.concatenated import Concatenated
-from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.evaluate.predictions.reading import Concatenated, read_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 
 TEST = ["--data", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builtin:letters", "--allow-seen"]

@@ -1,11 +1,58 @@
-"""Names from documents, made safe to show: nothing hidden in them, no file outside of its folder, no line too long."""
+"""Numbers as people read them, and names from documents made safe to show."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+
+def number(value: float | int | None, digits: int = 4) -> str:
+    """A fraction or a small quantity; a dash where there is none."""
+    if value is None:
+        return "-"
+    if value != 0 and abs(value) < 10**-digits:
+        return f"{value:.{max(digits - 2, 1)}e}"
+    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def count_text(value: int | None) -> str:
+    """A count with K, M or G for thousands, millions and thousands of millions."""
+    if value is None:
+        return "-"
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}"
+    return str(value)
+
+
+def bytes_text(value: int | None) -> str:
+    """A size in bytes, decimal units."""
+    if value is None:
+        return "-"
+    return f"{count_text(value)}B" if value >= 1000 else f"{value} B"
+
+
+def signed_change(before: int, after: int) -> str:
+    """The change from one count to another, in percent."""
+    return "-" if not before else f"{100 * (after - before) / before:+.1f} %"
+
+
+def short_count(value: float) -> str:
+    """A count in four characters or less: 950, 1.2k, 48k, 1.3M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.1f}".removesuffix(".0") + unit if scaled < 9.95 else f"{scaled:.0f}{unit}"
+    return f"{value:g}"
+
 
 # Marks that reorder the text around them, and line ends that are none to most programs.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
@@ -81,3 +128,23 @@ def file_names(names: Sequence[str]) -> list[str]:
         taken.add(part.lower())
         found.append(part)
     return found
+
+
+@cache
+def _templates(show: Callable[[object], str], **options: Any) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        finalize=lambda value: value if isinstance(value, Markup) else show(value),
+        undefined=StrictUndefined,
+        **options,
+    )
+
+
+def template(name: str, show: Callable[[object], str], filters: Mapping[str, Any], **options: Any) -> Template:
+    """A template in which every text is written by ``show``, so that nothing in a document can become markup."""
+    found = _templates(show, **options)
+    found.filters.update(filters)
+    return found.get_template(name)

@@ -14,9 +14,9 @@ from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 
-from hydractl.report.head_map import HeatMap, KeptMap
-from hydractl.report.names import short_names
+from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.terminal import render
+from hydractl.report.texts import short_names
 
 ROWS = [("blocks.0.attn", [0.5, None, 3.0]), ("blocks.1.attn", [math.inf, 2e-7, 0.5, 1.0])]
 

@@ -1,0 +1,136 @@
+"""Metrics of samples: accuracy, probabilistic scores, calibration error and selective prediction of labelled ID data,
+and how much the members differ on any data.
+
+To add one, declare it here (``docs/adding-a-metric.md``). Samples of equal confidence stay in data order, so that each
+number is reproducible; it can therefore change, within the ties, when the data are reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from hydractl.metrics.declaration import metric
+from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.samples import BINS, Resample, Samples
+
+Labelled = Samples | Resample
+"""Samples with labels, at least one."""
+
+SHARES = (80, 90, 95)
+"""Percent of the samples of which ``accuracy_at`` is taken."""
+
+
+@metric("id", label="acc", words="accuracy", direction="higher", place=0, by_severity=True)
+def accuracy(samples: Labelled) -> float:
+    """Share of samples whose most probable class (the lowest index on a tie) is the label."""
+    return samples.total("correct") / len(samples)
+
+
+@metric("id", label="brier", words="Brier score", direction="lower", place=2, by_severity=True)
+def brier(samples: Labelled) -> float:
+    """Mean over samples of the sum over classes of (p_k - 1[y = k])^2, from 0 to 2.
+
+    Source: Brier 1950, the original form; the mean over classes that some libraries give is this divided by C.
+    """
+    return samples.mean("brier_terms")
+
+
+@metric("id", label="nll", words="negative log likelihood", direction="lower", place=1)
+def nll(samples: Labelled) -> float:
+    """Mean of -log p_y in nats, computed from the logits by log-sum-exp over members."""
+    # 0.0 - x, because -x of a perfect prediction would be a negative zero in the JSON.
+    return 0.0 - samples.mean("label_log_probs")
+
+
+@metric("id", label="ece", words="ECE (equal width)", direction="lower", place=3, by_severity=True)
+def ece(samples: Labelled) -> float:
+    """Top-label l1 calibration error, 15 equal-width bins [k/15, (k+1)/15), the last one closed: sum over bins of
+    n_b/N * |accuracy_b - mean confidence_b|.
+
+    Source: Naeini et al. 2015; Guo et al. 2017.
+    """
+    # Samples that lie bin by bin, in data order within each: the sum of a bin is that of its samples alone.
+    ends, binned = np.cumsum(samples.bin_sizes)[:-1], samples.sorted_by("bins")
+    return _weighted_gap(np.split(binned.confidence, ends), np.split(binned.correct, ends), len(samples))
+
+
+@metric("id", label="aece", words="ECE (equal mass)", direction="lower", place=4)
+def aece(samples: Labelled) -> float:
+    """The same sum over 15 equal-mass bins: samples stably sorted by confidence, ascending, and split into 15 runs
+    whose sizes differ by at most one, the larger ones first (numpy.array_split).
+
+    With fewer samples than bins every sample is a bin of its own. Source: Nguyen and O'Connor 2015.
+    """
+    rising = samples.sorted_by("rising")
+    return _weighted_gap(np.array_split(rising.confidence, BINS), np.array_split(rising.correct, BINS), len(samples))
+
+
+@metric("id", label="aurc", words="area under the risk-coverage curve", direction="lower", place=5)
+def aurc(samples: Labelled) -> float:
+    """Area under the risk-coverage curve: mean over i = 1..N of the error rate among the i most confident samples;
+    samples of equal confidence stay in data order.
+
+    Source: Geifman, Uziel and El-Yaniv 2019. Libraries that integrate the points by trapezoids differ by about 1/N.
+    """
+    return float((samples.errors / np.arange(1, len(samples) + 1)).mean())
+
+
+@metric("id", parts=tuple(f"{percent / 100:.2f}" for percent in SHARES))
+def accuracy_at(samples: Labelled) -> dict[str, float]:
+    """Accuracy of the most confident share of the samples, 0.80, 0.90 and 0.95 of them, rounded up to a whole sample;
+    samples of equal confidence stay in data order.
+    """
+    kept = [-(-percent * len(samples) // 100) for percent in SHARES]
+    return {
+        part: (count - int(samples.errors[count - 1])) / count
+        for part, count in zip(accuracy_at.parts, kept, strict=True)
+    }
+
+
+def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray], samples: int) -> float:
+    """Sum over bins of n_b/N * |acc_b - conf_b|, that is |correct - sum of confidences| / N; empty bins add 0."""
+    gaps = [abs(np.count_nonzero(right) - float(conf.sum())) for conf, right in zip(confidences, corrects, strict=True)]
+    return float(sum(gaps) / samples)
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+@metric("diversity", label="mi", words="mutual information of the members")
+def mi(samples: Samples | Resample) -> float:
+    """Mean over samples of H(mean over members of p_m) - mean over members of H(p_m), in nats.
+
+    From 0 to log M; 0 for one member.
+    """
+    return samples.mean("mi")
+
+
+@metric("diversity", label="disagr", words="disagreement of the members")
+def disagreement(samples: Samples | Resample) -> float | None:
+    """Mean over samples of the share of pairs of members that vote for different classes,
+    1 - sum over k of C(n_k, 2) / C(M, 2); null for one member.
+
+    A member votes for its highest logit, the lowest class index on a tie.
+    """
+    if not samples.member_pairs:
+        return None
+    return samples.total("differing_pairs") / (len(samples) * samples.member_pairs)
+
+
+def pairs(samples: Samples) -> list[dict[str, Any]]:
+    """``a``, ``b``, ``mi`` and ``disagreement`` of each pair of members; empty where nobody asked for pairs."""
+    if not len(samples.pair_mi):
+        return []
+    each = zip(combinations(range(len(samples.votes)), 2), samples.pair_mi, strict=True)
+    if not len(samples):
+        return [{"a": a, "b": b, "mi": None, "disagreement": None} for (a, b), _ in each]
+    votes = samples.votes
+    return [
+        {"a": a, "b": b, "mi": float(value), "disagreement": disagreement(replace(samples, votes=votes[[a, b]]))}
+        for (a, b), value in each
+    ]
