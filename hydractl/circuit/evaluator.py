@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hydractl.circuit.objective import Values, values_of
 from hydractl.circuit.samples import Sample
-from hydractl.circuit.tally import Values, values_of
 from hydractl.circuit.tower import Candidate, Tower, Trace
 from hydractl.families.base import State
 from hydractl.model.prompted import PROMPTS_AT_ONCE

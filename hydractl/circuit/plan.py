@@ -1,16 +1,23 @@
-"""What a search will cost, before it starts."""
+"""What a search will cost, before it starts, and what it did cost."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
+from hydractl.log import Log
+from hydractl.report.figures import bytes_text
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,8 @@ def plan_of(
     objectives: Sequence[str],
     sizes: Mapping[str, int],
     *,
-    algorithm: str = "greedy",
-    processes: int = 1,
+    algorithm: str,
+    processes: int,
 ) -> Plan:
     """Count what is to be done, and measure on one batch how long it takes.
 
@@ -85,7 +92,7 @@ def plan_of(
         count,
         round(naive),
         round(most),
-        most * seconds_per_block(evaluator, heads[0]) / processes,
+        most * _seconds_per_block(evaluator, heads[0]) / processes,
         round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
         len(evaluator.chunks),
     )
@@ -113,7 +120,7 @@ def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -
     return replace(plan, memory_bytes=held + share, chunks=-(-batches // at_a_time))
 
 
-def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
+def _seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
     """The time of a sample-block evaluation, counting included, from one candidate on one batch."""
     evaluator.begin([])
     batch = next(b for b, sample in enumerate(evaluator.batches) if sample.labels is not None)
@@ -128,10 +135,45 @@ def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
     return elapsed / max(evaluator.work - work, 1e-9)
 
 
-def duration(seconds: float) -> str:
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on a device, as far as the machine says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+# --- as it is told ----------------------------------------------------------------------------------------------------
+
+
+def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
+    """What the search will cost."""
+    parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
+    log.info(
+        f"naively {plan.naive_blocks:,} sample-block evaluations, here about {plan.blocks:,}"
+        f"{' before bounds' if bounds else ''}, about {_duration(plan.seconds)}; "
+        f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
+    )
+
+
+def _duration(seconds: float) -> str:
     """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
         return f"{round(seconds / 60)} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:
+    """What it did cost."""
+    if not evaluations:
+        log.info("nothing was left to evaluate: the journal has the whole search")
+        return
+    mine = " by this process" if processes > 1 else ""
+    log.info(
+        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
+        f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
+    )

@@ -7,14 +7,15 @@ exactly that of evaluating everything. A candidate that could win on a machine t
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured
-from hydractl.circuit.tally import Tally, Values
+from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
 from hydractl.circuit.tower import Candidate
 from hydractl.metrics.ood import two_u
 
@@ -23,6 +24,44 @@ _MOST_PAIRED = 64
 
 _AHEAD = 0.3
 """From which share of the samples on the candidate in front goes on to the end."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One head and what was counted without it.
+
+    Attributes:
+        rivals: of a removal, the candidates that could have won on a machine that rounds otherwise, the best first.
+    """
+
+    candidate: Candidate
+    measured: Measured
+    rivals: tuple[Step, ...] = ()
+
+
+def best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
+    """The highest score first, of equal ones the lowest site, then the lowest head."""
+    return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
+
+
+def contenders(objective: str, steps: Sequence[Step]) -> list[Step]:
+    """The winner, and after it those that could have won on another machine, the best first.
+
+    A candidate contends unless another one has more at the least than it has at the most. So who contends hangs only on
+    what was counted, not on the order of counting.
+    """
+    surest = min(steps, key=lambda step: (-step.measured.least.key(objective), step.candidate))
+    return best_first(objective, [step for step in steps if step is surest or could_win(objective, step, surest)])
+
+
+def could_win(objective: str, step: Step, other: Step) -> bool:
+    """Whether rounding could put one candidate before another.
+
+    Two that counted the very same, losses to the last unit, are the same model: what went are heads that do nothing.
+    """
+    own, its = step.measured.read_by(objective), other.measured.read_by(objective)
+    could = (-own.most.key(objective), step.candidate) < (-its.least.key(objective), other.candidate)
+    return could and own != its
 
 
 @dataclass
@@ -57,10 +96,6 @@ class Runner:
         return self.best_case.key(objective), -self.index
 
 
-Best = dict[str, tuple[int, int]]
-"""Per objective the highest key reached with rounding against it, and minus the index of the candidate."""
-
-
 class Race:
     """All candidates of one step, for every objective that has removed the same heads so far.
 
@@ -90,8 +125,9 @@ class Race:
         self.bounds = bounds
         self.at_once = at_once
         self.finished = finished
-        self.best: Best = {}
-        self.arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
+        # By objective the highest key reached with rounding against it, and minus the index of the candidate.
+        self._best: dict[str, tuple[int, int]] = {}
+        self._arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         known = known or {}
@@ -105,19 +141,14 @@ class Race:
             else:
                 self._runners.append(runner)
 
-    def run(self) -> dict[str, list[Runner]]:
+    def run(self) -> dict[str, list[Step]]:
         """For each objective those that were not given up, the winner among them."""
-        if len(self.evaluator.chunks) > 1:
-            self._run_chunks()
-        elif self.bounds:
+        if self.bounds and len(self.evaluator.chunks) == 1:
             for objective in self.objectives:
                 self._settle(objective)
         else:
-            needed = self._needed(self.objectives)
-            for unit in self._units():
-                for batch in needed:
-                    self._advance(unit, batch)
-        return self.arrived
+            self._run_chunks()
+        return {o: [Step(r.candidate, r.measured) for r in runners] for o, runners in self._arrived.items()}
 
     def tally_of(self, candidate: Candidate) -> Tally:
         """What has been counted of a candidate here; nothing where another process or a journal counted it."""
@@ -142,8 +173,6 @@ class Race:
 
     def _beside(self, leader: Runner, running: Sequence[Runner], batch: int, objective: str) -> list[Runner]:
         """Who runs together with the candidate in front: the most hopeful of its site."""
-        if self.at_once == 1:
-            return []
         site = leader.candidate[0]
         others = [r for r in running if r.candidate[0] == site and r is not leader and batch not in r.tally.seen]
         return sorted(others, key=lambda runner: runner.hope(objective), reverse=True)[: self.at_once - 1]
@@ -151,16 +180,18 @@ class Race:
     def _order(self, objective: str) -> list[int]:
         """The batches that an objective needs, those first that the model as it is loses most on."""
         needed = self._needed([objective])
-        inside = [b for b in needed if self.evaluator.batches[b].labels is not None]
-        outside = [b for b in needed if self.evaluator.batches[b].labels is None]
-        if max(len(inside), len(outside)) > _MOST_PAIRED:
+        sides = Counter(self.evaluator.batches[batch].labels is None for batch in needed)
+        if max(sides.values()) > _MOST_PAIRED:
             return needed
-        values = {batch: self.evaluator.current(batch) for batch in needed}
-        alone = np.array([_loss_alone(values[b], objective) for b in inside])
-        paired = np.array([[_inverted(values[i], values[o]) for o in outside] for i in inside], dtype=float)
-        paired = paired.reshape(len(inside), len(outside))
+        values = [self.evaluator.current(batch) for batch in needed]
+        alone = np.array([_loss_alone(one, objective) for one in values])
+        paired = np.zeros((len(needed), len(needed)))
+        for i, o in itertools.product(range(len(needed)), repeat=2):
+            if values[i].labelled and not values[o].labelled:
+                paired[i, o] = paired[o, i] = _inverted(values[i], values[o])
         # Both kinds of loss as shares of their totals.
-        return _greedy(inside, outside, alone / max(alone.sum(), 1e-9), paired / max(paired.sum(), 1e-9))
+        order = _greedy(alone / max(alone.sum(), 1e-9), paired / max(paired.sum() / 2, 1e-9))
+        return [needed[i] for i in order]
 
     def _needed(self, objectives: Sequence[str]) -> list[int]:
         batches = self.evaluator.batches
@@ -203,12 +234,12 @@ class Race:
 
     def _hopes(self, runners: Sequence[Runner]) -> dict[int, int]:
         """By index, how many candidates have a better best case, for the objective where these are fewest."""
-        found = {runner.index: len(runners) for runner in runners}
+        ranks = {runner.index: len(runners) for runner in runners}
         for objective in self.objectives:
             order = sorted(runners, key=lambda runner: runner.hope(objective), reverse=True)
             for rank, runner in enumerate(order):
-                found[runner.index] = min(found[runner.index], rank)
-        return found
+                ranks[runner.index] = min(ranks[runner.index], rank)
+        return ranks
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -219,8 +250,8 @@ class Race:
         heads = [runner.candidate[1] for runner in unit]
         # Always as many candidates at once: another number would round otherwise.
         padded = heads + heads[-1:] * (self.at_once - len(heads))
-        found = self.evaluator.without_each(batch, unit[0].candidate[0], padded)
-        for runner, values in zip(unit, found, strict=False):
+        counted = self.evaluator.without_each(batch, unit[0].candidate[0], padded)
+        for runner, values in zip(unit, counted, strict=False):
             if self._wants(runner, batch):
                 runner.tally.add(batch, values)
                 self._counted(runner)
@@ -245,10 +276,10 @@ class Race:
     def _arrive(self, runner: Runner, objective: str) -> None:
         """A candidate with all its counts may be the best so far, which may be too much for others."""
         runner.reached.add(objective)
-        self.arrived[objective].append(runner)
+        self._arrived[objective].append(runner)
         surely = (runner.measured.least.key(objective), -runner.index)
-        if objective not in self.best or surely > self.best[objective]:
-            self.best[objective] = surely
+        if objective not in self._best or surely > self._best[objective]:
+            self._best[objective] = surely
             for other in self._runners:
                 if other is not runner:
                     self._give_up(other)
@@ -260,7 +291,7 @@ class Race:
             return
         for objective in self.objectives:
             open_ = objective in runner.alive and objective not in runner.reached
-            if open_ and objective in self.best and runner.hope(objective) < self.best[objective]:
+            if open_ and objective in self._best and runner.hope(objective) < self._best[objective]:
                 runner.alive.discard(objective)
                 runner.given_up.append(objective)
 
@@ -272,7 +303,9 @@ class Race:
 
 
 def _loss_alone(values: Values, objective: str) -> float:
-    """What an ID batch costs an objective that reads ID samples one by one."""
+    """What a batch costs an objective that reads ID samples one by one."""
+    if not values.labelled:
+        return 0.0
     if objective in ("nll", "brier"):
         return float(values.nll if objective == "nll" else values.brier)
     return float(len(values.scores) - values.correct) if objective in ("acc", "avg") else 0.0
@@ -283,22 +316,18 @@ def _inverted(inside: Values, outside: Values) -> int:
     return 2 * len(inside.scores) * len(outside.scores) - two_u(inside.scores, outside.scores)
 
 
-def _greedy(inside: list[int], outside: list[int], alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first."""
-    found: list[int] = []
-    left_in, left_out = set(range(len(inside))), set(range(len(outside)))
-    gain_in = alone + 0.1 * paired.sum(axis=1)
-    gain_out = 0.1 * paired.sum(axis=0)
-    while left_in or left_out:
-        best_in = max(left_in, key=lambda i: (gain_in[i], -i), default=None)
-        best_out = max(left_out, key=lambda o: (gain_out[o], -o), default=None)
-        if best_out is None or (best_in is not None and gain_in[best_in] >= gain_out[best_out]):
-            assert best_in is not None
-            left_in.discard(best_in)
-            found.append(inside[best_in])
-            gain_out = gain_out + paired[best_in]
-        else:
-            left_out.discard(best_out)
-            found.append(outside[best_out])
-            gain_in = gain_in + paired[:, best_out]
-    return found
+def _greedy(alone: np.ndarray, paired: np.ndarray) -> list[int]:
+    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first.
+
+    Args:
+        alone: of each batch, ``[N]``.
+        paired: of each pair of batches, ``[N, N]``.
+    """
+    gain = alone + 0.1 * paired.sum(axis=1)
+    order: list[int] = []
+    for _ in range(len(gain)):
+        best = int(gain.argmax())
+        order.append(best)
+        gain = gain + paired[best]
+        gain[best] = -np.inf
+    return order

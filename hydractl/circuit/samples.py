@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.circuit.tally import Values, values_of
+from hydractl.circuit.objective import Values, margins, values_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, log_softmax
@@ -89,10 +89,7 @@ def certainty(logits: Floats, labels: np.ndarray | None, values: Values) -> Cert
     if labels is None:
         return Certainty(None, None, values.scores)
     log_p = log_softmax(logits[None])[0]
-    rows = np.arange(len(labels))
-    others = log_p.copy()
-    others[rows, labels] = -np.inf
-    return Certainty(log_p[rows, labels] - others.max(axis=1), -log_p[rows, labels], values.scores)
+    return Certainty(margins(log_p, labels), -log_p[np.arange(len(labels)), labels], values.scores)
 
 
 def undecided_first(

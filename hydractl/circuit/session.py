@@ -9,18 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.circuit.documents import agreement, check_exact, document_of
+from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.circuit.options import SearchOptions
-from hydractl.circuit.plan import Plan, plan_of, with_memory
-from hydractl.circuit.records import check_records
+from hydractl.circuit.plan import Plan, free_memory, plan_of, tell_plan, tell_work, with_memory
+from hydractl.circuit.race import Step
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
-from hydractl.circuit.scope import Scope
-from hydractl.circuit.search import Found, GreedySearch, Observer
+from hydractl.circuit.scope import Scope, SearchOptions
+from hydractl.circuit.search import Found, GreedySearch, Observer, check_records
 from hydractl.circuit.shortlist import Shortlist
-from hydractl.circuit.telling import observed, tell_plan, tell_rounding, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
@@ -33,6 +31,7 @@ from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.report.figures import number
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -191,8 +190,7 @@ class Session:
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            told = observed(self.log, plan, options.objective, self.scope.budget, self.names, self.team.size)
-            with told as observer:
+            with self._observed(plan) as observer:
                 search = self._make(evaluator, journal, observer)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
@@ -202,7 +200,7 @@ class Session:
         options, heads = self.options, list(self.names)
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
-            "memory": journal,
+            "journal": journal,
             "processes": self.team,
             "observer": observer,
         }
@@ -237,6 +235,30 @@ class Session:
                 self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
             yield journal
+
+    @contextlib.contextmanager
+    def _observed(self, plan: Plan) -> Iterator[Observer]:
+        """Progress with a row for every removal."""
+        budget, done = self.scope.budget, 0
+        several = len(self.options.objective) > 1
+        columns = ["step", *(["objective"] if several else []), "removed at", "head", "score", "accuracy", "AUROC"]
+        with self.log.progress("circuit", plan.evaluations, "evaluations", columns) as progress:
+
+            def evaluated() -> None:
+                nonlocal done
+                done += 1
+                progress.advance(1)
+
+            def begins(step: int, groups: int, left: int) -> None:
+                progress.set_total(done + groups * left // self.team.size)
+
+            def removed(objective: str, index: int, step: Step) -> None:
+                (site, head), m = self.names[step.candidate], step.measured
+                auroc = "" if m.two_u is None else number(m.score("ood"))
+                scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+                progress.row([f"{index}/{budget}", *([objective] if several else []), site, str(head), *scores])
+
+            yield Observer(evaluated, removed, begins)
 
     def fingerprint(self) -> dict[str, Any]:
         """What decides the result: a journal of another search is of no use."""
@@ -273,25 +295,16 @@ class Session:
             document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
             if self.exact is not None:
                 document["agreement"] = agreement(document, *self.exact)
-                self.log.info(f"{objective} against {self.options.check_against}: {told_agreement(document)}")
+                self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
-        tell_rounding(self.log, documents)
+        steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
+        undecided = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)
+        if undecided:
+            self.log.warn(
+                f"steps decided by less than rounding, which may go otherwise on another machine: {undecided}"
+            )
         return documents
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(canonical_json({"of": value}).encode()).hexdigest()[:16]
-
-
-def free_memory(device: Any) -> int:
-    """Bytes of memory that are free on a device, as far as the machine says."""
-    import os
-
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.circuit.journal import check_free
-from hydractl.circuit.options import SearchOptions
-from hydractl.circuit.scope import Scope, scope_of
+from hydractl.circuit.scope import Scope, SearchOptions, scope_of
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured
+from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.search import Found, GreedySearch, evaluations
-from hydractl.circuit.tally import Tally
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
@@ -185,8 +184,6 @@ def test_the_best_case_is_reached_and_never_exceeded() -> None:
 
 
 def test_tally_counts_pairs_of_what_it_has_seen() -> None:
-    from hydractl.circuit.tally import Values
-
     tally = Tally()
     tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
     assert tally.measured().two_u is None
