@@ -30,24 +30,18 @@ def document_of(
     names: Mapping[Candidate, Head],
     data: Mapping[str, Dataset],
 ) -> dict[str, Any]:
-    """The circuit of one objective, ``hydractl.circuit/1``.
-
-    Args:
-        scope: what was searched.
-        options: of the search.
-        objective: of this circuit.
-        found: its ranking.
-        names: the heads by their candidates.
-        data: the sets that were searched with, ``id`` and ``ood``.
-    """
+    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets it was searched with."""
     source = scope.source
     mask = source.description.mask
-    details = {
+    search = {
         "objective": objective,
         "algorithm": options.algorithm,
         "approx": options.approx,
         "ood_score": options.ood_score,
         "budget": scope.total,
+    }
+    details = {
+        **search,
         **scope.details,
         "batch_size": options.batch_size,
         "dtype": options.dtype,
@@ -63,11 +57,7 @@ def document_of(
     document: dict[str, Any] = {
         "schema": "hydractl.circuit/1",
         "arch": source.description.arch,
-        "objective": objective,
-        "algorithm": options.algorithm,
-        "approx": options.approx,
-        "ood_score": options.ood_score,
-        "budget": scope.total,
+        **search,
         **({"loss_unit": LOSS_UNIT} if objective in ("nll", "brier") else {}),
         "sites": dict(mask.heads),
         "base": found.base.to_json(objective),

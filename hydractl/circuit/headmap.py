@@ -50,28 +50,28 @@ class Headmap(GreedySearch):
         self.found = {objective: Found(base) for objective in objectives}
         chosen: dict[str, list[Candidate]] = {objective: [] for objective in objectives}
         for number, site in enumerate(dict.fromkeys(site for site, _ in self.heads), start=1):
-            left = [(place, head) for place, head in enumerate(self.heads) if head[0] == site]
+            left = [head for head in self.heads if head[0] == site]
             groups = same_model(chosen)
-            self.observer.begins(number, len(groups), sum(head[0] >= site for head in self.heads))
+            self._expect(len(groups) * sum(head[0] >= site for head in self.heads))
             for masked, group in groups.items():
                 counted = self._site(group, number, masked, left)
                 for objective in group:
-                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for _, head in left])
+                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for head in left])
                     gone = max(0, len(steps) - self.kept[site])
                     self.found[objective].steps += [_with_rivals(objective, s, steps[gone:]) for s in steps[:gone]]
                     chosen[objective] += [step.candidate for step in steps[gone:]]
         for objective, found in self.found.items():
             found.steps = best_first(objective, found.steps)
             for number, step in enumerate(found.steps, start=1):
-                self.observer.removed(objective, number, step)
+                self.removed(objective, number, step)
         return self.found
 
     def _site(
-        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[tuple[int, Candidate]]
+        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[Candidate]
     ) -> dict[Candidate, Measured]:
         """The counts with each head of one site masked beside those that were chosen before."""
         known = {head: measured for head, (measured, _) in self._evaluated(group, number).items()}
-        new = [place for place in left if place[1] not in known]
+        new = [head for head in left if head not in known]
         if not new:
             return known
         self.evaluator.begin(masked)

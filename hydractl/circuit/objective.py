@@ -128,14 +128,13 @@ def _accuracy(m: Measured) -> float:
     return m.correct / m.n_id
 
 
-def _auroc(m: Measured) -> float:
-    assert m.two_u is not None
-    return m.two_u / (2 * m.n_id * m.n_ood)
-
-
 def _pairs(m: Measured) -> int:
     assert m.two_u is not None
     return m.two_u
+
+
+def _auroc(m: Measured) -> float:
+    return _pairs(m) / (2 * m.n_id * m.n_ood)
 
 
 OBJECTIVES: dict[str, Objective] = {

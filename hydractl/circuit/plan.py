@@ -14,6 +14,7 @@ import torch
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
 from hydractl.log import Log
@@ -57,35 +58,31 @@ def plan_of(
     evaluator: Evaluator,
     heads: Sequence[Candidate],
     budget: int,
-    objectives: Sequence[str],
+    options: SearchOptions,
     sizes: Mapping[str, int],
-    *,
-    algorithm: str,
     processes: int,
 ) -> Plan:
     """Count what is to be done, and measure on one batch how long it takes.
 
     Args:
         evaluator: of the data, or of a part of it.
-        heads: the candidates.
-        budget: how many of them go.
-        objectives: of the search.
+        heads: the candidates, of which ``budget`` go.
+        options: the objectives and the algorithm.
         sizes: samples of all the data, ``id`` and ``ood``.
-        algorithm: ``greedy`` or ``headmap``.
         processes: how many share the candidates.
     """
-    headmap = algorithm == "headmap"
+    headmap = options.algorithm == "headmap"
     count = len(heads) if headmap else evaluations(len(heads), budget)
     rounds = len({site for site, _ in heads}) if headmap else budget
     present = sum(len(kept) for kept in evaluator.samples.full)
     naive, most = 0.0, 0.0
-    for objective in objectives:
+    for objective in options.objective:
         samples = sizes["id"] + (sizes.get("ood", 0) if OBJECTIVES[objective].needs_ood else 0)
         naive += count * evaluator.naive_work(samples, [site for site, _ in heads])
         for step in range(rounds):
             share = 1.0 if headmap else 1 - step / present
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
-            most += evaluator.price_of_current(samples, share)
+            most += evaluator.price(None, samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
     everything = sum(sizes.values())
     return Plan(

@@ -25,6 +25,9 @@ _MOST_PAIRED = 64
 _AHEAD = 0.3
 """From which share of the samples on the candidate in front goes on to the end."""
 
+Rank = tuple[int, int, int]
+"""The key of what a candidate counted, its site and its head, both negative: of equal ones the lower wins."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -69,7 +72,6 @@ class Runner:
     """One candidate in a race.
 
     Attributes:
-        index: its place in model order, which decides ties: the lower one wins.
         alive: the objectives it may still win.
         given_up: those it cannot.
         reached: those of the alive ones that it has all counts for.
@@ -78,7 +80,6 @@ class Runner:
     """
 
     candidate: Candidate
-    index: int
     alive: set[str]
     best_case: Measured
     given_up: list[str] = field(default_factory=list)
@@ -91,9 +92,9 @@ class Runner:
         """What has been counted so far."""
         return self.known or self.tally.measured()
 
-    def hope(self, objective: str) -> tuple[int, int]:
+    def hope(self, objective: str) -> Rank:
         """What it can still reach, comparable with what others have reached."""
-        return self.best_case.key(objective), -self.index
+        return _rank(self.best_case, objective, self.candidate)
 
 
 class Race:
@@ -102,7 +103,6 @@ class Race:
     Args:
         evaluator: at the model with these heads removed.
         objectives: what to choose for.
-        candidates: with their places in model order.
         bounds: whether candidates are given up early; without, each is evaluated on everything its objectives need.
         at_once: how many candidates of one site run together.
         known: of some candidates, what a journal says: counts, and the objectives they were given up for.
@@ -113,7 +113,7 @@ class Race:
         self,
         evaluator: Evaluator,
         objectives: Sequence[str],
-        candidates: Sequence[tuple[int, Candidate]],
+        candidates: Sequence[Candidate],
         *,
         bounds: bool = True,
         at_once: int = 1,
@@ -125,14 +125,14 @@ class Race:
         self.bounds = bounds
         self.at_once = at_once
         self.finished = finished
-        # By objective the highest key reached with rounding against it, and minus the index of the candidate.
-        self._best: dict[str, tuple[int, int]] = {}
+        # By objective what the best candidate has reached with rounding against it.
+        self._best: dict[str, Rank] = {}
         self._arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         known = known or {}
-        for index, candidate in candidates:
-            runner = Runner(candidate, index, set(self.objectives), nothing)
+        for candidate in candidates:
+            runner = Runner(candidate, set(self.objectives), nothing)
             if candidate in known:
                 runner.known, runner.given_up = known[candidate][0], list(known[candidate][1])
                 runner.alive.difference_update(runner.given_up)
@@ -225,20 +225,20 @@ class Race:
     def _units(self) -> list[list[Runner]]:
         """The candidates that are not done, those of one site that run together in one list; the most hopeful first."""
         runners = [runner for runner in self._runners if runner.known is None]
-        hopes = self._hopes(runners) if self.bounds else {runner.index: runner.index for runner in runners}
+        hopes = self._hopes(runners) if self.bounds else dict.fromkeys((r.candidate for r in runners), 0)
         sites: dict[int, list[Runner]] = {}
-        for runner in sorted(runners, key=lambda r: (hopes[r.index], r.index)):
+        for runner in sorted(runners, key=lambda r: (hopes[r.candidate], r.candidate)):
             sites.setdefault(runner.candidate[0], []).append(runner)
         units = [all_[i : i + self.at_once] for all_ in sites.values() for i in range(0, len(all_), self.at_once)]
-        return sorted(units, key=lambda unit: min((hopes[r.index], r.index) for r in unit))
+        return sorted(units, key=lambda unit: min((hopes[r.candidate], r.candidate) for r in unit))
 
-    def _hopes(self, runners: Sequence[Runner]) -> dict[int, int]:
-        """By index, how many candidates have a better best case, for the objective where these are fewest."""
-        ranks = {runner.index: len(runners) for runner in runners}
+    def _hopes(self, runners: Sequence[Runner]) -> dict[Candidate, int]:
+        """How many others have a better best case, for the objective where these are fewest."""
+        ranks = {runner.candidate: len(runners) for runner in runners}
         for objective in self.objectives:
             order = sorted(runners, key=lambda runner: runner.hope(objective), reverse=True)
             for rank, runner in enumerate(order):
-                ranks[runner.index] = min(ranks[runner.index], rank)
+                ranks[runner.candidate] = min(ranks[runner.candidate], rank)
         return ranks
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Race:
         """A candidate with all its counts may be the best so far, which may be too much for others."""
         runner.reached.add(objective)
         self._arrived[objective].append(runner)
-        surely = (runner.measured.least.key(objective), -runner.index)
+        surely = _rank(runner.measured.least, objective, runner.candidate)
         if objective not in self._best or surely > self._best[objective]:
             self._best[objective] = surely
             for other in self._runners:
@@ -300,6 +300,11 @@ class Race:
         if runner.known is None and runner.alive <= runner.reached:
             runner.known = runner.tally.measured()
             self.finished(runner)
+
+
+def _rank(measured: Measured, objective: str, candidate: Candidate) -> Rank:
+    site, head = candidate
+    return measured.key(objective), -site, -head
 
 
 def _loss_alone(values: Values, objective: str) -> float:

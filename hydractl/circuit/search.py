@@ -19,6 +19,7 @@ from hydractl.circuit.tower import Candidate
 from hydractl.distributed import Processes
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
+from hydractl.log import Progress
 
 _MOST_LOSS = 1 << 100
 
@@ -36,21 +37,6 @@ class Found:
         return [step.candidate for step in self.steps]
 
 
-@dataclass
-class Observer:
-    """What a search tells while it runs.
-
-    Attributes:
-        evaluated: a candidate is done.
-        removed: by which objective, in which step, what.
-        begins: a step, with how many different models, and the evaluations that are left of each.
-    """
-
-    evaluated: Callable[[], None] = lambda: None
-    removed: Callable[[str, int, Step], None] = lambda objective, number, step: None
-    begins: Callable[[int, int, int], None] = lambda number, groups, left: None
-
-
 class GreedySearch:
     """Rankings for any number of objectives; those that have removed the same heads share their evaluations.
 
@@ -60,7 +46,8 @@ class GreedySearch:
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
-        observer: hears of the progress.
+        progress: of the evaluations.
+        removed: called with each removal: the objective, the number of the step, and what went.
     """
 
     def __init__(
@@ -72,14 +59,16 @@ class GreedySearch:
         at_once: int = 1,
         journal: Journal | None = None,
         processes: Processes | None = None,
-        observer: Observer | None = None,
+        progress: Progress | None = None,
+        removed: Callable[[str, int, Step], None] = lambda objective, number, step: None,
     ) -> None:
         self.evaluator = evaluator
         self.heads = list(heads)
         self.bounds, self.at_once = bounds, at_once
         self.journal = journal or NoJournal()
         self.processes = processes or Processes()
-        self.observer = observer or Observer()
+        self.progress = progress or Progress()
+        self.removed = removed
         self.evaluations = 0
         self.found: dict[str, Found] = {}
 
@@ -89,12 +78,12 @@ class GreedySearch:
         self.found = {objective: Found(base) for objective in objectives}
         for number in range(1, budget + 1):
             groups = same_model({objective: found.removed for objective, found in self.found.items()})
-            self.observer.begins(number, len(groups), self.to_come(number, budget))
+            self._expect(len(groups) * self.to_come(number, budget))
             for removed, group in groups.items():
                 steps = self._remembered(group, number) or self._step(group, number, removed)
                 for objective in group:
                     self.found[objective].steps.append(steps[objective])
-                    self.observer.removed(objective, number, steps[objective])
+                    self.removed(objective, number, steps[objective])
         return self.found
 
     def to_come(self, number: int, budget: int) -> int:
@@ -122,20 +111,19 @@ class GreedySearch:
     def _step(self, group: list[str], number: int, removed: Sequence[Candidate]) -> dict[str, Step]:
         """One removal for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
-        left = [(index, head) for index, head in enumerate(self.heads) if head not in removed]
-        steps = self.choose(group, number, left)
+        steps = self.choose(group, number, [head for head in self.heads if head not in removed])
         for objective, step in steps.items():
             self._keep({"removed": objective, "step": number, **record_of(step)})
         self.journal.sync()
         return steps
 
-    def choose(self, group: list[str], number: int, left: list[tuple[int, Candidate]]) -> dict[str, Step]:
+    def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
         """The best candidate for each objective, the evaluator being at the model without the heads removed so far.
 
         Args:
             group: the objectives.
             number: of the step, from 1.
-            left: the candidates with their places in model order.
+            left: the candidates.
         """
         race = Race(
             self.evaluator,
@@ -153,21 +141,25 @@ class GreedySearch:
         self.evaluations += 1
         record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": list(runner.given_up)}
         self.journal.append({**record, **counts_of(runner.measured)})
-        self.observer.evaluated()
+        self.progress.advance()
+
+    def _expect(self, evaluations: int) -> None:
+        """So many evaluations are left, of all processes together."""
+        self.progress.set_total(self.evaluations + evaluations // self.processes.size)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _own(self, left: list[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
+    def _own(self, left: Sequence[Candidate]) -> list[Candidate]:
         """The candidates of this process: the dearest first, each to the one that has least to do."""
         loads = [0.0] * self.processes.size
         mine = []
         samples = self.evaluator.n_id + self.evaluator.n_ood
-        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(head[0] for _, head in left)}
-        for index, candidate in sorted(left, key=lambda place: (-prices[place[1][0]], place[0])):
+        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(site for site, _ in left)}
+        for site, head in sorted(left, key=lambda candidate: (-prices[candidate[0]], candidate)):
             least = loads.index(min(loads))
-            loads[least] += prices[candidate[0]]
+            loads[least] += prices[site]
             if least == self.processes.rank:
-                mine.append((index, candidate))
+                mine.append((site, head))
         return sorted(mine)
 
     def _together(self, arrived: Mapping[str, Sequence[Step]]) -> dict[str, Step]:

@@ -29,8 +29,6 @@ from hydractl.circuit.tower import Candidate
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import auroc, curve_of
 
-Places = list[tuple[int, Candidate]]
-
 
 class Shortlist(GreedySearch):
     """At each step the race is only among the candidates that are forecast to be best; it is exact among them.
@@ -65,14 +63,14 @@ class Shortlist(GreedySearch):
         listed = sum(min(self.size * towers, len(self.heads) - step + 1) for step in range(number, budget + 1))
         return listed + (max(0, labels - self.size) if number == 1 else 0)
 
-    def choose(self, group: list[str], number: int, left: Places) -> dict[str, Step]:
+    def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
         """The best of those listed."""
         listed = self._listed(group, number) or self._list(group, number, left)
         labels = [head for head in listed if self._of_labels(head)]
         self._counted = {head: measured for head, (measured, _) in self._evaluated(group, number).items()}
         # Only complete counts say what a removal gains; of a head of the labels they cost little more than a part.
         self.bounds = self._bounded and not labels
-        steps = super().choose(group, number, [place for place in left if place[1] in listed])
+        steps = super().choose(group, number, [head for head in left if head in listed])
         if labels:
             self._learn(group, self._shared({head: self._counted[head] for head in labels if head in self._counted}))
         return steps
@@ -90,33 +88,30 @@ class Shortlist(GreedySearch):
                 return [(site, head) for site, head in record["heads"]]
         return []
 
-    def _list(self, group: list[str], number: int, left: Places) -> list[Candidate]:
+    def _list(self, group: list[str], number: int, left: Sequence[Candidate]) -> list[Candidate]:
         """Make a list, the same in all processes."""
-        listed: set[int] = set()
+        listed: set[Candidate] = set()
         for of_labels in (False, True):
-            places = [place for place in left if self._of_labels(place[1]) == of_labels]
-            if len(places) <= self.size:
-                listed.update(index for index, _ in places)
+            heads = [head for head in left if self._of_labels(head) == of_labels]
+            if len(heads) <= self.size:
+                listed.update(heads)
             elif of_labels:
-                listed |= self._by_gains(group, places)
+                listed |= self._by_gains(group, heads)
             else:
-                listed |= self._by_forecasts(group, number, places)
-        heads = [self.heads[index] for index in sorted(listed)]
+                listed |= self._by_forecasts(group, number, heads)
         # Those of the first process: machines of different make round differently.
-        heads = [(site, head) for site, head in self.processes.gather(heads)[0]]
+        heads = [(site, head) for site, head in self.processes.gather(sorted(listed))[0]]
         self._keep({"listed": group, "step": number, "heads": heads})
         return heads
 
-    def _by_forecasts(self, group: list[str], number: int, places: Places) -> set[int]:
-        heads, all_slopes = self._slopes_for(group, number)
-        columns = {head: column for column, head in enumerate(heads)}
-        change = all_slopes.of([columns[head] for _, head in places])
+    def _by_forecasts(self, group: list[str], number: int, heads: Sequence[Candidate]) -> set[Candidate]:
+        columns, all_slopes = self._slopes_for(group, number)
+        change = all_slopes.of([columns.index(head) for head in heads])
         now = current_quantities(self.evaluator, needed(group))
-        listed: set[int] = set()
+        listed: set[Candidate] = set()
         for objective in group:
-            values = forecast(objective, now, change)
-            order = sorted(range(len(places)), key=lambda i: (-values[i], places[i][0]))
-            listed.update(places[i][0] for i in order[: self.size])
+            values = dict(zip(heads, forecast(objective, now, change), strict=True))
+            listed.update(sorted(heads, key=lambda head: (-values[head], head))[: self.size])
         return listed
 
     def _slopes_for(self, group: list[str], number: int) -> tuple[list[Candidate], Quantities]:
@@ -141,13 +136,12 @@ class Shortlist(GreedySearch):
     def _of_labels(self, head: Candidate) -> bool:
         return self.evaluator.labels is not None and head[0] in self.evaluator.labels.sites
 
-    def _by_gains(self, group: list[str], places: Places) -> set[int]:
-        listed: set[int] = set()
+    def _by_gains(self, group: list[str], heads: Sequence[Candidate]) -> set[Candidate]:
+        listed: set[Candidate] = set()
         for objective in group:
-            if any((objective, head) not in self._gains for _, head in places):
-                return {index for index, _ in places}
-            order = sorted(places, key=lambda place: (-self._gains[objective, place[1]], place[0]))
-            listed.update(index for index, _ in order[: self.size])
+            if any((objective, head) not in self._gains for head in heads):
+                return set(heads)
+            listed.update(sorted(heads, key=lambda head: (-self._gains[objective, head], head))[: self.size])
         return listed
 
     def _learn(self, group: list[str], counted: Mapping[Candidate, Measured]) -> None:
@@ -304,7 +298,7 @@ def _slopes_of_batch(
         # Each sample has gates of its own, so the gradients of the sum are those of the samples.
         total = quantity(name, logits, labels, evaluator.ood_score).sum()
         parts = torch.autograd.grad(total, [gate for gate in gates if gate.requires_grad], retain_graph=True)
-        evaluator.went_back(batch)
+        evaluator.count_backward(batch)
         found[name] = torch.cat(parts, dim=1).float().cpu()
     return found
 
