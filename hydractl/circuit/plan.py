@@ -67,7 +67,7 @@ def plan_of(
     Args:
         evaluator: of the data, or of a part of it.
         heads: the candidates, of which ``budget`` go.
-        options: the objectives and the algorithm.
+        options: of the search.
         sizes: samples of all the data, ``id`` and ``ood``.
         processes: how many share the candidates.
     """
@@ -96,15 +96,7 @@ def plan_of(
 
 
 def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -> Plan:
-    """The plan under a limit of memory, as :class:`Evaluator` lays batches of one size out.
-
-    Args:
-        plan: without a limit.
-        batches: of all the data.
-        blocks: of the model.
-        lanes: objectives.
-        limit: in bytes.
-    """
+    """A plan under a limit of memory in bytes, as :class:`Evaluator` lays batches of one size out for so many lanes."""
     trace = 3 * blocks + 1  # in sizes of a stem
     stems = plan.memory_bytes // (1 + lanes * trace)
     held = stems if stems <= limit // 4 else 0

@@ -161,7 +161,7 @@ def _start(
                 f"{path} removes {len(gone) + len(ranking.removed)} heads, fewer than the {total} of this search",
                 hint="take a longer circuit, or a smaller budget",
             )
-        removed = [*sorted(gone), *ranking.first(total - len(gone))]
+        removed = [*sorted(gone), *ranking.removed[: total - len(gone)]]
         start = start.without(head for head in removed if head[0] in leading)
     return start, leading, seen
 

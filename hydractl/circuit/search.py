@@ -258,14 +258,10 @@ def step_of(record: Mapping[str, Any]) -> Step:
 def check_records(
     path: Path, journal: Journal, sizes: Mapping[str, int], heads: Collection[Candidate], objectives: Sequence[str]
 ) -> None:
-    """Check the records of a journal that was opened.
+    """Whether the journal at a path holds what a search wrote: a damaged figure must not become a result.
 
     Args:
-        path: of the journal, for messages.
-        journal: whose records and order are checked.
         sizes: samples of the data, ``id`` and ``ood``.
-        heads: the candidates.
-        objectives: of the search.
 
     Raises:
         InputError: listing every record that cannot be one.

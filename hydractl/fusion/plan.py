@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
-from hydractl.files.checkpoint import read_piece
+from hydractl.files.checkpoint import read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
@@ -24,10 +24,14 @@ from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
 from hydractl.model.agreement import label_differences, preprocess_differences
 from hydractl.model.members import member_name
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 
 _PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
+
+_NAMED = 3
+"""Tensors that are named of those that differ."""
 
 Owners = Sequence[tuple[int, int]]
 """For every head of a site that any member has, ascending: a member that has it, and its position there."""
@@ -267,10 +271,8 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int) -> bool:
-    def pick(tensor: Tensor | None, head: int) -> Tensor | None:
-        return None if tensor is None else tensor[head]
-
-    return all(_same(pick(getattr(a, n), head_a), pick(getattr(b, n), head_b)) for n in PER_HEAD)
+    one, other = a.select([head_a]), b.select([head_b])
+    return all(_same(getattr(one, name), getattr(other, name)) for name in PER_HEAD)
 
 
 class HeadUnion:
@@ -308,3 +310,57 @@ class HeadUnion:
         tensors = {n: self._sources[0].tensors.read(n) for n in self.names}
         self._sources[0].family.write(tensors, self._site, weights)
         return tensors
+
+
+# --- what of the computation they share -------------------------------------------------------------------------------
+
+
+def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
+    """The parts that run once for all members, for each tower.
+
+    Returns:
+        For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;
+        ``blocks_once``: how many leading blocks do; ``attention_once``: whether the attention behind them does; and
+        ``parts_at``, ``differs``, ``hint``: where members part, in what, and what would make them part later (None
+        where they never do).
+    """
+    model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
+    masks = plan.description.masks
+    towers = []
+    for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):
+        start, count = chain.start, len(chain.sites)
+        part, differs, hint = None, None, None
+        if not start.shared_stem:
+            part = "stem"
+            own = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
+            parts = sorted({model.family.part(name, model.sites) for name in own} & set(MERGEABLE))
+            differs = _tensors(own)
+            hint = "do not train it (finetune --train-last N)"
+            hint = f"average it (--merge {','.join(parts)}), or {hint}" if parts else hint
+        elif start.blocks < count:
+            part = chain.block_paths[start.blocks]
+            own = [name for name in plan.own if name.startswith(f"{part}.")]
+            site = model.sites[chain.sites.start + start.blocks].path
+            heads = any(mask.kept[site] != masks[0].kept[site] for mask in masks)
+            differs = "; ".join([*(["heads"] if heads else []), *([_tensors(own)] if own else [])])
+            hints = ["the same heads (prune --share-sites N --with MASK)"] if heads else []
+            hints += ["weights left as they are (finetune --train-last N)"] if own else []
+            hint = f"members that are the same in more leading blocks: {' and '.join(hints)}"
+        towers.append(
+            {
+                "tower": chain.tower,
+                "blocks": count,
+                "stem": start.shared_stem,
+                "blocks_once": start.blocks,
+                "attention_once": start.pool,
+                "parts_at": part,
+                "differs": differs,
+                "hint": hint,
+            }
+        )
+    return towers
+
+
+def _tensors(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more tensors" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

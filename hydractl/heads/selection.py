@@ -51,9 +51,8 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
 
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
-    """Heads from the least to the most important."""
-    order = {head: position for position, head in enumerate(heads)}
-    return sorted(order, key=lambda head: (scores.scores[head[0]][head[1]], order[head]))
+    """Heads from the least to the most important, those of equal importance in the order they are given in."""
+    return sorted(heads, key=lambda head: scores.scores[head[0]][head[1]])
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:

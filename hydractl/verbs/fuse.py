@@ -13,9 +13,8 @@ from hydractl.export.targets import Claim, Target, claimed, plan_exports, stem_b
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.provenance import provenance
-from hydractl.fusion.plan import FusionPlan, plan_fusion
+from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.fusion.selfcheck import self_check
-from hydractl.fusion.sharing import shared_parts
 from hydractl.log import Log
 from hydractl.model.cost import cost_of, dense_macs
 from hydractl.model.loading import build_model, resolve_device
