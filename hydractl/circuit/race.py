@@ -73,7 +73,6 @@ class Runner:
 
     Attributes:
         alive: the objectives it may still win.
-        given_up: those it cannot.
         reached: those of the alive ones that it has all counts for.
         known: its counts, where they come from a journal or are all there.
         best_case: the most that it can still reach, with rounding in its favour.
@@ -82,7 +81,6 @@ class Runner:
     candidate: Candidate
     alive: set[str]
     best_case: Measured
-    given_up: list[str] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     known: Measured | None = None
@@ -134,8 +132,8 @@ class Race:
         for candidate in candidates:
             runner = Runner(candidate, set(self.objectives), nothing)
             if candidate in known:
-                runner.known, runner.given_up = known[candidate][0], list(known[candidate][1])
-                runner.alive.difference_update(runner.given_up)
+                runner.known, given_up = known[candidate]
+                runner.alive.difference_update(given_up)
                 for objective in runner.alive:
                     self._arrive(runner, objective)
             else:
@@ -293,7 +291,6 @@ class Race:
             open_ = objective in runner.alive and objective not in runner.reached
             if open_ and objective in self._best and runner.hope(objective) < self._best[objective]:
                 runner.alive.discard(objective)
-                runner.given_up.append(objective)
 
     def _finish(self, runner: Runner) -> None:
         """A candidate that has nothing left to win or to count is done."""

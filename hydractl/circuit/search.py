@@ -139,7 +139,8 @@ class GreedySearch:
 
     def _finished(self, runner: Runner, group: list[str], number: int) -> None:
         self.evaluations += 1
-        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": list(runner.given_up)}
+        given_up = [objective for objective in group if objective not in runner.alive]
+        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": given_up}
         self.journal.append({**record, **counts_of(runner.measured)})
         self.progress.advance()
 

@@ -217,6 +217,8 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     assert labels is not None
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
+    if name == _SPREAD:
+        return others.softmax(dim=1).square().sum(dim=1)
     highest = others.amax(dim=1) if name == MARGIN else others.logsumexp(dim=1)
     return own[:, 0] - highest
 
@@ -243,22 +245,13 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 
 def current_quantities(evaluator: Evaluator, names: Sequence[str]) -> Quantities:
     """Of all samples under the model as it is."""
-    found: list[dict[str, Tensor]] = [{} for _ in evaluator.batches]
-    for chunk in evaluator.chunks:
-        for batch in chunk:
-            wanted, labels = _wanted(evaluator, batch, names)
-            if wanted:
-                logits = evaluator.current_logits(batch).double()
-                found[batch] = {n: quantity(n, logits, labels, evaluator.ood_score).cpu() for n in wanted}
-                if LABEL in wanted and labels is not None:
-                    found[batch][_SPREAD] = _spread(logits, labels).cpu()
-        evaluator.forget(chunk)
-    return _together(evaluator, found)
 
+    def of_batch(batch: int, wanted: list[str], labels: Tensor | None) -> dict[str, Tensor]:
+        logits = evaluator.current_logits(batch).double()
+        wanted += [_SPREAD] if LABEL in wanted else []
+        return {name: quantity(name, logits, labels, evaluator.ood_score).cpu() for name in wanted}
 
-def _spread(logits: Tensor, labels: Tensor) -> Tensor:
-    others = logits.scatter(1, labels[:, None], -torch.inf).softmax(dim=1)
-    return (others * others).sum(dim=1)
+    return _of_all(evaluator, names, of_batch)
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> tuple[list[Candidate], Quantities]:
@@ -272,15 +265,15 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> tuple[list[Candidate],
     """
     tower = evaluator.samples
     heads = [(site, head) for site, kept in zip(tower.sites, tower.kept, strict=True) for head in kept]
-    found: list[dict[str, Tensor]] = []
+
+    def of_batch(batch: int, wanted: list[str], labels: Tensor | None) -> dict[str, Tensor]:
+        return _slopes_of_batch(evaluator, batch, wanted, labels) if heads else {}
+
     with torch.inference_mode(False), torch.enable_grad(), _frozen(evaluator.model):
-        for batch in range(len(evaluator.batches)):
-            wanted, labels = _wanted(evaluator, batch, names)
-            found.append(_slopes_of_batch(evaluator, batch, wanted, labels) if wanted and heads else {})
-    together = _together(evaluator, found)
-    if not all(bool(values.isfinite().all()) for values in (*together.inside.values(), *together.outside.values())):
+        found = _of_all(evaluator, names, of_batch)
+    if not all(bool(values.isfinite().all()) for values in (*found.inside.values(), *found.outside.values())):
         raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
-    return heads, together
+    return heads, found
 
 
 def _slopes_of_batch(
@@ -303,19 +296,22 @@ def _slopes_of_batch(
     return found
 
 
-def _wanted(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """The quantities of one batch, and its labels on the model's device."""
-    known = evaluator.batches[batch].labels
-    if known is None:
-        return [name for name in names if name == OOD_SCORE], None
-    return list(names), torch.from_numpy(known).to(next(evaluator.model.parameters()).device)
-
-
-def _together(evaluator: Evaluator, found: Sequence[dict[str, Tensor]]) -> Quantities:
+def _of_all(
+    evaluator: Evaluator,
+    names: Sequence[str],
+    of_batch: Callable[[int, list[str], Tensor | None], dict[str, Tensor]],
+) -> Quantities:
+    """The quantities of all batches, from those that are wanted of each and its labels on the model's device."""
+    device = next(evaluator.model.parameters()).device
     sides: tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]] = ({}, {})
-    for sample, values in zip(evaluator.batches, found, strict=True):
-        for name, tensor in values.items():
-            sides[sample.labels is None].setdefault(name, []).append(tensor)
+    for chunk in evaluator.chunks:
+        for batch in chunk:
+            known = evaluator.batches[batch].labels
+            wanted = [name for name in names if known is not None or name == OOD_SCORE]
+            labels = None if known is None else torch.from_numpy(known).to(device)
+            for name, tensor in (of_batch(batch, wanted, labels) if wanted else {}).items():
+                sides[known is None].setdefault(name, []).append(tensor)
+        evaluator.forget(chunk)
     inside, outside = ({name: torch.cat(parts) for name, parts in side.items()} for side in sides)
     return Quantities(inside, outside)
 

@@ -57,12 +57,6 @@ class FusionPlan:
     own: Sequence[str]
     warnings: Sequence[str]
 
-    def elements(self, names: Sequence[str]) -> int:
-        """Number of stored elements of these stock names in the fused file."""
-        wanted = set(names)
-        names = self.tensors.names()
-        return sum(self.tensors.info(n).numel for n in names if self.tensors.stock_name(n) in wanted)
-
 
 class FusedTensors:
     """The tensors of a fused model.
@@ -89,9 +83,10 @@ class FusedTensors:
         # The tensors of one site are asked for in a row, so one site in memory is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
-    def stock_name(self, name: str) -> str:
-        """The name of a stored tensor in the library's own model."""
-        return self._where[name][1]
+    def elements(self, stock: Sequence[str]) -> int:
+        """Number of stored elements of what bears these names in the library's own model."""
+        wanted = set(stock)
+        return sum(self.info(name).numel for name, (_, own) in self._where.items() if own in wanted)
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -100,7 +95,7 @@ class FusedTensors:
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
         if name in self._site_of:
-            return self._site_of[name].info(name)
+            return self._site_of[name].infos[name]
         member, stock = self._where[name]
         return self.sources[member or 0].info(stock)
 
@@ -282,24 +277,19 @@ class HeadUnion:
         sources: the members.
         site: of all of them.
         owners: from :func:`common_heads`.
+
+    Attributes:
+        infos: dtype and shape of each tensor.
     """
 
     def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
         self._sources, self._site, self._owners = sources, site, owners
         self.names = attention_names(sources[0].family, sources[0].tensors.names(), sources[0].sites, site)
-        self._infos = self._shapes()
-
-    def _shapes(self) -> dict[str, TensorInfo]:
-        """Found on meta tensors, from a member that has a head to take the shape of."""
-        source = self._sources[self._owners[0][0] if self._owners else 0]
+        # Shapes are found on meta tensors, from a member that has a head to take the shape of.
+        source = sources[owners[0][0] if owners else 0]
         tensors = {n: meta_tensor(source.tensors.info(n)) for n in self.names}
-        weights = source.family.read(tensors, self._site).select([0] * len(self._owners))
-        source.family.write(tensors, self._site, weights)
-        return {name: tensor_info(tensor) for name, tensor in tensors.items()}
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
-        return self._infos[name]
+        source.family.write(tensors, site, source.family.read(tensors, site).select([0] * len(owners)))
+        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
 
     def read(self) -> dict[str, Tensor]:
         """All tensors of the site."""

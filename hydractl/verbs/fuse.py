@@ -63,9 +63,9 @@ def _document(
     dense = dense_macs(plan.description)
     fused = cost_of(plan.description, plan.tensors)
     counts = {
-        "averaged": plan.elements(plan.averaged),
-        **({} if dry_run else {"equal": plan.elements(plan.shared)}),
-        "per_member": plan.elements(plan.own),
+        "averaged": plan.tensors.elements(plan.averaged),
+        **({} if dry_run else {"equal": plan.tensors.elements(plan.shared)}),
+        "per_member": plan.tensors.elements(plan.own),
     }
     return {
         "schema": "hydractl.fuse/1",
