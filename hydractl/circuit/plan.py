@@ -64,12 +64,7 @@ def plan_of(
 ) -> Plan:
     """Count what is to be done, and measure on one batch how long it takes.
 
-    Args:
-        evaluator: of the data, or of a part of it.
-        heads: the candidates, of which ``budget`` go.
-        options: of the search.
-        sizes: samples of all the data, ``id`` and ``ood``.
-        processes: how many share the candidates.
+    The evaluator may have a part of the data; ``sizes`` are the samples of all of it, ``id`` and ``ood``.
     """
     headmap = options.algorithm == "headmap"
     count = len(heads) if headmap else evaluations(len(heads), budget)

@@ -227,7 +227,7 @@ class Race:
         sites: dict[int, list[Runner]] = {}
         for runner in sorted(runners, key=lambda r: (hopes[r.candidate], r.candidate)):
             sites.setdefault(runner.candidate[0], []).append(runner)
-        units = [all_[i : i + self.at_once] for all_ in sites.values() for i in range(0, len(all_), self.at_once)]
+        units = [own[i : i + self.at_once] for own in sites.values() for i in range(0, len(own), self.at_once)]
         return sorted(units, key=lambda unit: min((hopes[r.candidate], r.candidate) for r in unit))
 
     def _hopes(self, runners: Sequence[Runner]) -> dict[Candidate, int]:
@@ -287,9 +287,8 @@ class Race:
         """Drop the objectives that the candidate can no longer win."""
         if not self.bounds:
             return
-        for objective in self.objectives:
-            open_ = objective in runner.alive and objective not in runner.reached
-            if open_ and objective in self._best and runner.hope(objective) < self._best[objective]:
+        for objective in runner.alive - runner.reached:
+            if objective in self._best and runner.hope(objective) < self._best[objective]:
                 runner.alive.discard(objective)
 
     def _finish(self, runner: Runner) -> None:

@@ -118,13 +118,7 @@ class GreedySearch:
         return steps
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
-        """The best candidate for each objective, the evaluator being at the model without the heads removed so far.
-
-        Args:
-            group: the objectives.
-            number: of the step, from 1.
-            left: the candidates.
-        """
+        """The best of the candidates left for each objective, the evaluator being at the model of the step."""
         race = Race(
             self.evaluator,
             group,

@@ -143,12 +143,7 @@ class Tower:
         return self.chain.readout(state)[0]
 
     def count_backward(self, rows: int, tokens: int, queries: int) -> None:
-        """Count the work of one backward pass through what :meth:`gated` did.
-
-        Args:
-            rows, tokens: samples, and tokens of each.
-            queries: tokens that are read out.
-        """
+        """Count the work of one backward pass through :meth:`gated`; ``queries`` of the tokens are read out."""
         by_block = [tokens] * (len(self.full) - 1) + [queries]
         for cost, each, heads in zip(self.costs, by_block, self.kept, strict=True):
             self._add_work(rows * cost.backward(tokens, each, len(heads)), tokens)

@@ -185,15 +185,15 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
     done: set[int] = set()
     for module in model.modules():
         # The projections of members are no modules that are called, so their attention answers for them.
-        owner = module if isinstance(module, HeadAttention) else None
-        weights = list(module.parameters(recurse=owner is not None))
+        whole = isinstance(module, HeadAttention)
+        weights = list(module.parameters(recurse=whole))
         if not weights or id(module) in done:
             continue
-        done.update(id(m) for m in (module.modules() if owner is not None else [module]))
+        done.update(id(m) for m in (module.modules() if whole else [module]))
         if isinstance(module, nn.Embedding):
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
         elif id(module) in blocks:
-            _Widened(weights).around(module)
+            _widen_while_running(module, weights)
         else:
             for weight in weights:
                 weight.data = weight.data.float()
@@ -207,26 +207,19 @@ def _wide(kept: Tensor) -> Tensor:
     return page_buffer(4 * kept.numel()).view(torch.float32).reshape(kept.shape).copy_(kept)
 
 
-class _Widened:
-    """The weights of one module, in float32 only while it runs."""
+def _widen_while_running(module: nn.Module, weights: list[nn.Parameter]) -> None:
+    """Keep the weights of one module aside, and give them to it in float32 around every call."""
+    kept = [weight.data for weight in weights]
 
-    def __init__(self, weights: list[nn.Parameter]) -> None:
-        self.weights = weights
-        self.kept: list[Tensor] = []
+    def give(*_: Any) -> None:
+        for weight, own in zip(weights, kept, strict=True):
+            weight.data = _wide(own)
 
-    def around(self, module: nn.Module) -> None:
-        """Take the weights and give them back around every call."""
-        self.kept = [weight.data for weight in self.weights]
-        module.register_forward_pre_hook(self.give)
-        module.register_forward_hook(self.take)
-        self.take()
-
-    def give(self, *_: Any) -> None:
-        """Put the weights in their places, in float32."""
-        for weight, kept in zip(self.weights, self.kept, strict=True):
-            weight.data = _wide(kept)
-
-    def take(self, *_: Any) -> None:
+    def take(*_: Any) -> None:
         """Leave the shape, dtype and device of the weights and not one number."""
-        for weight in self.weights:
+        for weight in weights:
             weight.data = torch.full((), float("nan"), device=weight.device).expand(weight.shape)
+
+    module.register_forward_pre_hook(give)
+    module.register_forward_hook(take)
+    take()
