@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,7 +54,6 @@ class Evaluator:
         self._stems: dict[int, State] = {}
         self.keeps_data = True
         self._traces: dict[int, list[Trace]] = {}
-        self._label_stems: list[State] = []
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
         self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
@@ -82,10 +82,10 @@ class Evaluator:
 
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
-        found = samples * len(self.samples.sites)
+        work = samples * len(self.samples.sites)
         if self.labels is not None and any(site in self.labels.sites for site in sites):
-            found += sum(len(stem.hidden) for stem in self._labels_read()) * len(self.labels.sites)
-        return found
+            work += sum(len(stem.hidden) for stem in self._label_stems) * len(self.labels.sites)
+        return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
         """What a candidate of a site costs, in sample-block evaluations; with None, what the model itself does.
@@ -98,7 +98,7 @@ class Evaluator:
         tower, shapes = self.samples, self._shapes
         if self.labels is not None and site in self.labels.sites:
             tower = self.labels
-            shapes = [_shape(tower, stem, len(stem.hidden)) for stem in self._labels_read()]
+            shapes = [_shape(tower, stem, len(stem.hidden)) for stem in self._label_stems]
             samples = sum(size for size, _, _ in shapes)
         total = sum(size * tower.price(site, tokens, queries, share) for size, tokens, queries in shapes)
         return samples * (total / sum(size for size, _, _ in shapes))
@@ -112,9 +112,9 @@ class Evaluator:
         self._of_text = None
         if self.labels is None:
             return
-        stems = self._labels_read()
-        known: Sequence[Trace | None] = self._label_traces or [None] * len(stems)
-        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in zip(stems, known, strict=True)]
+        known: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
+        pairs = zip(self._label_stems, known, strict=True)
+        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in pairs]
         self._classes = torch.cat([trace.read for trace in self._label_traces])
 
     @torch.inference_mode()
@@ -215,13 +215,12 @@ class Evaluator:
         """The state before the first block."""
         return self._stems[batch] if self.keeps_data else self.samples.chain.stem(self.batches[batch].read())
 
-    def _labels_read(self) -> list[State]:
-        if not self._label_stems:
-            prompted = self.model.prompted
-            assert self.labels is not None and prompted is not None
-            with torch.inference_mode():
-                self._label_stems = [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
-        return self._label_stems
+    @cached_property
+    def _label_stems(self) -> list[State]:
+        prompted = self.model.prompted
+        assert self.labels is not None and prompted is not None
+        with torch.inference_mode():
+            return [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
 
     def _trace(self, batch: int) -> Trace:
         """The trace of the model as it is, made from the nearest one there is."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Measured
-from hydractl.circuit.race import Race, Runner, Step, best_first, could_win
+from hydractl.circuit.race import Race, Step, best_first, could_win
 from hydractl.circuit.search import Found, GreedySearch, same_model
 from hydractl.circuit.tower import Candidate
 
@@ -75,15 +75,17 @@ class Headmap(GreedySearch):
         if not new:
             return known
         self.evaluator.begin(masked)
-        own: dict[Candidate, Measured] = {}
-
-        def finished(runner: Runner) -> None:
-            own[runner.candidate] = runner.measured
-            self._finished(runner, group, number)
-
-        Race(self.evaluator, group, self._own(new), bounds=False, at_once=self.at_once, finished=finished).run()
+        race = Race(
+            self.evaluator,
+            group,
+            self._own(new),
+            bounds=False,
+            at_once=self.at_once,
+            finished=lambda runner: self._finished(runner, group, number),
+        )
+        own = race.run()[group[0]]
         self.journal.sync()
-        return known | self._shared(own)
+        return known | self._shared({step.candidate: step.measured for step in own})
 
 
 def _with_rivals(objective: str, step: Step, chosen: Sequence[Step]) -> Step:

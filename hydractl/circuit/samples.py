@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from hydractl.circuit.objective import margins, values_of
 from hydractl.data import batches
@@ -128,8 +129,6 @@ def measure_certainty(
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is told of the samples of each batch."""
-    import torch
-
     parameter = next(model.parameters())
     indices: list[int] = []
     parts: list[Floats] = []

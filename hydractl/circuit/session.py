@@ -66,14 +66,7 @@ class Session:
             if site.path in self.scope.sites
             for position, head in enumerate(kept[site.path])
         }
-        self.evaluator: Evaluator | None = None
         self._memory = self._memory_bytes()
-        self._threads = torch.get_num_threads()
-
-    def close(self) -> None:
-        """Let go of what is kept in memory."""
-        if self.evaluator is not None:
-            self.evaluator.close()
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -127,7 +120,7 @@ class Session:
                         yield inputs
                         progress.advance(sample.size)
 
-        self.evaluator = Evaluator(
+        return Evaluator(
             self.model,
             [batch for part in parts for batch in part.batches],
             stream=stream(),
@@ -135,7 +128,6 @@ class Session:
             memory_bytes=memory_bytes,
             lanes=len(options.objective),
         )
-        return self.evaluator
 
     def _memory_bytes(self) -> int:
         text = self.options.memory
@@ -263,7 +255,7 @@ class Session:
 
     def environment(self) -> dict[str, Any]:
         """What may change the rounding, and so in rare cases the result."""
-        return {"threads": self._threads, "torch": torch.__version__, "hydractl": __version__}
+        return {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__}
 
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}

@@ -85,9 +85,7 @@ def _search_and_write(
             if journal is not None and not replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
         announce_reading([scope.source], log)
-        session = Session(scope, search_options(settings), log, team)
-        stack.callback(session.close)
-        documents = session.search(journal)
+        documents = Session(scope, search_options(settings), log, team).search(journal)
         if team.rank:
             return Outcome({}, silent=True)
         objectives = list(documents)
@@ -100,11 +98,7 @@ def _search_and_write(
 
 
 def _dry_run(scope: Scope, settings: CircuitSettings, log: Log, files: list[str], team: Processes) -> Outcome:
-    session = Session(scope, search_options(settings), log, team)
-    try:
-        plan = session.probe()
-    finally:
-        session.close()
+    plan = Session(scope, search_options(settings), log, team).probe()
     if team.rank:
         return Outcome({}, silent=True)
     document: dict[str, Any] = {"schema": "hydractl.circuit/1", "dry_run": True, "model": scope.source.name}
