@@ -26,32 +26,25 @@ class Plan:
     """What a search by Algorithm 1 takes.
 
     Attributes:
-        evaluations: of the whole data, for each objective.
-        naive_blocks: sample-block evaluations of the plain algorithm, one objective after another.
-        blocks: about those of an exact search without bounds and without what objectives have in common, the removed
-            heads taken evenly from all sites.
+        evaluations_per_objective: of the whole data.
+        sample_blocks_naive: sample-block evaluations of the plain algorithm, one objective after another.
+        sample_blocks: about those of an exact search without bounds and without what objectives have in common, the
+            removed heads taken evenly from all sites.
         seconds: about how long that takes.
         memory_bytes: of what is kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
 
-    evaluations: int
-    naive_blocks: int
-    blocks: int
+    evaluations_per_objective: int
+    sample_blocks_naive: int
+    sample_blocks: int
     seconds: float
     memory_bytes: int
     chunks: int
 
     def to_json(self) -> dict[str, Any]:
         """For the answer of a dry run."""
-        return {
-            "evaluations_per_objective": self.evaluations,
-            "sample_blocks_naive": self.naive_blocks,
-            "sample_blocks": self.blocks,
-            "seconds": round(self.seconds, 1),
-            "memory_bytes": self.memory_bytes,
-            "chunks": self.chunks,
-        }
+        return {**vars(self), "seconds": round(self.seconds, 1)}
 
 
 def plan_of(
@@ -136,7 +129,7 @@ def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
     """What the search will cost."""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
-        f"naively {plan.naive_blocks:,} sample-block evaluations, here about {plan.blocks:,}"
+        f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
         f"{' before bounds' if bounds else ''}, about {_duration(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
@@ -159,5 +152,5 @@ def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: in
     mine = " by this process" if processes > 1 else ""
     log.info(
         f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
-        f"{work / plan.naive_blocks:.3f} of the naive {plan.naive_blocks:,}"
+        f"{work / plan.sample_blocks_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
     )

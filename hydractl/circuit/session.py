@@ -177,7 +177,7 @@ class Session:
             before = evaluator.work
             several = ["objective"] if len(options.objective) > 1 else []
             columns = ["step", *several, "removed at", "head", "score", "accuracy", "AUROC"]
-            with self.log.progress("circuit", plan.evaluations, "evaluations", columns) as progress:
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
                 search = self._make(evaluator, journal, progress)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
@@ -186,12 +186,12 @@ class Session:
     def _make(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
         options, heads = self.options, list(self.names)
 
-        def removed(objective: str, number_of_step: int, step: Step) -> None:
+        def removed(objective: str, index: int, step: Step) -> None:
             (site, head), m = self.names[step.candidate], step.measured
             auroc = "" if m.two_u is None else number(m.score("ood"))
             named = [objective] if len(options.objective) > 1 else []
             scores = [number(m.score(objective)), number(m.score("acc")), auroc]
-            progress.row([f"{number_of_step}/{self.scope.budget}", *named, site, str(head), *scores])
+            progress.row([f"{index}/{self.scope.budget}", *named, site, str(head), *scores])
 
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
@@ -202,8 +202,8 @@ class Session:
         }
         if options.algorithm == "headmap":
             kept = self.scope.kept or {}
-            places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
-            return Headmap(evaluator, heads, kept=places, **common)
+            by_index = {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
+            return Headmap(evaluator, heads, kept=by_index, **common)
         if options.approx is None:
             return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
         size = int(options.approx.removeprefix("shortlist:"))
