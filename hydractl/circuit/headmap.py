@@ -16,7 +16,7 @@ from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Measured
-from hydractl.circuit.race import Race, Step, best_first, could_win
+from hydractl.circuit.race import Step, best_first, could_win
 from hydractl.circuit.search import Found, GreedySearch, same_model
 from hydractl.circuit.tower import Candidate
 
@@ -70,22 +70,11 @@ class Headmap(GreedySearch):
         self, group: list[str], number: int, masked: Sequence[Candidate], left: list[Candidate]
     ) -> dict[Candidate, Measured]:
         """The counts with each head of one site masked beside those that were chosen before."""
-        known = {head: measured for head, (measured, _) in self._evaluated(group, number).items()}
-        new = [head for head in left if head not in known]
-        if not new:
-            return known
-        self.evaluator.begin(masked)
-        race = Race(
-            self.evaluator,
-            group,
-            self._own(new),
-            bounds=False,
-            at_once=self.at_once,
-            finished=lambda runner: self._finished(runner, group, number),
-        )
-        own = race.run()[group[0]]
+        if not self._evaluated(group, number).keys() >= set(left):
+            self.evaluator.begin(masked)
+        own = self._race(group, number, left, bounds=False).run()[group[0]]
         self.journal.sync()
-        return known | self._shared({step.candidate: step.measured for step in own})
+        return self._shared({step.candidate: step.measured for step in own})
 
 
 def _with_rivals(objective: str, step: Step, chosen: Sequence[Step]) -> Step:

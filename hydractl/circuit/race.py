@@ -113,10 +113,10 @@ class Race:
         objectives: Sequence[str],
         candidates: Sequence[Candidate],
         *,
-        bounds: bool = True,
-        at_once: int = 1,
-        known: Mapping[Candidate, tuple[Measured, list[str]]] | None = None,
-        finished: Callable[[Runner], None] = lambda runner: None,
+        bounds: bool,
+        at_once: int,
+        known: Mapping[Candidate, tuple[Measured, list[str]]],
+        finished: Callable[[Runner], None],
     ) -> None:
         self.evaluator = evaluator
         self.objectives = list(objectives)
@@ -128,7 +128,6 @@ class Race:
         self._arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
-        known = known or {}
         for candidate in candidates:
             runner = Runner(candidate, set(self.objectives), nothing)
             if candidate in known:
@@ -222,22 +221,15 @@ class Race:
 
     def _units(self) -> list[list[Runner]]:
         """The candidates that are not done, those of one site that run together in one list; the most hopeful first."""
-        runners = [runner for runner in self._runners if runner.known is None]
-        hopes = self._hopes(runners) if self.bounds else dict.fromkeys((r.candidate for r in runners), 0)
+
+        def hope(runner: Runner) -> Rank:
+            return runner.hope(self.objectives[0])
+
         sites: dict[int, list[Runner]] = {}
-        for runner in sorted(runners, key=lambda r: (hopes[r.candidate], r.candidate)):
+        for runner in sorted((r for r in self._runners if r.known is None), key=hope, reverse=True):
             sites.setdefault(runner.candidate[0], []).append(runner)
         units = [own[i : i + self.at_once] for own in sites.values() for i in range(0, len(own), self.at_once)]
-        return sorted(units, key=lambda unit: min((hopes[r.candidate], r.candidate) for r in unit))
-
-    def _hopes(self, runners: Sequence[Runner]) -> dict[Candidate, int]:
-        """How many others have a better best case, for the objective where these are fewest."""
-        ranks = {runner.candidate: len(runners) for runner in runners}
-        for objective in self.objectives:
-            order = sorted(runners, key=lambda runner: runner.hope(objective), reverse=True)
-            for rank, runner in enumerate(order):
-                ranks[runner.candidate] = min(ranks[runner.candidate], rank)
-        return ranks
+        return sorted(units, key=lambda unit: hope(unit[0]), reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
 

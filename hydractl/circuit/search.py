@@ -119,17 +119,21 @@ class GreedySearch:
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
         """The best of the candidates left for each objective, the evaluator being at the model of the step."""
-        race = Race(
+        race = self._race(group, number, left, self.bounds)
+        best = self._together(race.run())
+        return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
+
+    def _race(self, group: list[str], number: int, left: Sequence[Candidate], bounds: bool) -> Race:
+        """A race of the candidates of this process; those that a journal knows are there already."""
+        return Race(
             self.evaluator,
             group,
             self._own(left),
-            bounds=self.bounds,
+            bounds=bounds,
             at_once=self.at_once,
             known=self._evaluated(group, number),
             finished=lambda runner: self._finished(runner, group, number),
         )
-        best = self._together(race.run())
-        return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
 
     def _finished(self, runner: Runner, group: list[str], number: int) -> None:
         self.evaluations += 1
