@@ -87,7 +87,7 @@ class Counted:
 
     def tell(self, log: Any, plan: Any, evaluations: int, work: float, processes: int) -> None:
         """The closing lines of ``extract-circuit``."""
-        self.evaluations, self.work, self.naive = evaluations, work, plan.naive_blocks
+        self.evaluations, self.work, self.naive = evaluations, work, plan.sample_blocks_naive
         self._tell(log, plan, evaluations, work, processes)
 
 

@@ -179,7 +179,7 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
 
     def step(removed: list[Head]) -> tuple[Head, float]:
         evaluator.begin(removed)
-        left = [(index, head) for index, head in enumerate(heads) if head not in removed]
+        left = [head for head in heads if head not in removed]
         found = search.choose([objective], len(removed) + 1, left)[objective]
         return found.candidate, found.measured.key(objective)
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.circuit.objective import LOSS_UNIT
-from hydractl.circuit.options import SearchOptions
-from hydractl.circuit.scope import Scope
-from hydractl.circuit.search import Found, Step
+from hydractl.circuit.scope import Scope, SearchOptions
+from hydractl.circuit.search import Found
 from hydractl.circuit.tower import Candidate
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError
@@ -18,6 +17,7 @@ from hydractl.heads.mask import Head
 from hydractl.heads.overlap import jaccard_at, kendall_tau
 from hydractl.jsonio import shown
 from hydractl.model.matching import asked_classes
+from hydractl.report.texts import number
 
 _MOST_SCORE = 1e6
 
@@ -30,24 +30,18 @@ def document_of(
     names: Mapping[Candidate, Head],
     data: Mapping[str, Dataset],
 ) -> dict[str, Any]:
-    """The circuit of one objective, ``hydractl.circuit/1``.
-
-    Args:
-        scope: what was searched.
-        options: of the search.
-        objective: of this circuit.
-        found: its ranking.
-        names: the heads by their candidates.
-        data: the sets that were searched with, ``id`` and ``ood``.
-    """
+    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets it was searched with."""
     source = scope.source
     mask = source.description.mask
-    details = {
+    search = {
         "objective": objective,
         "algorithm": options.algorithm,
         "approx": options.approx,
         "ood_score": options.ood_score,
         "budget": scope.total,
+    }
+    details = {
+        **search,
         **scope.details,
         "batch_size": options.batch_size,
         "dtype": options.dtype,
@@ -63,16 +57,12 @@ def document_of(
     document: dict[str, Any] = {
         "schema": "hydractl.circuit/1",
         "arch": source.description.arch,
-        "objective": objective,
-        "algorithm": options.algorithm,
-        "approx": options.approx,
-        "ood_score": options.ood_score,
-        "budget": scope.total,
+        **search,
         **({"loss_unit": LOSS_UNIT} if objective in ("nll", "brier") else {}),
         "sites": dict(mask.heads),
         "base": found.base.to_json(objective),
         "removed": removed,
-        **({"rounding": rounding} if (rounding := undecided(objective, found, names)) else {}),
+        **({"rounding": rounding} if (rounding := _undecided(objective, found, names)) else {}),
         "source": provenance("extract-circuit", options.seed, [source.sha256], details),
     }
     if options.tower not in (None, "both"):
@@ -84,29 +74,25 @@ def document_of(
     return document
 
 
-def undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
+def _undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
     """The steps at which a machine that rounds otherwise may remove another head.
 
     Returns:
         For each its number, its ``lead`` over the best other head, the ``least`` score that it may have elsewhere; and
         the other heads, each with its score and the ``most`` that it may have elsewhere.
     """
-    steps = []
-    for number, step in enumerate(found.steps, start=1):
+    steps: list[dict[str, Any]] = []
+    for index, step in enumerate(found.steps, start=1):
         if not step.rivals:
             continue
-        rivals = []
+        rivals: list[dict[str, Any]] = []
         for rival in step.rivals:
             site, head = names[rival.candidate]
             score, most = (measured.score(objective) for measured in (rival.measured, rival.measured.most))
             rivals.append({"site": site, "head": head, "score": score, "most": most})
-        least, lead = step.measured.least.score(objective), _lead(step, objective)
-        steps.append({"step": number, "lead": lead, "least": least, "rivals": rivals})
+        lead = step.measured.score(objective) - rivals[0]["score"]
+        steps.append({"step": index, "lead": lead, "least": step.measured.least.score(objective), "rivals": rivals})
     return steps
-
-
-def _lead(step: Step, objective: str) -> float:
-    return step.measured.score(objective) - step.rivals[0].measured.score(objective)
 
 
 def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +107,8 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     most = min(len(own), len(exact))
     budgets = sorted({max(1, round(most * share)) for share in (0.25, 0.5, 0.75, 1.0)})
     lost = None
-    comparable = all(
-        document.get(key) == other.get(key) for key in ("objective", "ood_score", "sites", "base")
-    ) and _data(document) == _data(other)
-    if comparable:
+    same = all(document.get(key) == other.get(key) for key in ("objective", "ood_score", "sites", "base"))
+    if same and _data(document) == _data(other):
         lost = other["removed"][most - 1]["score"] - document["removed"][most - 1]["score"]
     return {
         "removals": most,
@@ -132,6 +116,14 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
         "kendall_tau": kendall_tau(own, list(exact)),
         "score_lost": lost,
     }
+
+
+def agreement_text(document: Mapping[str, Any]) -> str:
+    """How far a circuit agrees with an exact one, in a line."""
+    own = document["agreement"]
+    jaccard = ", ".join(f"{number(value, 3)} of the first {n}" for n, value in own["jaccard"].items())
+    lost = "another objective, model or data" if own["score_lost"] is None else f"{own['score_lost']:.4f}"
+    return f"Jaccard {jaccard}; Kendall's tau {number(own['kendall_tau'], 3)}; score lost {lost}"
 
 
 def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:

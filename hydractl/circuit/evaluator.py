@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hydractl.circuit.objective import Values, values_of
 from hydractl.circuit.samples import Sample
-from hydractl.circuit.tally import Values, values_of
-from hydractl.circuit.tower import Candidate, Tower, Trace
+from hydractl.circuit.tower import Candidate, Tower, Trace, agreeing
 from hydractl.families.base import State
 from hydractl.model.prompted import PROMPTS_AT_ONCE
 from hydractl.model.runtime import HydraModel
@@ -24,8 +26,12 @@ class Evaluator:
         batches: ID and OOD batches.
         stream: the inputs of all batches in turn, where that is faster than reading each.
         ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
-        memory_bytes: how much the kept states may take; None: as much as they need.
+        memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
+
+    Attributes:
+        keeps_data: whether the samples stay in memory, as they are before the first block.
+        chunks: batches whose states fit into the memory together.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class Evaluator:
         *,
         stream: Iterable[Any] | None = None,
         ood_score: str = "msp",
-        memory_bytes: int | None = None,
+        memory_bytes: int = sys.maxsize,
         lanes: int = 1,
     ) -> None:
         self.model = model
@@ -46,14 +52,12 @@ class Evaluator:
         self.samples = Tower(model, model.chain_of_samples)
         self.labels = None if model.prompted is None else Tower(model, model.chain_of_labels)
         self._stems: dict[int, State] = {}
-        self._keep_stems = True
+        self.keeps_data = True
         self._traces: dict[int, list[Trace]] = {}
-        self._label_stems: list[State] = []
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
         self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
         self._lanes = lanes
-        self.limit_bytes = memory_bytes
         self._shapes: list[tuple[int, int, int]] = []
         self.chunks = self._plan(stream or (batch.read() for batch in batches), memory_bytes)
 
@@ -62,11 +66,6 @@ class Evaluator:
         self._install([])
         self._traces.clear()
         self._stems.clear()
-
-    @property
-    def keeps_data(self) -> bool:
-        """Whether the samples stay in memory, as they are before the first block."""
-        return self._keep_stems
 
     @property
     def work(self) -> float:
@@ -83,34 +82,26 @@ class Evaluator:
 
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
-        found = samples * len(self.samples.sites)
+        work = samples * len(self.samples.sites)
         if self.labels is not None and any(site in self.labels.sites for site in sites):
-            found += sum(len(stem.hidden) for stem in self._labels_read()) * len(self.labels.sites)
-        return found
+            work += sum(len(stem.hidden) for stem in self._label_stems) * len(self.labels.sites)
+        return work
 
-    def price(self, site: int, samples: int, share: float | None = None) -> float:
-        """What a candidate of a site costs, in sample-block evaluations.
+    def price(self, site: int | None, samples: int, share: float | None = None) -> float:
+        """What a candidate of a site costs, in sample-block evaluations; with None, what the model itself does.
 
         Args:
             site: its index.
             samples: on how many samples, each like the mean of those that are here.
             share: how much of the heads there is at each site; None: as many as now.
         """
-        if site in self.samples.sites:
-            return samples * self._mean_price(self.samples, self._shapes, site, share)
-        assert self.labels is not None
-        shapes = [_shape(self.labels, stem, len(stem.hidden)) for stem in self._labels_read()]
-        return sum(size for size, _, _ in shapes) * self._mean_price(self.labels, shapes, site, share)
-
-    def price_of_current(self, samples: int, share: float) -> float:
-        """What the model costs on so many samples with a share of its heads at each site."""
-        return samples * self._mean_price(self.samples, self._shapes, -1, share)
-
-    def _mean_price(
-        self, tower: Tower, shapes: Sequence[tuple[int, int, int]], site: int, share: float | None
-    ) -> float:
-        total = sum(size * tower.price(site, tokens, asking, share) for size, tokens, asking in shapes)
-        return total / sum(size for size, _, _ in shapes)
+        tower, shapes = self.samples, self._shapes
+        if self.labels is not None and site in self.labels.sites:
+            tower = self.labels
+            shapes = [_shape(tower, stem, len(stem.hidden)) for stem in self._label_stems]
+            samples = sum(size for size, _, _ in shapes)
+        total = sum(size * tower.price(site, tokens, queries, share) for size, tokens, queries in shapes)
+        return samples * (total / sum(size for size, _, _ in shapes))
 
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
@@ -121,9 +112,9 @@ class Evaluator:
         self._of_text = None
         if self.labels is None:
             return
-        stems = self._labels_read()
-        known: Sequence[Trace | None] = self._label_traces or [None] * len(stems)
-        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in zip(stems, known, strict=True)]
+        known: Sequence[Trace | None] = self._label_traces or [None] * len(self._label_stems)
+        pairs = zip(self._label_stems, known, strict=True)
+        self._label_traces = [self.labels.trace(stem, trace) for stem, trace in pairs]
         self._classes = torch.cat([trace.read for trace in self._label_traces])
 
     @torch.inference_mode()
@@ -143,10 +134,10 @@ class Evaluator:
 
     def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         assert self.labels is not None
-        asked = tuple((site, head) for head in heads)
-        if self._of_text is None or self._of_text[0] != asked:
+        key = tuple((site, head) for head in heads)
+        if self._of_text is None or self._of_text[0] != key:
             parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
-            self._of_text = asked, list(torch.cat(parts, dim=1))
+            self._of_text = key, list(torch.cat(parts, dim=1))
         return self._of_text[1]
 
     @torch.inference_mode()
@@ -165,9 +156,9 @@ class Evaluator:
         read = self.samples.gated(State(stem.hidden.clone(), context), gates)
         return self._logits(read, None if self._classes is None else self._classes.clone())
 
-    def went_back(self, batch: int) -> None:
+    def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
-        self.samples.went_back(*self._shapes[batch])
+        self.samples.count_backward(*self._shapes[batch])
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
         return values_of(self._logits(read, classes), self.batches[batch].labels, self.ood_score)
@@ -185,27 +176,24 @@ class Evaluator:
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _plan(self, stream: Iterable[Any], memory_bytes: int | None) -> list[list[int]]:
+    def _plan(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
         """Batches in chunks whose traces fit into the memory together; decides what else is kept."""
         sizes = []
         for batch, inputs in enumerate(stream):
-            stem = self._start(inputs)
+            stem = self.samples.chain.stem(inputs)
             sizes.append(stem.hidden.nbytes)
             self._shapes.append(_shape(self.samples, stem, self.batches[batch].size))
-            if memory_bytes is not None and sum(sizes) > memory_bytes // 4:
-                self._keep_stems = False
+            if sum(sizes) > memory_bytes // 4:
+                self.keeps_data = False
                 self._stems.clear()
-            elif self._keep_stems:
+            elif self.keeps_data:
                 self._stems[batch] = stem
         # A state, joined heads and an output per block, and the state before the last.
         traces = [size * (3 * len(self.samples.sites) + 1) for size in sizes]
-        self.stem_bytes = sum(sizes) if self._keep_stems else 0
-        self.trace_bytes = sum(traces)
-        left = None if memory_bytes is None else memory_bytes - self.stem_bytes
-        if left is None or self.trace_bytes <= left:
-            self._kept_traces = self._lanes if left is None else max(1, min(self._lanes, left // self.trace_bytes))
-            return [list(range(len(self.batches)))]
-        self._kept_traces = 0
+        self._stem_bytes = sum(sizes) if self.keeps_data else 0
+        self._trace_bytes = sum(traces)
+        left = memory_bytes - self._stem_bytes
+        self._kept_traces = max(1, min(self._lanes, left // self._trace_bytes))
         chunks: list[list[int]] = []
         filled = 0
         for batch, size in enumerate(traces):
@@ -220,36 +208,32 @@ class Evaluator:
     def memory_bytes(self) -> int:
         """About how much is kept at a time."""
         most = max(len(chunk) for chunk in self.chunks)
-        share = self.trace_bytes * most / len(self.batches)
-        return int(self.stem_bytes + max(1, self._kept_traces) * share)
+        share = self._trace_bytes * most / len(self.batches)
+        return int(self._stem_bytes + self._kept_traces * share)
 
     def _stem(self, batch: int) -> State:
-        return self._stems[batch] if self._keep_stems else self._start(self.batches[batch].read())
-
-    def _start(self, inputs: Any) -> State:
         """The state before the first block."""
-        return self.samples.chain.stem(inputs)
+        return self._stems[batch] if self.keeps_data else self.samples.chain.stem(self.batches[batch].read())
 
-    def _labels_read(self) -> list[State]:
-        if not self._label_stems:
-            prompted = self.model.prompted
-            assert self.labels is not None and prompted is not None
-            with torch.inference_mode():
-                self._label_stems = [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
-        return self._label_stems
+    @cached_property
+    def _label_stems(self) -> list[State]:
+        prompted = self.model.prompted
+        assert self.labels is not None and prompted is not None
+        with torch.inference_mode():
+            return [self.labels.chain.stem(inputs) for inputs in prompted.inputs(PROMPTS_AT_ONCE)]
 
     def _trace(self, batch: int) -> Trace:
         """The trace of the model as it is, made from the nearest one there is."""
         kept = self._traces.setdefault(batch, [])
         tower = self.samples
-        nearest = max(kept, key=lambda trace: _shared(trace, tower), default=None)
+        nearest = max(kept, key=lambda trace: agreeing(trace.kept, tower.kept), default=None)
         if nearest is not None and nearest.kept == tower.kept:
             return nearest
         trace = tower.trace(self._stem(batch), nearest)
         # A model with more of the same heads removed follows the one before it; another one stands beside it.
         if nearest is not None and all(set(n) <= set(o) for n, o in zip(trace.kept, nearest.kept, strict=True)):
             kept.remove(nearest)
-        while kept and len(kept) >= max(1, self._kept_traces):
+        while kept and len(kept) >= self._kept_traces:
             kept.pop(0)
         kept.append(trace)
         return trace
@@ -264,8 +248,3 @@ class Evaluator:
 def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:
     """Samples, tokens, and tokens that are read out."""
     return size, stem.hidden.shape[1], tower.chain.query_tokens(stem).hidden.shape[1]
-
-
-def _shared(trace: Trace, tower: Tower) -> int:
-    pairs = zip(trace.kept, tower.kept, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(trace.kept))

@@ -10,20 +10,15 @@ A chosen head is masked during the pass only: the result keeps the chosen heads 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import Measured
-from hydractl.circuit.race import Race, Runner
-from hydractl.circuit.rounding import best_first, could_win
-from hydractl.circuit.search import Found, GreedySearch, Step
+from hydractl.circuit.race import Step, best_first, could_win
+from hydractl.circuit.search import Found, GreedySearch, same_model
 from hydractl.circuit.tower import Candidate
-from hydractl.errors import UsageError
-
-S = TypeVar("S", int, str)
 
 
 class Headmap(GreedySearch):
@@ -55,77 +50,33 @@ class Headmap(GreedySearch):
         self.found = {objective: Found(base) for objective in objectives}
         chosen: dict[str, list[Candidate]] = {objective: [] for objective in objectives}
         for number, site in enumerate(dict.fromkeys(site for site, _ in self.heads), start=1):
-            left = [(place, head) for place, head in enumerate(self.heads) if head[0] == site]
-            groups: dict[tuple[Candidate, ...], list[str]] = {}
-            for objective in objectives:
-                groups.setdefault(tuple(sorted(chosen[objective])), []).append(objective)
-            self.observer.begins(number, len(groups), sum(head[0] >= site for head in self.heads))
+            left = [head for head in self.heads if head[0] == site]
+            groups = same_model(chosen)
+            self._expect(len(groups) * sum(head[0] >= site for head in self.heads))
             for masked, group in groups.items():
                 counted = self._site(group, number, masked, left)
                 for objective in group:
-                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for _, head in left])
+                    steps = best_first(objective, [Step(head, counted[head].read_by(objective)) for head in left])
                     gone = max(0, len(steps) - self.kept[site])
                     self.found[objective].steps += [_with_rivals(objective, s, steps[gone:]) for s in steps[:gone]]
                     chosen[objective] += [step.candidate for step in steps[gone:]]
         for objective, found in self.found.items():
             found.steps = best_first(objective, found.steps)
             for number, step in enumerate(found.steps, start=1):
-                self.observer.removed(objective, number, step)
+                self.removed(objective, number, step)
         return self.found
 
     def _site(
-        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[tuple[int, Candidate]]
+        self, group: list[str], number: int, masked: Sequence[Candidate], left: list[Candidate]
     ) -> dict[Candidate, Measured]:
         """The counts with each head of one site masked beside those that were chosen before."""
-        known = {head: measured for head, (measured, _) in self._evaluated(group, number).items()}
-        new = [place for place in left if place[1] not in known]
-        if not new:
-            return known
-        self.evaluator.begin(masked)
-        own: dict[Candidate, Measured] = {}
-
-        def finished(runner: Runner) -> None:
-            own[runner.candidate] = runner.measured
-            self._finished(runner, group, number)
-
-        Race(self.evaluator, group, self._own(new), bounds=False, at_once=self.at_once, finished=finished).run()
-        self.memory.sync()
-        return known | self._shared(own)
+        if not self._evaluated(group, number).keys() >= set(left):
+            self.evaluator.begin(masked)
+        own = self._race(group, number, left, bounds=False).run()[group[0]]
+        self.journal.sync()
+        return self._shared({step.candidate: step.measured for step in own})
 
 
 def _with_rivals(objective: str, step: Step, chosen: Sequence[Step]) -> Step:
     """A head that is not chosen, and those chosen in its place that rounding may have put there."""
     return replace(step, rivals=tuple(other for other in chosen if could_win(objective, other, step)))
-
-
-def kept_at_sites(heads: Sequence[tuple[S, int]], keep: int | None, budget: int | None) -> dict[S, int]:
-    """How many heads are chosen at each site.
-
-    Args:
-        heads: the candidates, each its site and head.
-        keep: so many, or all where there are fewer.
-        budget: where ``keep`` is None, how many go in all, the same number at every site.
-
-    Raises:
-        UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
-    """
-    there = Counter(site for site, _ in heads)
-    if keep is not None:
-        most = max(there.values())
-        if not 0 <= keep < most:
-            raise UsageError(
-                f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go"
-            )
-        return {site: min(keep, count) for site, count in there.items()}
-    assert budget is not None
-    sites, most = len(there), min(there.values())
-    if not 1 <= budget <= sites * most:
-        raise UsageError(f"--budget {budget} is outside 1..{sites * most}, as many heads from each of {sites} sites")
-    each, rest = divmod(budget, sites)
-    if rest:
-        near = [n for n in (each * sites, (each + 1) * sites) if 0 < n <= sites * most]
-        raise UsageError(
-            f"--budget {budget} cannot be shared evenly by {sites} sites",
-            hint=f"headmap removes as many heads at each: --budget {' or '.join(map(str, near))}",
-        )
-    return {site: count - each for site, count in there.items()}

@@ -8,27 +8,26 @@ Process N > 0 of a search by several processes writes a file of its own beside t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
+import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hydractl.circuit.journal_files import (
-    BIRTH,
-    ORDER,
-    SCHEMA,
-    START_OVER,
-    claim,
-    content,
-    files_beside,
-    line_of,
-    parse,
-)
 from hydractl.errors import HydraError, InputError, OutputError
-from hydractl.files.atomic import storage_error, sync_folder
-from hydractl.jsonio import differences
+from hydractl.files.atomic import lock, open_locked, open_own, storage_error, sync_folder
+from hydractl.jsonio import differences, parse_json, shown
 from hydractl.log import Log
+
+SCHEMA = "hydractl.journal/1"
+ORDER = "order"
+START_OVER = "start over with --force and without --resume"
+BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
+"""What every journal begins with, to the byte: it tells a header cut short from a file of another program."""
 
 
 class Journal:
@@ -86,18 +85,18 @@ class Journal:
         """
         own = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
         header = {"schema": SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
-        journal = cls(own, claim(own))
+        journal = cls(own, _claim(own))
         try:
             if resume:
-                whole = journal._take_in(path, rank, json.loads(line_of(header)), log)
+                whole = journal._take_in(path, rank, json.loads(_line_of(header)), log)
             else:
                 whole = 0
                 journal._make_way(path, rank, force)
             journal._file.truncate(whole)
             if not whole:
                 journal._begun_here = True
-                journal._write(line_of(header))
-                journal._flush()
+                journal._write(_line_of(header))
+                journal.sync()
                 sync_folder(own.parent)
         except BaseException as error:
             with contextlib.suppress(HydraError):
@@ -113,18 +112,15 @@ class Journal:
         Raises:
             StorageError, OutputError: it cannot be written; the file then ends with the record before.
         """
-        if ORDER in record:
-            raise ValueError(f"the key {ORDER!r} is the journal's own")
-        self._append(record)
+        self._write(_line_of(record))
+        self._appended = True
 
     def set_order(self, order: Any) -> None:
         """Store, once and durably, a JSON value that is known only after the first measurement and is needed again.
 
         Of several processes that of rank 0 stores it, before any of them appends a record that depends on it.
         """
-        if self.order is not None:
-            raise ValueError("the order is set already")
-        self._append({ORDER: order})
+        self.append({ORDER: order})
         self.sync()
         self.order = order
 
@@ -134,7 +130,10 @@ class Journal:
         Raises:
             StorageError, OutputError: the disk does not take it.
         """
-        self._flush()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise storage_error(error, self.path) from error
 
     def close(self) -> None:
         """Flush and unlock; closing again is safe."""
@@ -145,7 +144,7 @@ class Journal:
                 with contextlib.suppress(OSError):
                     self.path.unlink()
             else:
-                self._flush()
+                self.sync()
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -155,10 +154,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _append(self, value: Mapping[str, Any]) -> None:
-        self._write(line_of(value))
-        self._appended = True
 
     def _write(self, line: bytes) -> None:
         size = self._size()
@@ -171,12 +166,6 @@ class Journal:
                 self._file.truncate(size)
             raise storage_error(error, self.path) from error
 
-    def _flush(self) -> None:
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise storage_error(error, self.path) from error
-
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
@@ -184,8 +173,8 @@ class Journal:
         """See that nothing is there, or with ``force`` nothing is left, but the own file."""
         if not force:
             check_free(self.path)
-        for other in files_beside(path) if rank == 0 else []:
-            if not BIRTH.startswith(content(other, idle=True)[: len(BIRTH)]):
+        for other in _files_beside(path) if rank == 0 else []:
+            if not BIRTH.startswith(_content(other, idle=True)[: len(BIRTH)]):
                 raise OutputError(f"{other} is in the way and is no {SCHEMA} file", hint="move it away")
             other.unlink()
 
@@ -193,14 +182,17 @@ class Journal:
         """Read what all processes have recorded. Returns the size of the whole lines of the own file, in bytes."""
         parts = []
         self._file.seek(0)
-        for file in dict.fromkeys((path, *files_beside(path), self.path)):
+        for file in dict.fromkeys((path, *_files_beside(path), self.path)):
             if file == self.path:
-                parts.append(own := parse(file, self._file.read()))
+                parts.append(own := _parse(file, self._file.read()))
             elif file.exists():
                 # The others of this search open after rank 0: who has a file now belongs to an older one.
-                parts.append(parse(file, content(file, idle=rank == 0)))
+                parts.append(_parse(file, _content(file, idle=rank == 0)))
         for part in parts:
-            part.check(header["fingerprint"])
+            problems = differences(part.fingerprint, header["fingerprint"], "in the journal") if part.whole else []
+            if problems:
+                hint = f"give the settings it was begun with, or {START_OVER}"
+                raise InputError(f"{part.path} records another search", hint=hint, problems=problems)
         for part in parts:
             if part.torn:
                 log.info(f"the {'last line' if part.whole else 'header'} of {part.path} is half-written: dropped")
@@ -212,23 +204,12 @@ class Journal:
         begun = [part for part in parts if part.whole]
         if not begun:
             log.info(f"no search is recorded in {path}: starting afresh")
-        now = header["environment"]
-        changed = dict.fromkeys(d for part in begun for d in differences(part.environment, now, "in the journal"))
+        changed = dict.fromkeys(
+            d for part in begun for d in differences(part.environment, header["environment"], "in the journal")
+        )
         if changed:
             log.warn("the search was begun in another environment: " + "; ".join(changed))
         return own.whole
-
-
-def check_free(path: Path) -> None:
-    """See that no search is recorded in a journal or in the files beside it.
-
-    Raises:
-        OutputError: there is one.
-    """
-    for file in (path, *files_beside(path)):
-        if os.path.lexists(file) and os.lstat(file).st_size:
-            hint = "add --resume to go on with it, or --force to start over"
-            raise OutputError(f"a search is recorded in {file}", hint=hint)
 
 
 class NoJournal(Journal):
@@ -238,7 +219,7 @@ class NoJournal(Journal):
         self.records = []
         self.order = None
 
-    def _append(self, value: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         """Nothing is kept."""
 
     def sync(self) -> None:
@@ -246,3 +227,117 @@ class NoJournal(Journal):
 
     def close(self) -> None:
         """Nothing is kept."""
+
+
+# --- the files of a journal -------------------------------------------------------------------------------------------
+
+
+def check_free(path: Path) -> None:
+    """See that no search is recorded in a journal or in the files beside it.
+
+    Raises:
+        OutputError: there is one.
+    """
+    for file in (path, *_files_beside(path)):
+        if os.path.lexists(file) and os.lstat(file).st_size:
+            hint = "add --resume to go on with it, or --force to start over"
+            raise OutputError(f"a search is recorded in {file}", hint=hint)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The file of one process, as found.
+
+    Attributes:
+        whole: size of its whole lines, in bytes; 0 when even the header is missing.
+        torn: whether a line follows that is half-written.
+    """
+
+    path: Path
+    whole: int
+    torn: bool
+    fingerprint: dict[str, Any]
+    environment: dict[str, Any]
+    order: Any
+    records: list[dict[str, Any]]
+
+
+def _line_of(value: Any) -> bytes:
+    # Half a character, as in a file name that is no text, could be written but never be read again.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+
+
+def _parse(path: Path, data: bytes) -> _Part:
+    """What one file holds; every broken line but the last, which is dropped, is a problem of the InputError."""
+    if not data.startswith(BIRTH) and not BIRTH.startswith(data):
+        raise InputError(f"{path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+    *lines, torn = data.split(b"\n")
+    objects: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = parse_json(line, f"line {number}")
+        except InputError as error:
+            if number == len(lines) and not torn:
+                torn = line + b"\n"
+            else:
+                problems.append(error.message.replace(" at line 1, column", " at column"))
+            continue
+        if isinstance(value, dict):
+            objects.append(value)
+        else:
+            problems.append(f"line {number} is {shown(value)}, not an object")
+    header, records = (objects[0], objects[1:]) if objects else ({}, [])
+    settings = [header.get("fingerprint", {}), header.get("environment", {})]
+    if not all(isinstance(one, dict) for one in settings):
+        problems.append("line 1 is no header")
+    if problems:
+        raise InputError(f"{path} is broken", hint=START_OVER, problems=problems)
+    order = next((record[ORDER] for record in records if ORDER in record), None)
+    records = [record for record in records if ORDER not in record]
+    fingerprint, environment = settings
+    return _Part(path, len(data) - len(torn), bool(torn), fingerprint, environment, order, records)
+
+
+def _files_beside(path: Path) -> list[Path]:
+    """The files of ranks above 0 that are there, in the order of the ranks."""
+    name = re.compile(re.escape(path.name) + r"\.([1-9][0-9]*)")
+    try:
+        ranked = [(int(match[1]), file) for file in path.parent.iterdir() if (match := name.fullmatch(file.name))]
+    except OSError as error:
+        raise storage_error(error, path) from error
+    return [file for _, file in sorted(ranked)]
+
+
+def _content(path: Path, *, idle: bool) -> bytes:
+    """What another process has written; with ``idle`` it must have ended."""
+    try:
+        with open(path, "rb", buffering=0, opener=open_own) as file:
+            if not _is_regular(file):
+                raise InputError(f"cannot read {path}: it is no regular file")
+            if idle:
+                lock(file, path)
+            return file.read()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _claim(path: Path) -> IO[bytes]:
+    """Open and lock a file for reading and appending; make it where it is not there."""
+    try:
+        if not path.parent.is_dir():
+            where = path.parent
+            raise OutputError(f"the folder of the journal does not exist: {where}", hint=f"mkdir -p {where}")
+        file = open_locked(path, path, buffering=0)
+        if not _is_regular(file):
+            file.close()
+            raise OutputError(f"the journal is no regular file: {path}")
+        return file
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OutputError(f"the journal is a symbolic link: {path}", hint="remove it") from None
+        raise storage_error(error, path) from error
+
+
+def _is_regular(file: IO[bytes]) -> bool:
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)

@@ -2,6 +2,10 @@
 
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
 ``S_avg`` their mean. Beside the paper's three: ``nll`` and ``brier``, minus the mean loss over ID samples.
+
+Processors, versions of torch and numbers of threads add up in orders of their own, so that logits differ in their last
+digits. That decides nothing where a sample is far from being classified otherwise, and everything where two logits are
+the same but for rounding. So an evaluation says, beside what it counted, how far another machine may count otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydractl.errors import NonFiniteError
+from hydractl.metrics.ood import OOD_SCORES, two_u
+from hydractl.metrics.probabilities import Floats, log_softmax
 
 LOSS_UNIT = 2.0**-20
 """Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""
@@ -116,14 +128,13 @@ def _accuracy(m: Measured) -> float:
     return m.correct / m.n_id
 
 
-def _auroc(m: Measured) -> float:
-    assert m.two_u is not None
-    return m.two_u / (2 * m.n_id * m.n_ood)
-
-
 def _pairs(m: Measured) -> int:
     assert m.two_u is not None
     return m.two_u
+
+
+def _auroc(m: Measured) -> float:
+    return _pairs(m) / (2 * m.n_id * m.n_ood)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -134,3 +145,160 @@ OBJECTIVES: dict[str, Objective] = {
     "nll": Objective(False, lambda m: -m.nll, lambda m: -m.nll * LOSS_UNIT / m.n_id),
     "brier": Objective(False, lambda m: -m.brier, lambda m: -m.brier * LOSS_UNIT / m.n_id),
 }
+
+
+# --- what rounding may change -----------------------------------------------------------------------------------------
+
+TOLERANCE = {torch.float64: 2e-14, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Two logits that differ by less, times the largest logit of the sample or 1, are the same but for rounding.
+
+Machines were seen to differ by a twentieth of it, in half precision by a half.
+"""
+
+
+def margins(logits: Floats, labels: np.ndarray) -> Floats:
+    """The logit (or log p) of the label minus the highest other one, ``[B]``."""
+    rows = np.arange(len(labels))
+    others = logits.copy()
+    others[rows, labels] = -np.inf
+    return np.asarray(logits[rows, labels] - others.max(axis=1))
+
+
+def _msp_slope(logits: Floats) -> Floats:
+    log_p = log_softmax(logits).max(axis=1)
+    return np.asarray(-np.exp(log_p) * np.expm1(log_p))
+
+
+def _entropy_slope(logits: Floats) -> Floats:
+    log_p = log_softmax(logits)
+    p = np.exp(log_p)
+    entropy = -(p * log_p).sum(axis=1, keepdims=True)
+    return np.asarray((p * np.abs(log_p + entropy)).sum(axis=1))
+
+
+SLOPES: dict[str, Callable[[Floats], Floats]] = {
+    "msp": _msp_slope,
+    "entropy": _entropy_slope,
+    "energy": lambda logits: np.ones(len(logits)),
+    "maxlogit": lambda logits: np.ones(len(logits)),
+}
+"""By the name of an OOD score, by how much it changes at most for logits that differ by 1, ``[B]``."""
+
+
+# --- counting, batch by batch -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """What one batch gives under one model.
+
+    Attributes:
+        labelled: whether the samples are ID.
+        scores: the OOD score of each sample, higher = more OOD.
+        correct, nll, brier: as in :class:`Measured`; zero for OOD samples.
+        doubt: of these three, as in :class:`Doubt`.
+        near: how far rounding may take each score; a number holds for all.
+    """
+
+    labelled: bool
+    scores: Floats
+    correct: int = 0
+    nll: int = 0
+    brier: int = 0
+    doubt: Doubt = Doubt()
+    near: Floats | float = 0.0
+
+
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
+    """Count one batch, in float64.
+
+    Args:
+        logits: ``[B, classes]``.
+        labels: ``[B]``, or None for OOD samples.
+        ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
+
+    Raises:
+        NonFiniteError: for a logit that is NaN or infinite.
+    """
+    z = logits.double().cpu().numpy()
+    if not np.isfinite(z).all():
+        raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
+    scores = OOD_SCORES[ood_score](z[None])
+    apart = TOLERANCE[logits.dtype] * np.maximum(1.0, np.abs(z).max(axis=1))
+    # Half of it, so that the scores of two samples differ by as much as two logits do.
+    near = apart / 2 * SLOPES[ood_score](z)
+    if labels is None:
+        return Values(False, scores, near=near)
+    rows = np.arange(len(labels))
+    log_p = log_softmax(z[None])[0]
+    p = np.exp(log_p)
+    # The sum over classes of (p - y)^2, by the classes that are wrong and the one that is right.
+    brier = (p * p).sum(axis=1) + 1 - 2 * p[rows, labels]
+    correct = int((z.argmax(axis=1) == labels).sum())
+    margin = margins(z, labels)
+    return Values(
+        True,
+        scores,
+        correct,
+        _units(-log_p[rows, labels]),
+        _units(np.maximum(brier, 0)),
+        Doubt(
+            fewer=correct - int((margin > apart).sum()),
+            more=int((margin >= -apart).sum()) - correct,
+            loss=len(labels) * round(TOLERANCE[logits.dtype] / TOLERANCE[torch.float32]),
+        ),
+        near,
+    )
+
+
+def _units(losses: Floats) -> int:
+    return int(np.rint(losses / LOSS_UNIT).astype(np.int64).sum())
+
+
+class Pairs:
+    """Twice the Mann-Whitney U of OOD scores above ID scores, over the batches so far."""
+
+    def __init__(self) -> None:
+        self.two_u = 0
+        # Sorted, so that a batch is counted against everything before it in little time.
+        self.inside = self.outside = np.empty(0)
+
+    def add(self, labelled: bool, scores: Floats) -> None:
+        """Count the scores of one batch."""
+        if labelled:
+            self.two_u += two_u(scores, self.outside)
+            self.inside = np.sort(np.concatenate([self.inside, scores]))
+        else:
+            self.two_u += two_u(self.inside, scores)
+            self.outside = np.sort(np.concatenate([self.outside, scores]))
+
+
+class Tally:
+    """The counts of one model over the batches it has seen so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self._correct = self._nll = self._brier = 0
+        self._doubt = Doubt()
+        self._pairs, self._least, self._most = Pairs(), Pairs(), Pairs()
+
+    def add(self, batch: int, values: Values) -> None:
+        """Count one batch, which must be new."""
+        assert batch not in self.seen
+        self.seen.add(batch)
+        self._correct += values.correct
+        self._nll += values.nll
+        self._brier += values.brier
+        self._doubt = Doubt(*(one + more for one, more in zip(self._doubt, values.doubt, strict=True)))
+        against = values.near if values.labelled else -values.near
+        self._pairs.add(values.labelled, values.scores)
+        self._least.add(values.labelled, values.scores + against)
+        self._most.add(values.labelled, values.scores - against)
+
+    def measured(self) -> Measured:
+        """The counts over what has been seen."""
+        n_id, n_ood = len(self._pairs.inside), len(self._pairs.outside)
+        two_u = self._pairs.two_u if n_ood else None
+        lower, higher = self._pairs.two_u - self._least.two_u, self._most.two_u - self._pairs.two_u
+        doubt = self._doubt._replace(lower=lower, higher=higher)
+        return Measured(self._correct, n_id, two_u, n_ood, self._nll, self._brier, doubt)

@@ -1,16 +1,24 @@
-"""What a search will cost, before it starts."""
+"""What a search will cost, before it starts, and what it did cost."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
+from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
+from hydractl.log import Log
+from hydractl.report.texts import bytes_text
 
 
 @dataclass(frozen=True)
@@ -18,89 +26,65 @@ class Plan:
     """What a search by Algorithm 1 takes.
 
     Attributes:
-        evaluations: of the whole data, for each objective.
-        naive_blocks: sample-block evaluations of the plain algorithm, one objective after another.
-        blocks: about those of an exact search without bounds and without what objectives have in common, the removed
-            heads taken evenly from all sites.
+        evaluations_per_objective: of the whole data.
+        sample_blocks_naive: sample-block evaluations of the plain algorithm, one objective after another.
+        sample_blocks: about those of an exact search without bounds and without what objectives have in common, the
+            removed heads taken evenly from all sites.
         seconds: about how long that takes.
         memory_bytes: of what is kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
 
-    evaluations: int
-    naive_blocks: int
-    blocks: int
+    evaluations_per_objective: int
+    sample_blocks_naive: int
+    sample_blocks: int
     seconds: float
     memory_bytes: int
     chunks: int
 
     def to_json(self) -> dict[str, Any]:
         """For the answer of a dry run."""
-        return {
-            "evaluations_per_objective": self.evaluations,
-            "sample_blocks_naive": self.naive_blocks,
-            "sample_blocks": self.blocks,
-            "seconds": round(self.seconds, 1),
-            "memory_bytes": self.memory_bytes,
-            "chunks": self.chunks,
-        }
+        return {**vars(self), "seconds": round(self.seconds, 1)}
 
 
 def plan_of(
     evaluator: Evaluator,
     heads: Sequence[Candidate],
     budget: int,
-    objectives: Sequence[str],
+    options: SearchOptions,
     sizes: Mapping[str, int],
-    *,
-    algorithm: str = "greedy",
-    processes: int = 1,
+    processes: int,
 ) -> Plan:
     """Count what is to be done, and measure on one batch how long it takes.
 
-    Args:
-        evaluator: of the data, or of a part of it.
-        heads: the candidates.
-        budget: how many of them go.
-        objectives: of the search.
-        sizes: samples of all the data, ``id`` and ``ood``.
-        algorithm: ``greedy`` or ``headmap``.
-        processes: how many share the candidates.
+    The evaluator may have a part of the data; ``sizes`` are the samples of all of it, ``id`` and ``ood``.
     """
-    headmap = algorithm == "headmap"
+    headmap = options.algorithm == "headmap"
     count = len(heads) if headmap else evaluations(len(heads), budget)
     rounds = len({site for site, _ in heads}) if headmap else budget
     present = sum(len(kept) for kept in evaluator.samples.full)
     naive, most = 0.0, 0.0
-    for objective in objectives:
+    for objective in options.objective:
         samples = sizes["id"] + (sizes.get("ood", 0) if OBJECTIVES[objective].needs_ood else 0)
         naive += count * evaluator.naive_work(samples, [site for site, _ in heads])
         for step in range(rounds):
             share = 1.0 if headmap else 1 - step / present
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
-            most += evaluator.price_of_current(samples, share)
+            most += evaluator.price(None, samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
     everything = sum(sizes.values())
     return Plan(
         count,
         round(naive),
         round(most),
-        most * seconds_per_block(evaluator, heads[0]) / processes,
+        most * _seconds_per_block(evaluator, heads[0]) / processes,
         round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
         len(evaluator.chunks),
     )
 
 
 def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -> Plan:
-    """The plan under a limit of memory, as :class:`Evaluator` lays batches of one size out.
-
-    Args:
-        plan: without a limit.
-        batches: of all the data.
-        blocks: of the model.
-        lanes: objectives.
-        limit: in bytes.
-    """
+    """A plan under a limit of memory in bytes, as :class:`Evaluator` lays batches of one size out for so many lanes."""
     trace = 3 * blocks + 1  # in sizes of a stem
     stems = plan.memory_bytes // (1 + lanes * trace)
     held = stems if stems <= limit // 4 else 0
@@ -113,7 +97,7 @@ def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -
     return replace(plan, memory_bytes=held + share, chunks=-(-batches // at_a_time))
 
 
-def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
+def _seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
     """The time of a sample-block evaluation, counting included, from one candidate on one batch."""
     evaluator.begin([])
     batch = next(b for b, sample in enumerate(evaluator.batches) if sample.labels is not None)
@@ -128,10 +112,45 @@ def seconds_per_block(evaluator: Evaluator, head: Candidate) -> float:
     return elapsed / max(evaluator.work - work, 1e-9)
 
 
-def duration(seconds: float) -> str:
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on a device, as far as the machine says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+# --- as it is told ----------------------------------------------------------------------------------------------------
+
+
+def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
+    """What the search will cost."""
+    parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
+    log.info(
+        f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
+        f"{' before bounds' if bounds else ''}, about {_duration(plan.seconds)}; "
+        f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
+    )
+
+
+def _duration(seconds: float) -> str:
     """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
         return f"{round(seconds / 60)} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:
+    """What it did cost."""
+    if not evaluations:
+        log.info("nothing was left to evaluate: the journal has the whole search")
+        return
+    mine = " by this process" if processes > 1 else ""
+    log.info(
+        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{mine}: "
+        f"{work / plan.sample_blocks_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
+    )

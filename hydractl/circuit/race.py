@@ -7,14 +7,15 @@ exactly that of evaluating everything. A candidate that could win on a machine t
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured
-from hydractl.circuit.tally import Tally, Values
+from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
 from hydractl.circuit.tower import Candidate
 from hydractl.metrics.ood import two_u
 
@@ -24,25 +25,62 @@ _MOST_PAIRED = 64
 _AHEAD = 0.3
 """From which share of the samples on the candidate in front goes on to the end."""
 
+Rank = tuple[int, int, int]
+"""The key of what a candidate counted, its site and its head, both negative: of equal ones the lower wins."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One head and what was counted without it.
+
+    Attributes:
+        rivals: of a removal, the candidates that could have won on a machine that rounds otherwise, the best first.
+    """
+
+    candidate: Candidate
+    measured: Measured
+    rivals: tuple[Step, ...] = ()
+
+
+def best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
+    """The highest score first, of equal ones the lowest site, then the lowest head."""
+    return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
+
+
+def contenders(objective: str, steps: Sequence[Step]) -> list[Step]:
+    """The winner, and after it those that could have won on another machine, the best first.
+
+    A candidate contends unless another one has more at the least than it has at the most. So who contends hangs only on
+    what was counted, not on the order of counting.
+    """
+    surest = min(steps, key=lambda step: (-step.measured.least.key(objective), step.candidate))
+    return best_first(objective, [step for step in steps if step is surest or could_win(objective, step, surest)])
+
+
+def could_win(objective: str, step: Step, other: Step) -> bool:
+    """Whether rounding could put one candidate before another.
+
+    Two that counted the very same, losses to the last unit, are the same model: what went are heads that do nothing.
+    """
+    own, its = step.measured.read_by(objective), other.measured.read_by(objective)
+    could = (-own.most.key(objective), step.candidate) < (-its.least.key(objective), other.candidate)
+    return could and own != its
+
 
 @dataclass
 class Runner:
     """One candidate in a race.
 
     Attributes:
-        index: its place in model order, which decides ties: the lower one wins.
         alive: the objectives it may still win.
-        given_up: those it cannot.
         reached: those of the alive ones that it has all counts for.
         known: its counts, where they come from a journal or are all there.
         best_case: the most that it can still reach, with rounding in its favour.
     """
 
     candidate: Candidate
-    index: int
     alive: set[str]
     best_case: Measured
-    given_up: list[str] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     known: Measured | None = None
@@ -52,13 +90,9 @@ class Runner:
         """What has been counted so far."""
         return self.known or self.tally.measured()
 
-    def hope(self, objective: str) -> tuple[int, int]:
+    def hope(self, objective: str) -> Rank:
         """What it can still reach, comparable with what others have reached."""
-        return self.best_case.key(objective), -self.index
-
-
-Best = dict[str, tuple[int, int]]
-"""Per objective the highest key reached with rounding against it, and minus the index of the candidate."""
+        return _rank(self.best_case, objective, self.candidate)
 
 
 class Race:
@@ -67,7 +101,6 @@ class Race:
     Args:
         evaluator: at the model with these heads removed.
         objectives: what to choose for.
-        candidates: with their places in model order.
         bounds: whether candidates are given up early; without, each is evaluated on everything its objectives need.
         at_once: how many candidates of one site run together.
         known: of some candidates, what a journal says: counts, and the objectives they were given up for.
@@ -78,46 +111,41 @@ class Race:
         self,
         evaluator: Evaluator,
         objectives: Sequence[str],
-        candidates: Sequence[tuple[int, Candidate]],
+        candidates: Sequence[Candidate],
         *,
-        bounds: bool = True,
-        at_once: int = 1,
-        known: Mapping[Candidate, tuple[Measured, list[str]]] | None = None,
-        finished: Callable[[Runner], None] = lambda runner: None,
+        bounds: bool,
+        at_once: int,
+        known: Mapping[Candidate, tuple[Measured, list[str]]],
+        finished: Callable[[Runner], None],
     ) -> None:
         self.evaluator = evaluator
         self.objectives = list(objectives)
         self.bounds = bounds
         self.at_once = at_once
         self.finished = finished
-        self.best: Best = {}
-        self.arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
+        # By objective what the best candidate has reached with rounding against it.
+        self._best: dict[str, Rank] = {}
+        self._arrived: dict[str, list[Runner]] = {objective: [] for objective in objectives}
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
-        known = known or {}
-        for index, candidate in candidates:
-            runner = Runner(candidate, index, set(self.objectives), nothing)
+        for candidate in candidates:
+            runner = Runner(candidate, set(self.objectives), nothing)
             if candidate in known:
-                runner.known, runner.given_up = known[candidate][0], list(known[candidate][1])
-                runner.alive.difference_update(runner.given_up)
+                runner.known, given_up = known[candidate]
+                runner.alive.difference_update(given_up)
                 for objective in runner.alive:
                     self._arrive(runner, objective)
             else:
                 self._runners.append(runner)
 
-    def run(self) -> dict[str, list[Runner]]:
+    def run(self) -> dict[str, list[Step]]:
         """For each objective those that were not given up, the winner among them."""
-        if len(self.evaluator.chunks) > 1:
-            self._run_chunks()
-        elif self.bounds:
+        if self.bounds and len(self.evaluator.chunks) == 1:
             for objective in self.objectives:
                 self._settle(objective)
         else:
-            needed = self._needed(self.objectives)
-            for unit in self._units():
-                for batch in needed:
-                    self._advance(unit, batch)
-        return self.arrived
+            self._run_chunks()
+        return {o: [Step(r.candidate, r.measured) for r in runners] for o, runners in self._arrived.items()}
 
     def tally_of(self, candidate: Candidate) -> Tally:
         """What has been counted of a candidate here; nothing where another process or a journal counted it."""
@@ -142,8 +170,6 @@ class Race:
 
     def _beside(self, leader: Runner, running: Sequence[Runner], batch: int, objective: str) -> list[Runner]:
         """Who runs together with the candidate in front: the most hopeful of its site."""
-        if self.at_once == 1:
-            return []
         site = leader.candidate[0]
         others = [r for r in running if r.candidate[0] == site and r is not leader and batch not in r.tally.seen]
         return sorted(others, key=lambda runner: runner.hope(objective), reverse=True)[: self.at_once - 1]
@@ -151,16 +177,18 @@ class Race:
     def _order(self, objective: str) -> list[int]:
         """The batches that an objective needs, those first that the model as it is loses most on."""
         needed = self._needed([objective])
-        inside = [b for b in needed if self.evaluator.batches[b].labels is not None]
-        outside = [b for b in needed if self.evaluator.batches[b].labels is None]
-        if max(len(inside), len(outside)) > _MOST_PAIRED:
+        sides = Counter(self.evaluator.batches[batch].labels is None for batch in needed)
+        if max(sides.values()) > _MOST_PAIRED:
             return needed
-        values = {batch: self.evaluator.current(batch) for batch in needed}
-        alone = np.array([_loss_alone(values[b], objective) for b in inside])
-        paired = np.array([[_inverted(values[i], values[o]) for o in outside] for i in inside], dtype=float)
-        paired = paired.reshape(len(inside), len(outside))
+        values = [self.evaluator.current(batch) for batch in needed]
+        alone = np.array([_loss_alone(one, objective) for one in values])
+        paired = np.zeros((len(needed), len(needed)))
+        for i, o in itertools.product(range(len(needed)), repeat=2):
+            if values[i].labelled and not values[o].labelled:
+                paired[i, o] = paired[o, i] = _inverted(values[i], values[o])
         # Both kinds of loss as shares of their totals.
-        return _greedy(inside, outside, alone / max(alone.sum(), 1e-9), paired / max(paired.sum(), 1e-9))
+        order = _greedy(alone / max(alone.sum(), 1e-9), paired / max(paired.sum() / 2, 1e-9))
+        return [needed[i] for i in order]
 
     def _needed(self, objectives: Sequence[str]) -> list[int]:
         batches = self.evaluator.batches
@@ -193,22 +221,15 @@ class Race:
 
     def _units(self) -> list[list[Runner]]:
         """The candidates that are not done, those of one site that run together in one list; the most hopeful first."""
-        runners = [runner for runner in self._runners if runner.known is None]
-        hopes = self._hopes(runners) if self.bounds else {runner.index: runner.index for runner in runners}
-        sites: dict[int, list[Runner]] = {}
-        for runner in sorted(runners, key=lambda r: (hopes[r.index], r.index)):
-            sites.setdefault(runner.candidate[0], []).append(runner)
-        units = [all_[i : i + self.at_once] for all_ in sites.values() for i in range(0, len(all_), self.at_once)]
-        return sorted(units, key=lambda unit: min((hopes[r.index], r.index) for r in unit))
 
-    def _hopes(self, runners: Sequence[Runner]) -> dict[int, int]:
-        """By index, how many candidates have a better best case, for the objective where these are fewest."""
-        found = {runner.index: len(runners) for runner in runners}
-        for objective in self.objectives:
-            order = sorted(runners, key=lambda runner: runner.hope(objective), reverse=True)
-            for rank, runner in enumerate(order):
-                found[runner.index] = min(found[runner.index], rank)
-        return found
+        def hope(runner: Runner) -> Rank:
+            return runner.hope(self.objectives[0])
+
+        sites: dict[int, list[Runner]] = {}
+        for runner in sorted((r for r in self._runners if r.known is None), key=hope, reverse=True):
+            sites.setdefault(runner.candidate[0], []).append(runner)
+        units = [own[i : i + self.at_once] for own in sites.values() for i in range(0, len(own), self.at_once)]
+        return sorted(units, key=lambda unit: hope(unit[0]), reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -219,8 +240,8 @@ class Race:
         heads = [runner.candidate[1] for runner in unit]
         # Always as many candidates at once: another number would round otherwise.
         padded = heads + heads[-1:] * (self.at_once - len(heads))
-        found = self.evaluator.without_each(batch, unit[0].candidate[0], padded)
-        for runner, values in zip(unit, found, strict=False):
+        counted = self.evaluator.without_each(batch, unit[0].candidate[0], padded)
+        for runner, values in zip(unit, counted, strict=False):
             if self._wants(runner, batch):
                 runner.tally.add(batch, values)
                 self._counted(runner)
@@ -245,10 +266,10 @@ class Race:
     def _arrive(self, runner: Runner, objective: str) -> None:
         """A candidate with all its counts may be the best so far, which may be too much for others."""
         runner.reached.add(objective)
-        self.arrived[objective].append(runner)
-        surely = (runner.measured.least.key(objective), -runner.index)
-        if objective not in self.best or surely > self.best[objective]:
-            self.best[objective] = surely
+        self._arrived[objective].append(runner)
+        surely = _rank(runner.measured.least, objective, runner.candidate)
+        if objective not in self._best or surely > self._best[objective]:
+            self._best[objective] = surely
             for other in self._runners:
                 if other is not runner:
                     self._give_up(other)
@@ -258,11 +279,9 @@ class Race:
         """Drop the objectives that the candidate can no longer win."""
         if not self.bounds:
             return
-        for objective in self.objectives:
-            open_ = objective in runner.alive and objective not in runner.reached
-            if open_ and objective in self.best and runner.hope(objective) < self.best[objective]:
+        for objective in runner.alive - runner.reached:
+            if objective in self._best and runner.hope(objective) < self._best[objective]:
                 runner.alive.discard(objective)
-                runner.given_up.append(objective)
 
     def _finish(self, runner: Runner) -> None:
         """A candidate that has nothing left to win or to count is done."""
@@ -271,8 +290,15 @@ class Race:
             self.finished(runner)
 
 
+def _rank(measured: Measured, objective: str, candidate: Candidate) -> Rank:
+    site, head = candidate
+    return measured.key(objective), -site, -head
+
+
 def _loss_alone(values: Values, objective: str) -> float:
-    """What an ID batch costs an objective that reads ID samples one by one."""
+    """What a batch costs an objective that reads ID samples one by one."""
+    if not values.labelled:
+        return 0.0
     if objective in ("nll", "brier"):
         return float(values.nll if objective == "nll" else values.brier)
     return float(len(values.scores) - values.correct) if objective in ("acc", "avg") else 0.0
@@ -283,22 +309,18 @@ def _inverted(inside: Values, outside: Values) -> int:
     return 2 * len(inside.scores) * len(outside.scores) - two_u(inside.scores, outside.scores)
 
 
-def _greedy(inside: list[int], outside: list[int], alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first."""
-    found: list[int] = []
-    left_in, left_out = set(range(len(inside))), set(range(len(outside)))
-    gain_in = alone + 0.1 * paired.sum(axis=1)
-    gain_out = 0.1 * paired.sum(axis=0)
-    while left_in or left_out:
-        best_in = max(left_in, key=lambda i: (gain_in[i], -i), default=None)
-        best_out = max(left_out, key=lambda o: (gain_out[o], -o), default=None)
-        if best_out is None or (best_in is not None and gain_in[best_in] >= gain_out[best_out]):
-            assert best_in is not None
-            left_in.discard(best_in)
-            found.append(inside[best_in])
-            gain_out = gain_out + paired[best_in]
-        else:
-            left_out.discard(best_out)
-            found.append(outside[best_out])
-            gain_in = gain_in + paired[:, best_out]
-    return found
+def _greedy(alone: np.ndarray, paired: np.ndarray) -> list[int]:
+    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first.
+
+    Args:
+        alone: of each batch, ``[N]``.
+        paired: of each pair of batches, ``[N, N]``.
+    """
+    gain = alone + 0.1 * paired.sum(axis=1)
+    order: list[int] = []
+    for _ in range(len(gain)):
+        best = int(gain.argmax())
+        order.append(best)
+        gain = gain + paired[best]
+        gain[best] = -np.inf
+    return order

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from hydractl.circuit.tally import Values, values_of
+from hydractl.circuit.objective import margins, values_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, log_softmax
@@ -31,10 +32,6 @@ class Sample:
     read: Callable[[], Any]
     labels: np.ndarray | None
     size: int
-
-
-Order = dict[str, list[int]]
-"""The order of the samples of each set, ``id`` and ``ood``, by their indices."""
 
 
 class SampleSet:
@@ -74,31 +71,20 @@ class Certainty:
     """What the model says of every sample of one set before anything is removed, in the order of the data set.
 
     Attributes:
+        scores: the OOD scores.
         margin: log p of the label minus the highest log p of another class; None for OOD samples.
         loss: -log p of the label; None for OOD samples.
-        scores: the OOD scores.
     """
 
-    margin: Floats | None
-    loss: Floats | None
     scores: Floats
-
-
-def certainty(logits: Floats, labels: np.ndarray | None, values: Values) -> Certainty:
-    """Of one batch, logits ``[B, classes]`` in float64."""
-    if labels is None:
-        return Certainty(None, None, values.scores)
-    log_p = log_softmax(logits[None])[0]
-    rows = np.arange(len(labels))
-    others = log_p.copy()
-    others[rows, labels] = -np.inf
-    return Certainty(log_p[rows, labels] - others.max(axis=1), -log_p[rows, labels], values.scores)
+    margin: Floats | None = None
+    loss: Floats | None = None
 
 
 def undecided_first(
     inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
-) -> Order:
-    """An order that shows early what a candidate loses: the samples first that decide the objectives.
+) -> dict[str, list[int]]:
+    """An order that shows early what a candidate loses: of each set the indices of those samples first that decide.
 
     ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
     Any order is right; this one lets a losing candidate stop early. Where lengths matter, samples of about the same
@@ -112,10 +98,10 @@ def undecided_first(
         hazards += _rank(inside.loss)
     if outside is not None and any(objective in ("ood", "avg") for objective in objectives):
         hazards += _rank(inside.scores)
-    found = {"id": _by_hazard(hazards, lengths["id"])}
+    order = {"id": _by_hazard(hazards, lengths["id"])}
     if outside is not None:
-        found["ood"] = _by_hazard(_rank(-outside.scores), lengths["ood"])
-    return found
+        order["ood"] = _by_hazard(_rank(-outside.scores), lengths["ood"])
+    return order
 
 
 def _rank(values: Floats) -> Floats:
@@ -130,8 +116,7 @@ def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
     order = np.argsort(-hazards, kind="stable")
     if lengths is None:
         return [int(i) for i in order]
-    parts = np.array_split(order, min(_STRATA, max(1, len(order))))
-    return [int(i) for part in parts for i in sorted(part, key=lambda i: -lengths[i])]
+    return [int(i) for part in np.array_split(order, _STRATA) for i in sorted(part, key=lambda i: -lengths[i])]
 
 
 def measure_certainty(
@@ -144,22 +129,18 @@ def measure_certainty(
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is told of the samples of each batch."""
-    import torch
-
     parameter = next(model.parameters())
-    parts: list[tuple[list[int], Certainty]] = []
+    indices: list[int] = []
+    parts: list[Floats] = []
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
             logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0]
             labels = batch.labels.numpy() if labelled and batch.labels is not None else None
-            values = values_of(logits, labels, ood_score)
-            parts.append((batch.indices, certainty(logits.double().cpu().numpy(), labels, values)))
+            rows = [values_of(logits, labels, ood_score).scores]
+            if labels is not None:
+                log_p = log_softmax(logits.double().cpu().numpy()[None])[0]
+                rows += [margins(log_p, labels), -log_p[np.arange(len(labels)), labels]]
+            parts.append(np.stack(rows))
+            indices += batch.indices
             advance(len(batch.indices))
-    order = np.argsort(np.concatenate([indices for indices, _ in parts]))
-
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for _, part in parts])[order]
-
-    if not labelled:
-        return Certainty(None, None, joined("scores"))
-    return Certainty(joined("margin"), joined("loss"), joined("scores"))
+    return Certainty(*np.concatenate(parts, axis=1)[:, np.argsort(indices)])

@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hydractl.circuit.headmap import kept_at_sites
-from hydractl.circuit.options import SearchOptions
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
-from hydractl.heads.selection import total_budget
+from hydractl.heads.selection import leading_sites, total_budget
 from hydractl.jsonio import read_json_file
 from hydractl.model.matching import sites_of
 from hydractl.model.source import Source, pruned
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search.
+
+    Attributes:
+        data, ood: SPECs of the ID and the OOD validation samples.
+        limit: the first samples of each only.
+        objective: what is maximised, one ranking each.
+        ood_score: tells OOD from ID samples.
+        algorithm: ``greedy`` or ``headmap``.
+        approx: ``shortlist:N``; None: exact.
+        bounds: give up candidates that cannot win.
+        check_against: an exact circuit to compare with.
+        keep, budget: how many heads are kept a site, or removed in all.
+        tower, sites: whose heads are candidates.
+        start_mask, share_from, share_sites: which heads are gone at the beginning.
+        batch_size, dtype, device, workers, memory: how the model runs.
+        seed: of the provenance.
+        resume, force: what becomes of a journal that is there.
+    """
+
+    data: str
+    ood: str | None
+    limit: int | None
+    objective: Sequence[str]
+    ood_score: str
+    algorithm: str
+    approx: str | None
+    bounds: bool
+    check_against: str | None
+    keep: int | None
+    budget: int | None
+    tower: str | None
+    sites: str | None
+    start_mask: str | None
+    share_from: str | None
+    share_sites: int | None
+    batch_size: int
+    dtype: str
+    device: str
+    workers: int
+    memory: str | None
+    seed: int
+    resume: bool
+    force: bool
 
 
 @dataclass(frozen=True)
@@ -26,18 +72,18 @@ class Scope:
         sites: the paths of the sites whose heads are candidates, in model order.
         budget: how many of them to remove.
         total: the budget as it was asked for: with the heads that are gone at the beginning.
-        kept: of Headmap, how many heads are kept at each of these sites.
         details: what the provenance says of it.
         seen: the samples that the masks and circuits it begins with have seen.
+        kept: of Headmap, how many heads are kept at each of these sites.
     """
 
     source: Source
     sites: list[str]
     budget: int
     total: int
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any]
+    seen: list[Entry]
     kept: dict[str, int] | None = None
-    seen: list[Entry] = field(default_factory=list)
 
     @property
     def heads(self) -> list[Head]:
@@ -56,53 +102,68 @@ def scope_of(source: Source, options: SearchOptions) -> Scope:
     before = source.description.mask.at(site.path for site in meant)
     headmap = options.algorithm == "headmap"
     total = 0 if headmap else total_budget(before, options.keep, options.budget, "--budget")
-    start = source.description.mask
-    details: dict[str, Any] = {}
     allowed = _numbered(options.sites, source.sites) if options.sites else [site.path for site in source.sites]
-    seen: list[Entry] = []
-    if options.start_mask is not None:
-        start = start.intersect(_mask(options.start_mask, source, seen))
-    if options.share_from is not None and options.share_sites is not None:
-        leading = _leading(meant, options.share_sites)
-        start = start.without(_shared(options.share_from, source, leading, total or _total(options, before), seen))
-        allowed = [path for path in allowed if path not in leading]
-        details["share_sites"] = options.share_sites
+    start, leading, seen = _start(source, options, meant, before)
+    details: dict[str, Any] = {"share_sites": options.share_sites} if leading else {}
     if options.sites:
         details["sites"] = options.sites
     after = start.at(before.heads)
     gone = len(before.kept_heads) - len(after.kept_heads)
-    sites = [path for path in after.heads if path in allowed]
+    sites = [path for path in after.heads if path in allowed and path not in leading]
     if not sites:
         raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
+    left = start.at(sites).kept_heads
     if headmap:
-        return replace(_headmap(_without(source, start), sites, gone, options, details), seen=seen)
-    there = len(start.at(sites).kept_heads)
+        # It counts the heads that are kept at each site, not the mean over all of them.
+        kept = kept_at_sites(left, options.keep, None if options.budget is None else options.budget - gone)
+        budget = len(left) - sum(kept.values())
+        details["kept"] = list(kept.values())
+        return Scope(_without(source, start), sites, budget, budget + gone, details, seen, kept)
     option = "--budget" if options.budget is not None else "--keep"
-    if total - gone < 1:
+    budget = total - gone
+    if budget < 1:
         if gone:
             raise UsageError(f"{gone} heads are gone at the beginning, and {option} asks for {total} in all")
         raise UsageError(f"{option} removes no head")
-    if total - gone >= len(after.kept_heads):
+    if budget >= len(after.kept_heads):
         span = f", so the range is 1..{len(before.kept_heads) - 1}" if option == "--budget" else ""
         raise UsageError(f"{option} removes all {total} heads: at least one must be left{span}")
-    if total - gone > there:
+    if budget > len(left):
         raise UsageError(
-            f"{option} asks for {total - gone} more heads, and the sites that are meant have {there}",
+            f"{option} asks for {budget} more heads, and the sites that are meant have {len(left)}",
             hint="choose a smaller budget or more --sites",
         )
-    return Scope(_without(source, start), sites, total - gone, total, details, seen=seen)
+    return Scope(_without(source, start), sites, budget, total, details, seen)
 
 
-def _total(options: SearchOptions, before: HeadMask) -> int:
-    return total_budget(before, options.keep, options.budget, "--budget")
-
-
-def _headmap(source: Source, sites: list[str], gone: int, options: SearchOptions, details: dict[str, Any]) -> Scope:
-    """Headmap counts the heads that are kept at each site, not the mean over all of them."""
-    heads = source.description.mask.at(sites).kept_heads
-    kept = kept_at_sites(heads, options.keep, None if options.budget is None else options.budget - gone)
-    budget = len(heads) - sum(kept.values())
-    return Scope(source, sites, budget, budget + gone, {**details, "kept": list(kept.values())}, kept)
+def _start(
+    source: Source, options: SearchOptions, meant: Sequence[Site], before: HeadMask
+) -> tuple[HeadMask, list[str], list[Entry]]:
+    """The heads that a search begins with, the leading sites that a circuit decides, and the samples that these saw."""
+    start = source.description.mask
+    leading: list[str] = []
+    seen: list[Entry] = []
+    if (path := options.start_mask) is not None:
+        document = read_json_file(path)
+        start = start.intersect(mask_from_json(document, source.sites, path, source.description.arch))
+        seen += seen_in(document, path)
+    if (path := options.share_from) is not None and options.share_sites is not None:
+        leading, fewest = leading_sites(meant, options.share_sites)
+        if options.share_sites >= fewest:
+            raise UsageError(f"--share-sites {options.share_sites} leaves no later site: the range is 1..{fewest - 1}")
+        total = total_budget(before, options.keep, options.budget, "--budget")
+        document = read_json_file(path)
+        ranking = ranking_from_json(document, source.sites, path)
+        seen += seen_in(document, path)
+        gone = set(ranking.start) & set(source.description.mask.kept_heads)
+        if len(gone) + len(ranking.removed) < total:
+            raise InputError(
+                f"{path} removes {len(gone) + len(ranking.removed)} heads, fewer than the {total} of this search",
+                hint="take a longer circuit, or a smaller budget",
+            )
+        removed = [*sorted(gone), *ranking.removed[: total - len(gone)]]
+        start = start.without(head for head in removed if head[0] in leading)
+    return start, leading, seen
 
 
 def _without(source: Source, start: HeadMask) -> Source:
@@ -112,47 +173,46 @@ def _without(source: Source, start: HeadMask) -> Source:
     return replace(source, description=description, tensors=tensors)
 
 
-def _mask(path: str, source: Source, seen: list[Entry]) -> HeadMask:
-    """The mask of a file; the samples it has seen go into ``seen``."""
-    document = read_json_file(path)
-    mask = mask_from_json(document, source.sites, path, source.description.arch)
-    seen += seen_in(document, path)
-    return mask
-
-
-def _leading(meant: Sequence[Site], count: int) -> list[str]:
-    """The paths of the first sites of each tower."""
-    towers: dict[str, list[str]] = {}
-    for site in meant:
-        towers.setdefault(site.tower, []).append(site.path)
-    fewest = min(len(paths) for paths in towers.values())
-    if count >= fewest:
-        raise UsageError(f"--share-sites {count} leaves no later site: the range is 1..{fewest - 1}")
-    return [path for paths in towers.values() for path in paths[:count]]
-
-
-def _shared(path: str, source: Source, leading: Sequence[str], total: int, seen: list[Entry]) -> list[Head]:
-    """What a circuit removes at these sites with the same budget; the samples it has seen go into ``seen``."""
-    document = read_json_file(path)
-    ranking = ranking_from_json(document, source.sites, path)
-    seen += seen_in(document, path)
-    gone = set(ranking.start) & set(source.description.mask.kept_heads)
-    if len(gone) + len(ranking.removed) < total:
-        raise InputError(
-            f"{path} removes {len(gone) + len(ranking.removed)} heads, fewer than the {total} of this search",
-            hint="take a longer circuit, or a smaller budget",
-        )
-    removed = [*sorted(gone), *ranking.first(total - len(gone))]
-    return [head for head in removed if head[0] in leading]
-
-
 def _numbered(text: str, sites: Sequence[Site]) -> list[str]:
     """``3-5,8``: the paths of those sites."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
         if low > high or high >= len(sites):
             raise UsageError(f"--sites {text}: {part} is outside 0..{len(sites) - 1}, the sites of the model")
-        found.update(range(low, high + 1))
-    return [site.path for index, site in enumerate(sites) if index in found]
+        numbers.update(range(low, high + 1))
+    return [site.path for index, site in enumerate(sites) if index in numbers]
+
+
+def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -> dict[str, int]:
+    """How many heads are chosen at each site.
+
+    Args:
+        heads: the candidates, each its site and head.
+        keep: so many, or all where there are fewer.
+        budget: where ``keep`` is None, how many go in all, the same number at every site.
+
+    Raises:
+        UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
+    """
+    there = Counter(site for site, _ in heads)
+    if keep is not None:
+        most = max(there.values())
+        if not 0 <= keep < most:
+            raise UsageError(
+                f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go"
+            )
+        return {site: min(keep, count) for site, count in there.items()}
+    assert budget is not None
+    sites, most = len(there), min(there.values())
+    if not 1 <= budget <= sites * most:
+        raise UsageError(f"--budget {budget} is outside 1..{sites * most}, as many heads from each of {sites} sites")
+    each, rest = divmod(budget, sites)
+    if rest:
+        near = [n for n in (each * sites, (each + 1) * sites) if 0 < n <= sites * most]
+        raise UsageError(
+            f"--budget {budget} cannot be shared evenly by {sites} sites",
+            hint=f"headmap removes as many heads at each: --budget {' or '.join(map(str, near))}",
+        )
+    return {site: count - each for site, count in there.items()}

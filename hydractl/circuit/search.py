@@ -6,30 +6,22 @@ gives the highest score is removed for good. Ties: lowest site first, then lowes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import Doubt, Measured
-from hydractl.circuit.race import Race, Runner
-from hydractl.circuit.rounding import contenders
-from hydractl.circuit.tally import Tally
+from hydractl.circuit.journal import START_OVER, Journal, NoJournal
+from hydractl.circuit.objective import Doubt, Measured, Tally, Values
+from hydractl.circuit.race import Race, Runner, Step, contenders
 from hydractl.circuit.tower import Candidate
 from hydractl.distributed import Processes
+from hydractl.errors import InputError
+from hydractl.jsonio import shown
+from hydractl.log import Progress
 
-
-@dataclass(frozen=True)
-class Step:
-    """One removal.
-
-    Attributes:
-        rivals: the candidates that could have won on a machine that rounds otherwise, the best first.
-    """
-
-    candidate: Candidate
-    measured: Measured
-    rivals: tuple[Step, ...] = ()
+_MOST_LOSS = 1 << 100
 
 
 @dataclass
@@ -45,46 +37,6 @@ class Found:
         return [step.candidate for step in self.steps]
 
 
-class Memory(Protocol):
-    """What survives the end of the process: a journal, or nothing."""
-
-    records: list[dict[str, Any]]
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Keep one more."""
-
-    def sync(self) -> None:
-        """Make sure that it is kept."""
-
-
-class Nothing:
-    """A memory that keeps nothing."""
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Forget it."""
-
-    def sync(self) -> None:
-        """Nothing to do."""
-
-
-@dataclass
-class Observer:
-    """What a search tells while it runs.
-
-    Attributes:
-        evaluated: a candidate is done.
-        removed: by which objective, in which step, what.
-        begins: a step, with how many different models, and the evaluations that are left of each.
-    """
-
-    evaluated: Callable[[], None] = lambda: None
-    removed: Callable[[str, int, Step], None] = lambda objective, number, step: None
-    begins: Callable[[int, int, int], None] = lambda number, groups, left: None
-
-
 class GreedySearch:
     """Rankings for any number of objectives; those that have removed the same heads share their evaluations.
 
@@ -92,9 +44,10 @@ class GreedySearch:
         evaluator: what is to be searched.
         heads: the candidates in model order.
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
-        memory: where evaluations are kept and found again.
+        journal: where evaluations are kept and found again.
         processes: who shares the candidates.
-        observer: who is told.
+        progress: of the evaluations.
+        removed: called with each removal: the objective, the number of the step, and what went.
     """
 
     def __init__(
@@ -104,167 +57,147 @@ class GreedySearch:
         *,
         bounds: bool = True,
         at_once: int = 1,
-        memory: Memory | None = None,
+        journal: Journal | None = None,
         processes: Processes | None = None,
-        observer: Observer | None = None,
+        progress: Progress | None = None,
+        removed: Callable[[str, int, Step], None] = lambda objective, number, step: None,
     ) -> None:
         self.evaluator = evaluator
         self.heads = list(heads)
         self.bounds, self.at_once = bounds, at_once
-        self.memory = memory or Nothing()
-        self.processes = processes
-        self.observer = observer or Observer()
+        self.journal = journal or NoJournal()
+        self.processes = processes or Processes()
+        self.progress = progress or Progress()
+        self.removed = removed
         self.evaluations = 0
         self.found: dict[str, Found] = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, Found]:
         """Remove ``budget`` heads one after another, for each objective."""
         base = self._base()
-        self.found = found = {objective: Found(base) for objective in objectives}
+        self.found = {objective: Found(base) for objective in objectives}
         for number in range(1, budget + 1):
-            groups = list(self._groups(found).values())
-            self.observer.begins(number, len(groups), self.to_come(number, budget))
-            for group in groups:
-                steps = self._remembered(group, number) or self._step(group, number, found[group[0]].removed)
+            groups = same_model({objective: found.removed for objective, found in self.found.items()})
+            self._expect(len(groups) * self.to_come(number, budget))
+            for removed, group in groups.items():
+                steps = self._remembered(group, number) or self._step(group, number, removed)
                 for objective in group:
-                    found[objective].steps.append(steps[objective])
-                    self.observer.removed(objective, number, steps[objective])
-        return found
+                    self.found[objective].steps.append(steps[objective])
+                    self.removed(objective, number, steps[objective])
+        return self.found
 
     def to_come(self, number: int, budget: int) -> int:
         """How many evaluations there may be from a step on, for objectives that have removed the same heads."""
         return evaluations(len(self.heads) - number + 1, budget - number + 1)
 
-    def before(self, objective: str) -> Measured:
-        """What the model gave that the present step of an objective begins with."""
-        found = self.found[objective]
-        return found.steps[-1].measured if found.steps else found.base
-
-    def _groups(self, found: Mapping[str, Found]) -> dict[tuple[Candidate, ...], list[str]]:
-        """Objectives by the heads they have removed: the same heads in another order are the same model."""
-        groups: dict[tuple[Candidate, ...], list[str]] = {}
-        for objective, ranking in found.items():
-            groups.setdefault(tuple(sorted(ranking.removed)), []).append(objective)
-        return groups
-
     def _base(self) -> Measured:
-        for record in self.memory.records:
+        for record in self.journal.records:
             if "base" in record:
                 return measured_of(record["base"])
         self.evaluator.begin([])
-        base = self._measured()
+        base = self._over_all(Tally(), self.evaluator.current)
         self._keep({"base": counts_of(base)})
         return base
 
-    def _measured(self) -> Measured:
-        """The counts of the model as it is, over everything."""
-        tally = Tally()
+    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> Measured:
+        """The counts over everything, of what has been counted and the values of the other batches."""
         for chunk in self.evaluator.chunks:
             for batch in chunk:
-                tally.add(batch, self.evaluator.current(batch))
+                if batch not in tally.seen:
+                    tally.add(batch, values(batch))
             self.evaluator.forget(chunk)
         return tally.measured()
 
-    def _step(self, group: list[str], number: int, removed: list[Candidate]) -> dict[str, Step]:
+    def _step(self, group: list[str], number: int, removed: Sequence[Candidate]) -> dict[str, Step]:
         """One removal for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
-        gone = set(removed)
-        left = [(index, head) for index, head in enumerate(self.heads) if head not in gone]
-        steps = self.choose(group, number, left)
+        steps = self.choose(group, number, [head for head in self.heads if head not in removed])
         for objective, step in steps.items():
             self._keep({"removed": objective, "step": number, **record_of(step)})
-        self.memory.sync()
+        self.journal.sync()
         return steps
 
-    def choose(self, group: list[str], number: int, left: list[tuple[int, Candidate]]) -> dict[str, Step]:
-        """The best candidate for each objective, the evaluator being at the model without the heads removed so far.
+    def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
+        """The best of the candidates left for each objective, the evaluator being at the model of the step."""
+        race = self._race(group, number, left, self.bounds)
+        best = self._together(race.run())
+        return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
 
-        Args:
-            group: the objectives.
-            number: of the step, from 1.
-            left: the candidates with their places in model order.
-        """
-        race = Race(
+    def _race(self, group: list[str], number: int, left: Sequence[Candidate], bounds: bool) -> Race:
+        """A race of the candidates of this process; those that a journal knows are there already."""
+        return Race(
             self.evaluator,
             group,
             self._own(left),
-            bounds=self.bounds,
+            bounds=bounds,
             at_once=self.at_once,
             known=self._evaluated(group, number),
             finished=lambda runner: self._finished(runner, group, number),
         )
-        return {
-            o: self._complete(step, race.tally_of(step.candidate)) for o, step in self._together(race.run()).items()
-        }
 
     def _finished(self, runner: Runner, group: list[str], number: int) -> None:
         self.evaluations += 1
-        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": list(runner.given_up)}
-        self.memory.append({**record, **counts_of(runner.measured)})
-        self.observer.evaluated()
+        given_up = [objective for objective in group if objective not in runner.alive]
+        record = {"of": group[0], "step": number, "head": list(runner.candidate), "given_up": given_up}
+        self.journal.append({**record, **counts_of(runner.measured)})
+        self.progress.advance()
+
+    def _expect(self, evaluations: int) -> None:
+        """So many evaluations are left, of all processes together."""
+        self.progress.set_total(self.evaluations + evaluations // self.processes.size)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _own(self, left: list[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
+    def _own(self, left: Sequence[Candidate]) -> list[Candidate]:
         """The candidates of this process: the dearest first, each to the one that has least to do."""
-        if self.processes is None or self.processes.size == 1:
-            return left
         loads = [0.0] * self.processes.size
         mine = []
         samples = self.evaluator.n_id + self.evaluator.n_ood
-        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(head[0] for _, head in left)}
-        for index, candidate in sorted(left, key=lambda one: (-prices[one[1][0]], one[0])):
+        prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(site for site, _ in left)}
+        for site, head in sorted(left, key=lambda candidate: (-prices[candidate[0]], candidate)):
             least = loads.index(min(loads))
-            loads[least] += prices[candidate[0]]
+            loads[least] += prices[site]
             if least == self.processes.rank:
-                mine.append((index, candidate))
+                mine.append((site, head))
         return sorted(mine)
 
-    def _together(self, arrived: Mapping[str, Sequence[Runner]]) -> dict[str, Step]:
+    def _together(self, arrived: Mapping[str, Sequence[Step]]) -> dict[str, Step]:
         """The best of all processes for each objective, of samples that its objective may not have read counted."""
-        own = {
-            objective: [record_of(Step(r.candidate, r.measured)) for r in contenders(objective, runners)]
-            for objective, runners in arrived.items()
-            if runners
-        }
-        everyone = [own] if self.processes is None else self.processes.gather(own)
-        found = {}
+        own = {o: [record_of(step) for step in contenders(o, steps)] for o, steps in arrived.items() if steps}
+        everyone = self.processes.gather(own)
+        best = {}
         for objective in arrived:
-            winner, *rivals = contenders(objective, [step_of(r) for one in everyone for r in one.get(objective, [])])
+            steps = [step_of(record) for records in everyone for record in records.get(objective, [])]
+            winner, *rivals = contenders(objective, steps)
             read = tuple(replace(rival, measured=rival.measured.read_by(objective)) for rival in rivals)
-            found[objective] = replace(winner, rivals=read)
-        return found
+            best[objective] = replace(winner, rivals=read)
+        return best
 
     def _shared(self, own: Mapping[Candidate, Measured]) -> dict[Candidate, Measured]:
         """What any process has counted of some candidates, in every process."""
-        found = [record_of(Step(head, measured)) for head, measured in own.items()]
-        everyone = [found] if self.processes is None else self.processes.gather(found)
-        return {_head(record): measured_of(record) for one in everyone for record in one}
+        everyone = self.processes.gather([record_of(Step(head, measured)) for head, measured in own.items()])
+        return {_head(record): measured_of(record) for records in everyone for record in records}
 
     def _complete(self, step: Step, tally: Tally) -> Step:
         """Count what the winner's objective did not need, so that each step says how the whole data fares."""
         if step.measured.n_ood == self.evaluator.n_ood:
             return step
         site, head = step.candidate
-        for chunk in self.evaluator.chunks:
-            for batch in chunk:
-                if batch not in tally.seen:
-                    tally.add(batch, self.evaluator.without_each(batch, site, [head] * self.at_once)[0])
-            self.evaluator.forget(chunk)
-        return replace(step, measured=tally.measured())
+        heads = [head] * self.at_once  # another number would round otherwise
+        return replace(step, measured=self._over_all(tally, lambda b: self.evaluator.without_each(b, site, heads)[0]))
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         """What all processes know is kept by the first."""
-        if self.processes is None or self.processes.rank == 0:
-            self.memory.append(record)
+        if self.processes.rank == 0:
+            self.journal.append(record)
 
     def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
         """The step as a journal has it, if it has all of it."""
         found = {
             record["removed"]: step_of(record)
-            for record in self.memory.records
+            for record in self.journal.records
             if record.get("removed") in group and record.get("step") == number
         }
         return found if len(found) == len(group) else None
@@ -273,9 +206,25 @@ class GreedySearch:
         """What a journal has of a step that was not finished."""
         return {
             _head(record): (measured_of(record), record["given_up"])
-            for record in self.memory.records
+            for record in self.journal.records
             if record.get("of") == group[0] and record.get("step") == number
         }
+
+
+def same_model(removed: Mapping[str, Sequence[Candidate]]) -> dict[tuple[Candidate, ...], list[str]]:
+    """Objectives by the heads they have removed: the same heads in another order are the same model."""
+    groups: dict[tuple[Candidate, ...], list[str]] = {}
+    for objective, heads in removed.items():
+        groups.setdefault(tuple(sorted(heads)), []).append(objective)
+    return groups
+
+
+def evaluations(heads: int, budget: int) -> int:
+    """Evaluations of the whole data that Algorithm 1 needs: 5,784 for 48 of 144 heads."""
+    return sum(heads - step for step in range(budget))
+
+
+# --- records of a journal ---------------------------------------------------------------------------------------------
 
 
 def _head(record: Mapping[str, Any]) -> Candidate:
@@ -285,15 +234,7 @@ def _head(record: Mapping[str, Any]) -> Candidate:
 
 def counts_of(measured: Measured) -> dict[str, Any]:
     """The integers of an evaluation, as a journal holds them."""
-    return {
-        "correct": measured.correct,
-        "n_id": measured.n_id,
-        "two_u": measured.two_u,
-        "n_ood": measured.n_ood,
-        "nll": measured.nll,
-        "brier": measured.brier,
-        "doubt": list(measured.doubt),
-    }
+    return {**vars(measured), "doubt": list(measured.doubt)}
 
 
 def measured_of(record: Mapping[str, Any]) -> Measured:
@@ -313,6 +254,74 @@ def step_of(record: Mapping[str, Any]) -> Step:
     return Step(_head(record), measured_of(record), tuple(map(step_of, record.get("rivals", ()))))
 
 
-def evaluations(heads: int, budget: int) -> int:
-    """Evaluations of the whole data that Algorithm 1 needs: 5,784 for 48 of 144 heads."""
-    return sum(heads - step for step in range(budget))
+def check_records(
+    path: Path, journal: Journal, sizes: Mapping[str, int], heads: Collection[Candidate], objectives: Sequence[str]
+) -> None:
+    """Whether the journal at a path holds what a search wrote: a damaged figure must not become a result.
+
+    Args:
+        sizes: samples of the data, ``id`` and ``ood``.
+
+    Raises:
+        InputError: listing every record that cannot be one.
+    """
+    problems = []
+    if journal.order is not None and not _is_order(journal.order, sizes):
+        problems.append("the order of the samples is not one")
+    removed: dict[tuple[str, int], Any] = {}
+    for record in journal.records:
+        if not _is_record(record, sizes, heads, objectives):
+            problems.append(f"no record of this search: {shown(record, 200)}")
+        elif "removed" in record:
+            place = (record["removed"], record["step"])
+            if removed.setdefault(place, record["head"]) != record["head"]:
+                problems.append(f"step {place[1]} of {place[0]} removes two different heads")
+    if problems:
+        raise InputError(f"{path} is broken", hint=START_OVER, problems=problems)
+
+
+def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
+    if not isinstance(order, dict) or set(order) != set(sizes):
+        return False
+    whole = all(isinstance(own, list) and all(type(i) is int for i in own) for own in order.values())
+    return whole and all(sorted(own) == list(range(sizes[name])) for name, own in order.items())
+
+
+def _is_record(
+    record: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[Candidate], objectives: Sequence[str]
+) -> bool:
+    try:
+        if "base" in record:
+            return _are_counts(measured_of(record["base"]), sizes)
+        if type(record["step"]) is not int:
+            return False
+        if "listed" in record:
+            return all(_is_candidate(tuple(pair), heads) for pair in record["heads"])
+        step = step_of(record)
+        whole = record["of" if "of" in record else "removed"] in objectives
+        whole = whole and ("of" not in record or isinstance(record["given_up"], list))
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # something is missing, or of another type
+        return False
+    return whole and all(
+        _is_candidate(one.candidate, heads) and _are_counts(one.measured, sizes) for one in (step, *step.rivals)
+    )
+
+
+def _is_candidate(pair: tuple[Any, ...], heads: Collection[Candidate]) -> bool:
+    return all(type(i) is int for i in pair) and pair in heads
+
+
+def _are_counts(m: Measured, sizes: Mapping[str, int]) -> bool:
+    counts = (m.n_id, m.n_ood, m.correct, 0 if m.two_u is None else m.two_u, m.nll, m.brier, *m.doubt)
+    if not all(type(count) is int and count >= 0 for count in counts):
+        return False
+    pairs = 2 * m.n_id * m.n_ood
+    most_doubt = Doubt(m.n_id, m.n_id, pairs, pairs, _MOST_LOSS)
+    most = (sizes["id"], sizes.get("ood", 0), m.n_id, pairs, _MOST_LOSS, _MOST_LOSS, *most_doubt)
+    return all(count <= highest for count, highest in zip(counts, most, strict=True))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydractl.circuit.documents import agreement, check_exact, document_of
+import torch
+
+from hydractl import __version__
+from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.circuit.options import SearchOptions
-from hydractl.circuit.plan import Plan, plan_of, with_memory
-from hydractl.circuit.records import check_records
+from hydractl.circuit.plan import Plan, free_memory, plan_of, tell_plan, tell_work, with_memory
+from hydractl.circuit.race import Step
 from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
-from hydractl.circuit.scope import Scope
-from hydractl.circuit.search import Found, GreedySearch, Observer
+from hydractl.circuit.scope import Scope, SearchOptions
+from hydractl.circuit.search import Found, GreedySearch, check_records
 from hydractl.circuit.shortlist import Shortlist
-from hydractl.circuit.telling import observed, tell_plan, tell_rounding, tell_work, told_agreement
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
@@ -30,9 +32,10 @@ from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
-from hydractl.log import Log
+from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.report.texts import number
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -46,15 +49,14 @@ class Session:
     """
 
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
-        import torch
-
         self.options, self.log, self.team = options, log, team
         source = named_by_data(scope.source, options.data, options.limit)
         self.scope = replace(scope, source=source)
         self.sets = self._open_sets()
-        self.exact = None if options.check_against is None else self._read_exact(options.check_against)
+        self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
+        self._exact = None if options.check_against is None else self._read_exact(options.check_against)
         self.model = build_model(source, local_device(options.device), options.dtype)
-        self.device = next(self.model.parameters()).device
+        self._device = next(self.model.parameters()).device
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
         kept = source.description.mask.kept
@@ -64,14 +66,7 @@ class Session:
             if site.path in self.scope.sites
             for position, head in enumerate(kept[site.path])
         }
-        self.evaluator: Evaluator | None = None
         self._memory = self._memory_bytes()
-        self._threads = torch.get_num_threads()
-
-    def close(self) -> None:
-        """Let go of what is kept in memory."""
-        if self.evaluator is not None:
-            self.evaluator.close()
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -96,7 +91,7 @@ class Session:
         order: dict[str, list[int]] = {}
         if options.bounds and options.algorithm == "greedy":
             certain = {}
-            total = sum(map(len, self.sets.values()))
+            total = sum(self._sizes.values())
             with self.log.progress("finding what is undecided", total, "samples") as progress:
                 for name, dataset in self.sets.items():
                     how = (options.batch_size, options.workers, options.ood_score, name == "id", progress.advance)
@@ -111,41 +106,39 @@ class Session:
         self.team.gather(None)  # nobody appends before the order is kept
         return order
 
-    def _evaluator(self, order: dict[str, list[int]], limited: bool = True) -> Evaluator:
+    def _evaluator(self, order: dict[str, list[int]], memory_bytes: int) -> Evaluator:
         options = self.options
         parts = [
             SampleSet(dataset, order[name], self.model, options.batch_size, options.workers, name == "id")
             for name, dataset in self.sets.items()
         ]
-        total = sum(len(one) for one in order.values())
 
         def stream() -> Iterator[Any]:
-            with self.log.progress("reading", total, "samples") as progress:
+            with self.log.progress("reading", sum(map(len, order.values())), "samples") as progress:
                 for part in parts:
                     for sample, inputs in zip(part.batches, part.stream(), strict=True):
                         yield inputs
                         progress.advance(sample.size)
 
-        self.evaluator = Evaluator(
+        return Evaluator(
             self.model,
             [batch for part in parts for batch in part.batches],
             stream=stream(),
             ood_score=options.ood_score,
-            memory_bytes=self._memory if limited else None,
+            memory_bytes=memory_bytes,
             lanes=len(options.objective),
         )
-        return self.evaluator
 
     def _memory_bytes(self) -> int:
         text = self.options.memory
         if text is None:
-            return free_memory(self.device) // (2 * self.team.size if self.device.type == "cpu" else 2)
+            return free_memory(self._device) // (2 * self.team.size if self._device.type == "cpu" else 2)
         factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1], 1)
         return int(float(text.rstrip("KMGT")) * factor)
 
     def _at_once(self, evaluator: Evaluator) -> int:
         """How many candidates run together: on a CPU a batch of one is enough work."""
-        if self.device.type != "cuda":
+        if self._device.type != "cuda":
             return 1
         return max(1, min(8, _ROWS_AT_ONCE // max(1, evaluator.largest_batch_tokens)))
 
@@ -164,52 +157,53 @@ class Session:
             order = longest_first(dataset)
             middle = max(0, (len(order) - self.options.batch_size) // 2)  # texts are sorted by length
             part[name] = order[middle : middle + self.options.batch_size]
-        plan = self._plan(self._evaluator(part, limited=False))
-        batches = sum(-(-len(dataset) // self.options.batch_size) for dataset in self.sets.values())
+        plan = self._plan(self._evaluator(part, sys.maxsize))
+        batches = sum(-(-size // self.options.batch_size) for size in self._sizes.values())
         return with_memory(plan, batches, len(self.model.sites), len(self.options.objective), self._memory)
 
     def _plan(self, evaluator: Evaluator) -> Plan:
-        options = self.options
-        return plan_of(
-            evaluator,
-            list(self.names),
-            self.scope.budget,
-            options.objective,
-            {name: len(dataset) for name, dataset in self.sets.items()},
-            algorithm=options.algorithm,
-            processes=self.team.size,
-        )
+        return plan_of(evaluator, list(self.names), self.scope.budget, self.options, self._sizes, self.team.size)
 
     def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
         """The circuit document of each objective."""
         options = self.options
         with self._journal(journal_path) as journal:
-            evaluator = self._evaluator(self._order(journal))
+            evaluator = self._evaluator(self._order(journal), self._memory)
             plan = self._plan(evaluator)
             bounds = options.bounds and options.algorithm == "greedy"
             tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            told = observed(self.log, plan, options.objective, self.scope.budget, self.names, self.team.size)
-            with told as observer:
-                search = self._make(evaluator, journal, observer)
+            several = ["objective"] if len(options.objective) > 1 else []
+            columns = ["step", *several, "removed at", "head", "score", "accuracy", "AUROC"]
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
+                search = self._make(evaluator, journal, progress)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
         return self._documents(found)
 
-    def _make(self, evaluator: Evaluator, journal: Journal, observer: Observer) -> GreedySearch:
+    def _make(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
         options, heads = self.options, list(self.names)
+
+        def removed(objective: str, index: int, step: Step) -> None:
+            (site, head), m = self.names[step.candidate], step.measured
+            auroc = "" if m.two_u is None else number(m.score("ood"))
+            named = [objective] if len(options.objective) > 1 else []
+            scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+            progress.row([f"{index}/{self.scope.budget}", *named, site, str(head), *scores])
+
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
-            "memory": journal,
+            "journal": journal,
             "processes": self.team,
-            "observer": observer,
+            "progress": progress,
+            "removed": removed,
         }
         if options.algorithm == "headmap":
             kept = self.scope.kept or {}
-            places = {index: kept[path] for index, path in enumerate(s.path for s in self.model.sites) if path in kept}
-            return Headmap(evaluator, heads, kept=places, **common)
+            by_index = {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
+            return Headmap(evaluator, heads, kept=by_index, **common)
         if options.approx is None:
             return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
         size = int(options.approx.removeprefix("shortlist:"))
@@ -232,7 +226,7 @@ class Session:
             rank=self.team.rank,
         )
         with journal:
-            check_records(path, journal, {n: len(d) for n, d in self.sets.items()}, self.names, self.options.objective)
+            check_records(path, journal, self._sizes, self.names, self.options.objective)
             if not self.team.rank:
                 self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
@@ -254,44 +248,31 @@ class Session:
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": options.batch_size,
             "dtype": options.dtype,
-            "device": self.device.type,
+            "device": self._device.type,
             "max_length": source.description.preprocess.get("max_length"),
             "classes": _digest(asked_classes(source, None)),
         }
 
     def environment(self) -> dict[str, Any]:
         """What may change the rounding, and so in rare cases the result."""
-        import torch
-
-        import hydractl
-
-        return {"threads": self._threads, "torch": torch.__version__, "hydractl": hydractl.__version__}
+        return {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__}
 
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}
         for objective, ranking in found.items():
             document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
-            if self.exact is not None:
-                document["agreement"] = agreement(document, *self.exact)
-                self.log.info(f"{objective} against {self.options.check_against}: {told_agreement(document)}")
+            if self._exact is not None:
+                document["agreement"] = agreement(document, *self._exact)
+                self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
-        tell_rounding(self.log, documents)
+        steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
+        undecided = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)
+        if undecided:
+            self.log.warn(
+                f"steps decided by less than rounding, which may go otherwise on another machine: {undecided}"
+            )
         return documents
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(canonical_json({"of": value}).encode()).hexdigest()[:16]
-
-
-def free_memory(device: Any) -> int:
-    """Bytes of memory that are free on a device, as far as the machine says."""
-    import os
-
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -46,12 +46,6 @@ class Trace:
     output: list[Tensor]
     read: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """The memory it takes, what it may share with another trace included."""
-        hidden = [state.hidden for state in (*self.before, self.last)]
-        return sum(t.nbytes for t in (*hidden, *self.joined, *self.output))
-
 
 class Tower:
     """A tower of a model with one member, some of its heads sliced away.
@@ -93,15 +87,14 @@ class Tower:
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
         """Run one batch through the current model; what ``known`` has of it already is not computed again."""
-        count = len(self.kept)
-        first = 0 if known is None else _agreeing(known.kept, self.kept)
-        if known is not None and first == count:
-            return known
-        state, last = stem, stem
+        count, first, state, last = len(self.kept), 0, stem, stem
         before: list[State] = []
         joined: list[Tensor] = []
         output: list[Tensor] = []
         if known is not None:
+            first = agreeing(known.kept, self.kept)
+            if first == count:
+                return known
             before, joined, output = known.before[:first], known.joined[:first], known.output[:first]
             state = known.before[first] if first < count - 1 else known.last
         for index in range(first, count):
@@ -125,8 +118,8 @@ class Tower:
         before = trace.before[first]
         attended = outputs[0] if times == 1 else torch.cat(outputs)
         state = self.chain.block(site, self.chain.repeated(before, times), attended=attended)
-        rows, asking, tokens = len(before.hidden), before.hidden.shape[1], trace.last.hidden.shape[1]
-        self._add_work(times * rows * self.costs[first].without_attention(asking), tokens)
+        rows, queries, tokens = len(before.hidden), before.hidden.shape[1], trace.last.hidden.shape[1]
+        self._add_work(times * rows * self.costs[first].without_attention(queries), tokens)
         for index in range(first + 1, len(self.kept)):
             state = self._run(index, state)
         read = self.chain.readout(state)[0]
@@ -149,16 +142,11 @@ class Tower:
                 attention.head_gate = None
         return self.chain.readout(state)[0]
 
-    def went_back(self, rows: int, tokens: int, asking: int) -> None:
-        """Count the work of one backward pass through what :meth:`gated` did.
-
-        Args:
-            rows, tokens: samples, and tokens of each.
-            asking: tokens that are read out.
-        """
-        for index, (cost, heads) in enumerate(zip(self.costs, self.kept, strict=True)):
-            asked = asking if index == len(self.kept) - 1 else tokens
-            self._add_work(rows * cost.backward(tokens, asked, len(heads)), tokens)
+    def count_backward(self, rows: int, tokens: int, queries: int) -> None:
+        """Count the work of one backward pass through :meth:`gated`; ``queries`` of the tokens are read out."""
+        by_block = [tokens] * (len(self.full) - 1) + [queries]
+        for cost, each, heads in zip(self.costs, by_block, self.kept, strict=True):
+            self._add_work(rows * cost.backward(tokens, each, len(heads)), tokens)
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
         """Run one block; the state after it, its joined heads, and the output of its attention."""
@@ -178,25 +166,28 @@ class Tower:
         """One block of the current model; the last one only for the tokens that are read out."""
         rows, tokens = state.hidden.shape[:2]
         if index < len(self.kept) - 1:
-            asking = tokens
+            queries = tokens
             state = self.chain.block(self.sites.start + index, state)
         else:
             state = self.chain.last_block(state)
-            asking = state.hidden.shape[1]
-        self._add_work(rows * self.costs[index].block(tokens, asking, len(self.kept[index])), tokens)
+            queries = state.hidden.shape[1]
+        self._add_work(rows * self.costs[index].block(tokens, queries, len(self.kept[index])), tokens)
         return state
 
-    def price(self, site: int, tokens: int, asking: int, share: float | None = None) -> float:
-        """Block evaluations of one sample for a candidate of a site, or with site -1 for the whole tower."""
+    def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
+        """Block evaluations of one sample for a candidate of a site, or with None for the whole tower.
+
+        Args:
+            share: how much of the heads there is at each site; None: as many as now.
+        """
+        by_block = [tokens] * (len(self.full) - 1) + [queries]
         heads = [len(h) if share is None else share * len(f) for h, f in zip(self.kept, self.full, strict=True)]
-        count = len(heads)
-        first = 0 if site < 0 else site - self.sites.start
-        macs = 0.0
-        if site >= 0:
-            macs += self.costs[first].without_attention(asking if first == count - 1 else tokens)
-            first += 1
-        for index in range(first, count):
-            macs += self.costs[index].block(tokens, asking if index == count - 1 else tokens, heads[index])
+        first, macs = 0, 0.0
+        if site is not None:
+            first = site - self.sites.start + 1
+            macs += self.costs[first - 1].without_attention(by_block[first - 1])
+        for index in range(first, len(heads)):
+            macs += self.costs[index].block(tokens, by_block[index], heads[index])
         return macs / self.unit(tokens)
 
     def _add_work(self, macs: float, tokens: int) -> None:
@@ -228,21 +219,21 @@ class BlockCost:
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
         return cls(bank.out.shape[0], bank.head_dim, bank.gate is not None, linear)
 
-    def block(self, tokens: int, asking: int, heads: float) -> float:
-        """``tokens`` that answer, ``asking`` of them that ask and go on."""
+    def block(self, tokens: int, queries: int, heads: float) -> float:
+        """With keys and values of all ``tokens``, and query tokens, which alone go on."""
         width = heads * self.head_dim
-        attention = (2 + self.gated) * asking * self.d_model * width + 2 * tokens * self.d_model * width
-        return attention + 2 * asking * tokens * width + asking * self.per_token
+        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * width
+        return attention + 2 * queries * tokens * width + queries * self.per_token
 
-    def backward(self, tokens: int, asking: int, heads: float) -> float:
+    def backward(self, tokens: int, queries: int, heads: float) -> float:
         """Gradients of activations only: once more each product with weights, twice those of two activations."""
-        return self.block(tokens, asking, heads) + 2 * asking * tokens * heads * self.head_dim
+        return self.block(tokens, queries, heads) + 2 * queries * tokens * heads * self.head_dim
 
-    def without_attention(self, asking: int) -> int:
+    def without_attention(self, queries: int) -> int:
         """What one head adds, and what follows attention."""
-        return asking * (self.d_model * self.head_dim + self.per_token)
+        return queries * (self.d_model * self.head_dim + self.per_token)
 
 
-def _agreeing(a: Kept, b: Kept) -> int:
+def agreeing(a: Kept, b: Kept) -> int:
     """How many leading sites have the same heads."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

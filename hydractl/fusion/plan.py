@@ -16,18 +16,22 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, attention_names
-from hydractl.files.checkpoint import read_piece
+from hydractl.files.checkpoint import read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
 from hydractl.model.agreement import label_differences, preprocess_differences
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.model.stored import member_name
 
 _PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
+
+_NAMED = 3
+"""Tensors that are named of those that differ."""
 
 Owners = Sequence[tuple[int, int]]
 """For every head of a site that any member has, ascending: a member that has it, and its position there."""
@@ -52,12 +56,6 @@ class FusionPlan:
     shared: Sequence[str]
     own: Sequence[str]
     warnings: Sequence[str]
-
-    def elements(self, names: Sequence[str]) -> int:
-        """Number of stored elements of these stock names in the fused file."""
-        wanted = set(names)
-        names = self.tensors.names()
-        return sum(self.tensors.info(n).numel for n in names if self.tensors.stock_name(n) in wanted)
 
 
 class FusedTensors:
@@ -85,9 +83,10 @@ class FusedTensors:
         # The tensors of one site are asked for in a row, so one site in memory is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
-    def stock_name(self, name: str) -> str:
-        """The name of a stored tensor in the library's own model."""
-        return self._where[name][1]
+    def elements(self, stock: Sequence[str]) -> int:
+        """Number of stored elements of what bears these names in the library's own model."""
+        wanted = set(stock)
+        return sum(self.info(name).numel for name, (_, own) in self._where.items() if own in wanted)
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -96,7 +95,7 @@ class FusedTensors:
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
         if name in self._site_of:
-            return self._site_of[name].info(name)
+            return self._site_of[name].infos[name]
         member, stock = self._where[name]
         return self.sources[member or 0].info(stock)
 
@@ -267,10 +266,8 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int) -> bool:
-    def pick(tensor: Tensor | None, head: int) -> Tensor | None:
-        return None if tensor is None else tensor[head]
-
-    return all(_same(pick(getattr(a, n), head_a), pick(getattr(b, n), head_b)) for n in PER_HEAD)
+    one, other = a.select([head_a]), b.select([head_b])
+    return all(_same(getattr(one, name), getattr(other, name)) for name in PER_HEAD)
 
 
 class HeadUnion:
@@ -280,24 +277,19 @@ class HeadUnion:
         sources: the members.
         site: of all of them.
         owners: from :func:`common_heads`.
+
+    Attributes:
+        infos: dtype and shape of each tensor.
     """
 
     def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
         self._sources, self._site, self._owners = sources, site, owners
         self.names = attention_names(sources[0].family, sources[0].tensors.names(), sources[0].sites, site)
-        self._infos = self._shapes()
-
-    def _shapes(self) -> dict[str, TensorInfo]:
-        """Found on meta tensors, from a member that has a head to take the shape of."""
-        source = self._sources[self._owners[0][0] if self._owners else 0]
+        # Shapes are found on meta tensors, from a member that has a head to take the shape of.
+        source = sources[owners[0][0] if owners else 0]
         tensors = {n: meta_tensor(source.tensors.info(n)) for n in self.names}
-        weights = source.family.read(tensors, self._site).select([0] * len(self._owners))
-        source.family.write(tensors, self._site, weights)
-        return {name: tensor_info(tensor) for name, tensor in tensors.items()}
-
-    def info(self, name: str) -> TensorInfo:
-        """Dtype and shape of one tensor."""
-        return self._infos[name]
+        source.family.write(tensors, site, source.family.read(tensors, site).select([0] * len(owners)))
+        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
 
     def read(self) -> dict[str, Tensor]:
         """All tensors of the site."""
@@ -308,3 +300,57 @@ class HeadUnion:
         tensors = {n: self._sources[0].tensors.read(n) for n in self.names}
         self._sources[0].family.write(tensors, self._site, weights)
         return tensors
+
+
+# --- what of the computation they share -------------------------------------------------------------------------------
+
+
+def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
+    """The parts that run once for all members, for each tower.
+
+    Returns:
+        For each tower its name and number of ``blocks``; ``stem``: whether what comes before them runs once;
+        ``blocks_once``: how many leading blocks do; ``attention_once``: whether the attention behind them does; and
+        ``parts_at``, ``differs``, ``hint``: where members part, in what, and what would make them part later (None
+        where they never do).
+    """
+    model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
+    masks = plan.description.masks
+    towers = []
+    for chain, stages in zip(model.chains, model.family.stages(model.networks[0]), strict=True):
+        start, count = chain.start, len(chain.sites)
+        part, differs, hint = None, None, None
+        if not start.shared_stem:
+            part = "stem"
+            own = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
+            parts = sorted({model.family.part(name, model.sites) for name in own} & set(MERGEABLE))
+            differs = _tensors(own)
+            hint = "do not train it (finetune --train-last N)"
+            hint = f"average it (--merge {','.join(parts)}), or {hint}" if parts else hint
+        elif start.blocks < count:
+            part = chain.block_paths[start.blocks]
+            own = [name for name in plan.own if name.startswith(f"{part}.")]
+            site = model.sites[chain.sites.start + start.blocks].path
+            heads = any(mask.kept[site] != masks[0].kept[site] for mask in masks)
+            differs = "; ".join([*(["heads"] if heads else []), *([_tensors(own)] if own else [])])
+            hints = ["the same heads (prune --share-sites N --with MASK)"] if heads else []
+            hints += ["weights left as they are (finetune --train-last N)"] if own else []
+            hint = f"members that are the same in more leading blocks: {' and '.join(hints)}"
+        towers.append(
+            {
+                "tower": chain.tower,
+                "blocks": count,
+                "stem": start.shared_stem,
+                "blocks_once": start.blocks,
+                "attention_once": start.pool,
+                "parts_at": part,
+                "differs": differs,
+                "hint": hint,
+            }
+        )
+    return towers
+
+
+def _tensors(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more tensors" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

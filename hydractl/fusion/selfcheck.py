@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,23 +26,7 @@ TOLERANCE = 1e-5
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
-
-def _held(tensors: TensorSource, averages: _Averages) -> LentTensors:
-    """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
-
-    The fused model has them from the plan. A member's own tensors with these in their places are what the fused
-    member must equal.
-    """
-
-    def read(name: str) -> Tensor:
-        if name in averages.held:
-            return averages.held[name]
-        tensor = averages.on_device(tensors.read(name))
-        if name in averages.names:
-            averages.held[name] = tensor
-        return tensor
-
-    return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
+Classes = tuple[Sequence[str], Sequence[str]]
 
 
 class _Averages:
@@ -54,25 +37,29 @@ class _Averages:
         self.device, self.dtype = device, storage_dtype(plan.tensors)
         self.held: dict[str, Tensor] = {}
 
+    def in_place(self, tensors: TensorSource) -> LentTensors:
+        """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
+
+        The fused model has them from the plan. A member's own tensors with these in their places are what the fused
+        member must equal.
+        """
+
+        def read(name: str) -> Tensor:
+            if name in self.held:
+                return self.held[name]
+            tensor = self.on_device(tensors.read(name))
+            if name in self.names:
+                self.held[name] = tensor
+            return tensor
+
+        return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
+
     def on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def same_in(self, source: Source) -> bool:
         """Whether averaging has left all weights of this member as they were."""
         return all(torch.equal(self.on_device(source.tensors.read(name)), held) for name, held in self.held.items())
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Inputs of every model of a check.
-
-    Attributes:
-        inputs: a batch, on the device.
-        classes: class names and templates of the prompts, of a model whose classes are given by name; else None.
-    """
-
-    inputs: Any
-    classes: tuple[Sequence[str], Sequence[str]] | None
 
 
 @torch.no_grad()
@@ -104,24 +91,21 @@ def self_check(
     for source in sources:
         check_finite(source.name, source.tensors)
     averages = _Averages(plan, device)
-    asked, logits = _run_fused(plan, averages, seed)
+    inputs, classes, logits = _run_fused(plan, averages, seed)
     together = logits.double()
     runtime_error, merge_effect, alone = [], [], []
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
-            alone.append(_run_alone(source, source.tensors, averages, asked))
+            alone.append(_run_alone(source, averages, inputs, classes))
             runtime_error.append(float((together[member] - alone[member]).abs().max()))
             progress.advance()
         same = [averages.same_in(source) for source in sources]
         averages.held.clear()
         averages.names.clear()
-    if plan.averaged:
-        for member, source in enumerate(sources):
-            if same[member]:
-                merge_effect.append(0.0)  # the member as it was is the one that has just been run
-                continue
-            before = _run_alone(source, source.tensors, averages, asked)
-            merge_effect.append(float((together[member] - before).abs().max()))
+    for member, source in enumerate(sources):
+        # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
+        before = together[member] if same[member] else _run_alone(source, averages, inputs, classes)
+        merge_effect.append(float((together[member] - before).abs().max()))
     scale = max(1.0, float(together.abs().max()))
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)
     pooled = pooled_log_probs(logits).double().exp()
@@ -135,7 +119,7 @@ def self_check(
         "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": _three_digits(float(together.abs().max())),
         "member_max_abs": [_at_most(e) for e in runtime_error],
-        "merge_max_abs": [_three_digits(e) for e in merge_effect] if plan.averaged else [0.0] * len(sources),
+        "merge_max_abs": [_three_digits(e) for e in merge_effect],
         "pool_max_abs": _at_most(float((pooled - mean_of_softmax).abs().max())),
         "tolerance": _three_digits(TOLERANCE * scale),
     }
@@ -143,24 +127,27 @@ def self_check(
     return result
 
 
-def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[_Asked, Tensor]:
-    """Inputs of a check, and the logits of the fused model ``[M, B, classes]``; the averages are held from here on."""
-    fused = HydraModel(plan.description, _held(plan.tensors, averages), averages.device, averages.dtype).with_classes()
+def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
+    """The inputs of a check, and the logits of the fused model ``[M, B, classes]``; the averages are held from then on.
+
+    Between them class names and templates of the prompts, of a model whose classes are given by name.
+    """
+    device, dtype = averages.device, averages.dtype
+    fused = HydraModel(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
     compute_in_float32(fused)
-    inputs = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
+    inputs = move(fused.family.example_inputs(plan.description.preprocess, BATCH, seed), device, torch.float32)
     classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
-    asked = _Asked(move(inputs, averages.device, torch.float32), classes)
-    return asked, fused.member_logits(asked.inputs)
+    return inputs, classes, fused.member_logits(inputs)
 
 
-def _run_alone(source: Source, tensors: TensorSource, averages: _Averages, asked: _Asked) -> Tensor:
-    """The logits ``[B, classes]`` in float64 of a member alone, with these tensors."""
+def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classes | None) -> Tensor:
+    """The logits ``[B, classes]`` in float64 of a member alone, with the averages that are held in their places."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
-    model = HydraModel(source.description, _held(tensors, averages), averages.device, averages.dtype)
-    if asked.classes is not None:
-        model = model.zero_shot(*asked.classes)
+    model = HydraModel(source.description, averages.in_place(source.tensors), averages.device, averages.dtype)
+    if classes is not None:
+        model = model.zero_shot(*classes)
     compute_in_float32(model)
-    return model.member_logits(asked.inputs)[0].double()
+    return model.member_logits(inputs)[0].double()
 
 
 def _at_most(error: float) -> float:
@@ -198,15 +185,15 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
     done: set[int] = set()
     for module in model.modules():
         # The projections of members are no modules that are called, so their attention answers for them.
-        owner = module if isinstance(module, HeadAttention) else None
-        weights = list(module.parameters(recurse=owner is not None))
+        whole = isinstance(module, HeadAttention)
+        weights = list(module.parameters(recurse=whole))
         if not weights or id(module) in done:
             continue
-        done.update(id(m) for m in (module.modules() if owner is not None else [module]))
+        done.update(id(m) for m in (module.modules() if whole else [module]))
         if isinstance(module, nn.Embedding):
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
         elif id(module) in blocks:
-            _Widened(weights).around(module)
+            _widen_while_running(module, weights)
         else:
             for weight in weights:
                 weight.data = weight.data.float()
@@ -220,26 +207,19 @@ def _wide(kept: Tensor) -> Tensor:
     return page_buffer(4 * kept.numel()).view(torch.float32).reshape(kept.shape).copy_(kept)
 
 
-class _Widened:
-    """The weights of one module, in float32 only while it runs."""
+def _widen_while_running(module: nn.Module, weights: list[nn.Parameter]) -> None:
+    """Keep the weights of one module aside, and give them to it in float32 around every call."""
+    kept = [weight.data for weight in weights]
 
-    def __init__(self, weights: list[nn.Parameter]) -> None:
-        self.weights = weights
-        self.kept: list[Tensor] = []
+    def give(*_: Any) -> None:
+        for weight, own in zip(weights, kept, strict=True):
+            weight.data = _wide(own)
 
-    def around(self, module: nn.Module) -> None:
-        """Take the weights and give them back around every call."""
-        self.kept = [weight.data for weight in self.weights]
-        module.register_forward_pre_hook(self.give)
-        module.register_forward_hook(self.take)
-        self.take()
-
-    def give(self, *_: Any) -> None:
-        """Put the weights in their places, in float32."""
-        for weight, kept in zip(self.weights, self.kept, strict=True):
-            weight.data = _wide(kept)
-
-    def take(self, *_: Any) -> None:
+    def take(*_: Any) -> None:
         """Leave the shape, dtype and device of the weights and not one number."""
-        for weight in self.weights:
+        for weight in weights:
             weight.data = torch.full((), float("nan"), device=weight.device).expand(weight.shape)
+
+    module.register_forward_pre_hook(give)
+    module.register_forward_hook(take)
+    take()

@@ -7,9 +7,9 @@ renumbers heads, so masks of one base model can always be compared, combined and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
@@ -169,7 +169,7 @@ def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, Any]:
     return document
 
 
-def _is_index(value: Any) -> bool:
+def _is_index(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -206,9 +206,9 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
         if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
             problems.append(f'site {site.path} needs a list "kept"')
             continue
-        if "heads" in entry and (not _is_index(entry["heads"]) or entry["heads"] != site.heads):
-            count = shown(entry["heads"])
-            problems.append(f"site {site.path} has {count} heads in the mask, {site.heads} in the model")
+        count = entry.get("heads", site.heads)
+        if not _is_index(count) or count != site.heads:
+            problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
         kept[site.path] = _check_kept(entry["kept"], site, problems)
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
@@ -219,12 +219,12 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
             hint="make the mask from this model, or check the site names with: hydractl --info MODEL",
             problems=problems,
         )
-    return HeadMask({s.path: s.heads for s in sites}, {s.path: kept[s.path] for s in sites})
+    return HeadMask({s.path: s.heads for s in sites}, kept)
 
 
 def _mask_shape(found: Mapping[str, Any]) -> str:
     entries = [e.get("heads") if isinstance(e, Mapping) else None for e in found.values()]
-    counts = [e for e in entries if isinstance(e, int) and not isinstance(e, bool)]
+    counts = [e for e in entries if _is_index(e)]
     return _shape_of(counts) if len(counts) == len(entries) and counts else f"{len(entries)} sites"
 
 
@@ -267,7 +267,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
     info = {k: v for k, v in document.items() if k not in ("schema", "sites")}
-    return HeadScores({s.path: tuple(map(float, scores[s.path])) for s in sites if s.path in scores}, info)
+    return HeadScores({path: tuple(map(float, values)) for path, values in scores.items()}, info)
 
 
 @dataclass(frozen=True)
@@ -281,10 +281,6 @@ class Ranking:
 
     removed: tuple[Head, ...]
     start: tuple[Head, ...] = ()
-
-    def first(self, count: int) -> Iterator[Head]:
-        """The first ``count`` heads of the order."""
-        return iter(self.removed[:count])
 
 
 def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Ranking:
@@ -304,7 +300,7 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
         site, head = (step.get("site"), step.get("head")) if isinstance(step, Mapping) else (None, None)
         if not isinstance(site, str) or site not in counts:
             problems.append(f"step {number}: unknown site {shown(site)}")
-        elif not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < counts[site]:
+        elif not _is_index(head) or not 0 <= head < counts[site]:
             problems.append(f"step {number}: head {shown(head)} of {site} is outside 0..{counts[site] - 1}")
         elif (site, head) in removed:
             problems.append(f"step {number}: head {head} of {site} is removed twice")

@@ -34,13 +34,7 @@ class SetOverlap:
 
     def to_json(self) -> dict[str, Any]:
         """As in ``hydractl.overlap/1``."""
-        return {
-            "counts": list(self.counts),
-            "shared": self.shared,
-            "jaccard": self.jaccard,
-            "overlap": self.overlap,
-            "divergence": self.divergence,
-        }
+        return {**vars(self), "counts": list(self.counts)}
 
 
 @dataclass(frozen=True)

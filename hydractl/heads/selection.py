@@ -51,9 +51,8 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
 
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
-    """Heads from the least to the most important."""
-    order = {head: position for position, head in enumerate(heads)}
-    return sorted(order, key=lambda head: (scores.scores[head[0]][head[1]], order[head]))
+    """Heads from the least to the most important, those of equal importance in the order they are given in."""
+    return sorted(heads, key=lambda head: scores.scores[head[0]][head[1]])
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
@@ -102,19 +101,24 @@ def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> Head
     return HeadMask(present.heads, kept)
 
 
+def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
+    """The paths of the first ``count`` sites of each tower, and how many sites the smallest tower has."""
+    towers: dict[str, list[str]] = {}
+    for site in sites:
+        towers.setdefault(site.tower, []).append(site.path)
+    return [path for paths in towers.values() for path in paths[:count]], min(map(len, towers.values()))
+
+
 def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
     """The kept heads of ``mask`` in the first ``count`` sites of each tower.
 
     Raises:
         UsageError: when a tower has fewer sites.
     """
-    towers: dict[str, list[Site]] = {}
-    for site in sites:
-        towers.setdefault(site.tower, []).append(site)
-    fewest = min(len(members) for members in towers.values())
+    paths, fewest = leading_sites(sites, count)
     if not 0 <= count <= fewest:
         raise UsageError(f"--share-sites {count} is outside 0..{fewest}, the sites of a tower")
-    return {site.path: mask.kept[site.path] for members in towers.values() for site in members[:count]}
+    return {path: mask.kept[path] for path in paths}
 
 
 def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[Head]:

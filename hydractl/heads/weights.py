@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,12 +48,7 @@ class HeadWeights:
     def select(self, positions: Sequence[int]) -> HeadWeights:
         """Only the heads at these positions (positions among the heads present, not original numbers)."""
         index = torch.tensor(list(positions), dtype=torch.long)
-
-        def pick(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.index_select(0, index.to(tensor.device))
-
-        picked = {name: pick(getattr(self, name)) for name in PER_HEAD}
-        return replace(self, **picked)  # type: ignore[arg-type]
+        return self._changed(lambda name, tensor: tensor.index_select(0, index.to(tensor.device)))
 
     def zeroed(self, positions: Sequence[int]) -> HeadWeights:
         """The same shapes with the output columns of these heads set to zero: ablation."""
@@ -64,15 +60,12 @@ class HeadWeights:
         """Put the heads present at ``positions`` of ``heads`` heads; all others are zero."""
         index = torch.tensor(list(positions), dtype=torch.long)
 
-        def scatter(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
+        def scatter(name: str, tensor: Tensor) -> Tensor:
             full = tensor.new_zeros((heads, *tensor.shape[1:]))
             full[index] = tensor
             return full
 
-        spread = {name: scatter(getattr(self, name)) for name in PER_HEAD}
-        return replace(self, **spread)  # type: ignore[arg-type]
+        return self._changed(scatter)
 
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]]) -> HeadWeights:
@@ -82,13 +75,15 @@ class HeadWeights:
             heads: block and position of each head, at least one.
         """
         first = heads[0][0]
+        return first._changed(
+            lambda name, _: torch.stack([getattr(weights, name)[position] for weights, position in heads])
+        )
 
-        def stack(name: str) -> Tensor | None:
-            if getattr(first, name) is None:
-                return None
-            return torch.stack([getattr(weights, name)[position] for weights, position in heads])
-
-        return replace(first, **{name: stack(name) for name in PER_HEAD})  # type: ignore[arg-type]
+    def _changed(self, change: Callable[[str, Tensor], Tensor]) -> HeadWeights:
+        """With each tensor of :data:`PER_HEAD` that is there changed, given its name and itself."""
+        there = [(name, tensor) for name in PER_HEAD if (tensor := getattr(self, name)) is not None]
+        changed: dict[str, Any] = {name: change(name, tensor) for name, tensor in there}
+        return replace(self, **changed)
 
 
 PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "gate", "gate_bias")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hydractl.circuit.journal import check_free
-from hydractl.circuit.options import SearchOptions
-from hydractl.circuit.scope import Scope, scope_of
+from hydractl.circuit.scope import Scope, SearchOptions, scope_of
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
@@ -77,9 +76,7 @@ def _search_and_write(
             if journal is not None and not replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
         announce_reading([scope.source], log)
-        session = Session(scope, options, log, team)
-        stack.callback(session.close)
-        documents = session.search(journal)
+        documents = Session(scope, options, log, team).search(journal)
         if team.rank:
             return Outcome({}, silent=True)
         objectives = list(documents)
@@ -92,8 +89,7 @@ def _search_and_write(
 
 
 def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
-    with closing(Session(scope, options, log, team)) as session:
-        plan = session.probe()
+    plan = Session(scope, options, log, team).probe()
     if team.rank:
         return Outcome({}, silent=True)
     document: dict[str, Any] = {"schema": "hydractl.circuit/1", "dry_run": True, "model": scope.source.name}

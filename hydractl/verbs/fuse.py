@@ -13,9 +13,8 @@ from hydractl.export.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.description import provenance
-from hydractl.fusion.plan import FusionPlan, plan_fusion
+from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.fusion.selfcheck import self_check
-from hydractl.fusion.sharing import shared_parts
 from hydractl.log import Log
 from hydractl.model.cost import cost_of, dense_macs
 from hydractl.model.loading import build_model, resolve_device
@@ -75,9 +74,9 @@ def _document(
     dense = dense_macs(plan.description)
     fused = cost_of(plan.description, plan.tensors)
     counts = {
-        "averaged": plan.elements(plan.averaged),
-        **({} if dry_run else {"equal": plan.elements(plan.shared)}),
-        "per_member": plan.elements(plan.own),
+        "averaged": plan.tensors.elements(plan.averaged),
+        **({} if dry_run else {"equal": plan.tensors.elements(plan.shared)}),
+        "per_member": plan.tensors.elements(plan.own),
     }
     return {
         "schema": "hydractl.fuse/1",

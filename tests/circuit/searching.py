@@ -69,11 +69,11 @@ def evaluated(records: list[dict[str, Any]]) -> Counter[tuple[str, int, int, int
 def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, cuts: int = 3) -> None:
     """Cut off after so many records and gone on with, a search finds the same and measures nothing twice."""
     whole = Kept()
-    expected, _ = searched(make, reference, variant, data, *run, memory=whole)
+    expected, _ = searched(make, reference, variant, data, *run, journal=whole)
     total = len(whole.written)
     for cut in sorted({total * part // cuts for part in range(cuts)} | {total - 1, total}):
         memory = Kept(whole.written[:cut])
-        found, search = searched(make, reference, variant, data, *run, memory=memory)
+        found, search = searched(make, reference, variant, data, *run, journal=memory)
         assert found == expected
         assert evaluated(memory.records + memory.written) == evaluated(whole.written)
         assert search.evaluations == evaluated(memory.written).total()

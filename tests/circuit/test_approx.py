@@ -14,13 +14,13 @@ import torch
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.search import GreedySearch
-from hydractl.circuit.shortlist import Shortlist
-from hydractl.circuit.slopes import (
+from hydractl.circuit.shortlist import (
     LABEL,
     MARGIN,
     NEEDS,
     OOD_SCORE,
     Quantities,
+    Shortlist,
     current_quantities,
     forecast,
     quantity,
@@ -179,7 +179,7 @@ def test_those_are_listed_that_the_forecast_puts_first(every: int) -> None:
     reference, data = stock("class-token").double(), naive.data()
     paths = [f"blocks.{i}.attn" for i in range(3)]
     memory = Kept()
-    make = partial(Shortlist, size=2, every=every, memory=memory)
+    make = partial(Shortlist, size=2, every=every, journal=memory)
     found, search = searched(make, copy.deepcopy(reference).float(), "class-token", data, ["nll"], 3)
     lists = [record["heads"] for record in memory.written if "listed" in record]
     gone: list[naive.Head] = []
@@ -202,7 +202,7 @@ def test_those_are_listed_that_the_forecast_puts_first(every: int) -> None:
 def test_heads_of_the_labels_are_listed_by_their_last_gain() -> None:
     reference, data = stock("clip"), naive.data("clip", draw=3)
     memory = Kept()
-    searched(partial(Shortlist, size=1, memory=memory), reference, "clip", data, ["avg"], 3)
+    searched(partial(Shortlist, size=1, journal=memory), reference, "clip", data, ["avg"], 3)
     gains: dict[int, Any] = {}
     gone: list[naive.Head] = []
     for number, record in enumerate(record for record in memory.written if "listed" in record):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.headmap import Headmap, kept_at_sites
+from hydractl.circuit.headmap import Headmap
+from hydractl.circuit.scope import kept_at_sites
 from hydractl.errors import UsageError
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive

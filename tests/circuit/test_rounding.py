@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from hydractl.circuit.headmap import Headmap
-from hydractl.circuit.objective import Doubt, Measured
-from hydractl.circuit.rounding import SLOPES, TOLERANCE, contenders
-from hydractl.circuit.search import GreedySearch, Step
-from hydractl.circuit.tally import Tally, values_of
+from hydractl.circuit.objective import SLOPES, TOLERANCE, Doubt, Measured, Tally, values_of
+from hydractl.circuit.race import Step, contenders
+from hydractl.circuit.search import GreedySearch
 from hydractl.metrics.ood import OOD_SCORES
 from tests.circuit import naive
 from tests.circuit.searching import evaluator_of, resumes, searched, shared_by_two

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 from unittest import mock
 
@@ -11,10 +12,9 @@ import pytest
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured
+from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.search import Found, GreedySearch, evaluations
-from hydractl.circuit.tally import Tally
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
@@ -76,10 +76,10 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
 
 @pytest.mark.parametrize(
     ("objectives", "memory", "at_once"),
-    spread([["acc"], ["ood"], ["acc", "ood", "avg"]], [None, 30_000, 0], [1, 2], each=2),
+    spread([["acc"], ["ood"], ["acc", "ood", "avg"]], [sys.maxsize, 30_000, 0], [1, 2], each=2),
 )
 def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
-    objectives: list[str], memory: int | None, at_once: int
+    objectives: list[str], memory: int, at_once: int
 ) -> None:
     data = naive.data(inside=31, outside=23)
     model = model_of(stock("class-token"), "class-token")
@@ -88,10 +88,10 @@ def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
     expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 7)
     plain.close()
     evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
-    assert (len(evaluator.chunks) > 1) == (memory is not None)
+    assert (len(evaluator.chunks) > 1) == (memory < sys.maxsize)
     search = GreedySearch(evaluator, HEADS, at_once=at_once)
     assert search.run(objectives, 7) == expected
-    if memory is None and at_once == 1:
+    if memory == sys.maxsize and at_once == 1:
         assert evaluator.work < plain.work
 
 
@@ -185,8 +185,6 @@ def test_the_best_case_is_reached_and_never_exceeded() -> None:
 
 
 def test_tally_counts_pairs_of_what_it_has_seen() -> None:
-    from hydractl.circuit.tally import Values
-
     tally = Tally()
     tally.add(0, Values(True, np.array([-0.9, -0.5]), correct=1))
     assert tally.measured().two_u is None

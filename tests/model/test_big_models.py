@@ -168,7 +168,7 @@ def test_a_plan_for_a_huge_model_needs_no_memory_for_it() -> None:
         members.append(Source("half", f"{half.counts()}{len(members)}", cut, tensors))
     plan = plan_fusion(members)
     shared = cost["params"] - 32 * 16 * (4 * 80 * d + 3 * 80) - 32 * d - 1000 * d - 1000
-    assert plan.elements(plan.averaged) == shared
+    assert plan.tensors.elements(plan.averaged) == shared
     assert cost_of(plan.description, plan.tensors)["bytes"] == 4 * (
         shared + 32 * 16 * (4 * 80 * d + 3 * 80) + 2 * (32 * d + 1000 * d + 1000)
     )
