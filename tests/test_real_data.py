@@ -92,6 +92,7 @@ def test_predictions_of_minilm_are_the_librarys(
     assert accuracy == float((p.argmax(-1) == labels).double().mean())
 
 
+@pytest.mark.long
 def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     test = str(real_data / "text" / "sst2_test.jsonl.gz")

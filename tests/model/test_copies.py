@@ -86,6 +86,7 @@ def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     assert torch.equal(loaded(inputs(variant)), model(inputs(variant)))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_models_saved_by_torch_are_read_by_another_process(tmp_path: Path) -> None:
     models = {variant: own_weights(variant, UNEVEN) for variant in FEW}
