@@ -21,21 +21,20 @@ from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.prepare import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
 
 FEW = ["class-token", "bert", "clip"]
 
 
 def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
-    """As :func:`own_weights`, of other seeds, and what the library says of each member."""
+    """As :func:`own_weights`, each member of the seed of the next, and what the library says of it."""
     sources, expected = [], []
     for member, heads in enumerate(kept):
-        reference = stock(variant, seed=10 + member)
-        source = source_of(reference, variant, name=f"member{member}")
+        seed = (member + 1) % len(kept)
+        source = source_of(shared_stock(variant, seed), variant, name=f"member{member}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
-        with torch.no_grad():
-            expected.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+        expected.append(stock_logits(variant, tuple(mask.removed_heads), seed))
     plan = plan_fusion(sources, [])
     return HydraModel(plan.description, plan.tensors), expected
 
@@ -139,7 +138,7 @@ def test_the_average_of_two_models(variant: str) -> None:
 
 @pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])
 def test_a_model_in_training_is_copied(adapter: Any) -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     if adapter is not None:
         adapter.add(model, seed=0)
