@@ -15,6 +15,7 @@ import torch
 
 import hydractl
 from hydractl.cli.app import main
+from tests.forked import Forked
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -149,10 +150,14 @@ def test_the_two_literal_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "same checkpoint" in capsys.readouterr().err
 
 
-def test_scores_through_a_pipe(with_hydractl: dict[str, str]) -> None:
-    line = "hydractl score base.st --method magnitude -o - | hydractl prune base.st --scores - --keep 1 -o piped.st"
-    done = subprocess.run(["bash", "-c", line], env=with_hydractl, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_scores_through_a_pipe() -> None:
+    scores = Forked(["score", "base.st", "--method", "magnitude", "-o", "-"])
+    text, said = scores.communicate()
+    assert scores.returncode == 0, said
+    Path("scores").write_text(text)
+    with open("scores") as pipe, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", pipe)
+        run("prune", "base.st", "--scores", "-", "--keep", "1", "-o", "piped.st")
     run("prune", "base.st", "--method", "magnitude", "--keep", "1", "-o", "direct.st")
     masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("piped", "direct")]
     assert masks[0] == masks[1]
@@ -175,7 +180,7 @@ def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
 
     assert removed("--remove", "1") < removed("--remove", "2") < removed("--remove", "3")
     assert removed("--keep", "2") == removed("--remove", "3") == removed()
-    draws = [removed("--remove", "2", "--sample-from", "3", "--seed", str(seed)) for seed in range(8)]
+    draws = [removed("--remove", "2", "--sample-from", "3", "--seed", str(seed)) for seed in range(4)]
     assert all(len(draw) == 2 and draw <= removed() for draw in draws)
     assert len({frozenset(draw) for draw in draws}) > 1
 

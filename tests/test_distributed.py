@@ -189,6 +189,7 @@ except HydraError as error:
 """
 
 
+@pytest.mark.long
 def test_as_torchrun_starts_it(tmp_path: Path) -> None:
     script = tmp_path / "search.py"
     script.write_text(SEARCH)

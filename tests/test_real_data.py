@@ -37,19 +37,19 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     images = real_data / "images"
     with np.load(images / "fashion_mnist_train.npz") as whole:
-        for name, part in (("train", slice(0, 6000)), ("val", slice(6000, 6400))):
+        for name, part in (("train", slice(0, 4000)), ("val", slice(4000, 4400))):
             np.savez(f"{name}.npz", x=whole["x"][part], y=whole["y"][part], classes=whole["classes"])
     train = ["--data", "train.npz", "--val", "val.npz", "--epochs", "4", "--lr", "3e-3", "-q"]
     run("finetune", BASE, *train, "-o", "base.st")
     ood = ["--ood", f"{images / 'cifar100_test.npz'}", "--limit", "200", "--batch-size", "200"]
-    search = ["--data", "val.npz", *ood, "--objective", "acc,ood,avg", "--budget", "4"]
+    search = ["--data", "val.npz", *ood, "--objective", "acc,ood,avg", "--budget", "3"]
     run("extract-circuit", "base.st", *search, "-o", "c.json", "-q")
     members = []
     for objective in ("acc", "ood", "avg"):
         run("prune", "base.st", "--circuit", f"c.{objective}.json", "-o", f"{objective}.st")
         members.append(f"{objective}.st")
     run("fuse", *members, "-o", "hydra.st")
-    test = ["--data", str(images / "fashion_mnist_test.npz"), "--limit", "1000"]
+    test = ["--data", str(images / "fashion_mnist_test.npz"), "--limit", "500"]
     sets = [f"mnist:far={images / 'mnist_test.npz'}", f"cifar:far={images / 'cifar10_test.npz'}"]
     models = ["base.st", "hydra.st", f"deep={'+'.join(members)}"]
     run("eval", *models, *test, "--ood", sets[0], "--ood", sets[1], "-o", "eval.json")
@@ -92,6 +92,7 @@ def test_predictions_of_minilm_are_the_librarys(
     assert accuracy == float((p.argmax(-1) == labels).double().mean())
 
 
+@pytest.mark.long
 def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     test = str(real_data / "text" / "sst2_test.jsonl.gz")

@@ -56,6 +56,7 @@ def study(chain: ModuleType, **others: object) -> object:
     return chain.Study(**{**common, **others})
 
 
+@pytest.mark.long
 def test_a_study_and_its_dial(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

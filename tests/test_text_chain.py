@@ -22,6 +22,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
+from tests.spread import spread
 
 declare_operators()
 
@@ -164,12 +165,19 @@ def objective_of(correct: int, two_u: int, name: str) -> Fraction:
     return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[name]
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[frozenset[tuple[str, int]], tuple[int, int]]:
+    """What the reference measured without these heads."""
+    return {}
+
+
 @pytest.mark.parametrize("batch_size", ["5", "64"])
-def test_circuits_equal_the_naive_algorithm(batch_size: str) -> None:
+def test_circuits_equal_the_naive_algorithm(
+    batch_size: str, known: dict[frozenset[tuple[str, int]], tuple[int, int]]
+) -> None:
     """Algorithm 1: each remaining head ablated alone, the highest score removed, the first of equals wins."""
     data = ["--data", "id.jsonl", "--ood", "ood.jsonl", "--batch-size", batch_size]
     run("extract-circuit", "bert", *data, "--objective", "acc,ood,avg", "--budget", "6", "-o", "c.json")
-    known: dict[frozenset[tuple[str, int]], tuple[int, int]] = {}
     ties = 0
     for name in ("acc", "ood", "avg"):
         found = read(f"c.{name}.json")["removed"]
@@ -201,8 +209,13 @@ TEXTS = ["a fine film!", "not so dull, so unkind", "fine " * 40, "so"]
 PAIRS = [("a fine film", "not so dull"), ("so", "fine " * 30), ("dull", "a")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("variant", ["bert", "roberta", "distilbert", "electra", "hf-vit"])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        *(("bert", dtype) for dtype in (torch.float32, torch.float16)),
+        *spread(["roberta", "distilbert", "electra", "hf-vit"], [torch.float32, torch.float16]),
+    ],
+)
 @torch.no_grad()
 def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.dtype) -> None:
     published = stock(variant).to(dtype)

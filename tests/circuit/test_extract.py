@@ -100,7 +100,7 @@ def size(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-@pytest.mark.parametrize("often", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("often", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
     """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
     draw = random.Random(0)
@@ -121,7 +121,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
     whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
-    for cut in (1, 3, len(whole) // 2, len(whole) - 1):
+    for cut in (1, len(whole) // 2, len(whole) - 1):
         Path("k.json.journal").write_bytes(b"".join(whole[:cut]) + whole[cut][:10])
         run(*command)
         same("k")
@@ -251,7 +251,7 @@ def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str
                 assert (rival["site"], rival["head"]) not in gone
                 assert step["least"] <= rival["most"] and rival["score"] <= min(score, rival["most"])
     whole = Path("r.json.journal").read_bytes().splitlines(keepends=True)
-    for cut in (2, len(whole) // 2, len(whole) - 1, len(whole)):
+    for cut in (len(whole) // 2, len(whole)):
         Path("s.json.journal").write_bytes(b"".join(whole[:cut]))
         run(*one, "-o", "s.json")
         same("s", "r")
@@ -432,7 +432,7 @@ def test_an_approximation_says_so_and_resumes(approx: str) -> None:
     assert 0 <= document["agreement"]["jaccard"]["5"] <= 1 and document["agreement"]["score_lost"] is not None
     whole = {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")}
     lines = Path("a.json.journal").read_bytes().splitlines(keepends=True)
-    for cut in (2, len(lines) // 3, len(lines) - 2):
+    for cut in (len(lines) // 3, len(lines) - 2):
         Path("a.json.journal").write_bytes(b"".join(lines[:cut]))
         run(*command, "--resume")
         assert {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")} == whole

@@ -182,20 +182,20 @@ def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
         gone.append((PATHS[step.candidate[0]], step.candidate[1]))
 
 
-@pytest.mark.parametrize("objectives", [["acc"], ["avg", "nll"], ["acc", "ood", "avg"]])
+@pytest.mark.parametrize("objectives", [["avg", "nll"], ["acc", "ood", "avg"]])
 def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) -> None:
     reference, data = twins(), shared()
-    expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 5, bounds=False)
+    expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 3, bounds=False)
     assert any(step.rivals for found in expected.values() for step in found.steps)
-    found, search = searched(GreedySearch, reference, "class-token", data, objectives, 5)
+    found, search = searched(GreedySearch, reference, "class-token", data, objectives, 3)
     assert found == expected
     assert search.evaluator.work < plain.evaluator.work
     _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=30_000)
     assert len(evaluator.chunks) > 2
-    assert GreedySearch(evaluator, HEADS).run(objectives, 5) == expected
+    assert GreedySearch(evaluator, HEADS).run(objectives, 3) == expected
     evaluator.close()
-    resumes(GreedySearch, reference, "class-token", data, objectives, 5, cuts=6)
-    shared_by_two(GreedySearch, reference, "class-token", data, objectives, 5)
+    resumes(GreedySearch, reference, "class-token", data, objectives, 3)
+    shared_by_two(GreedySearch, reference, "class-token", data, objectives, 3)
 
 
 def test_headmap_notes_heads_that_rounding_may_have_kept() -> None:

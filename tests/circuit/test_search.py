@@ -47,7 +47,7 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31}
 
 
-LONG = ("qk-norm", "distilbert")
+LONG = ("average-pooling", "qk-norm", "distilbert")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
     model = model_of(stock("class-token"), "class-token")
     plain = Evaluator(model, samples(data))
     # Another number of candidates at once is another shape of the matrix products, and rounds otherwise.
-    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 7)
+    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 4)
     plain.close()
     evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
     assert (len(evaluator.chunks) > 1) == (memory < sys.maxsize)
     search = GreedySearch(evaluator, HEADS, at_once=at_once)
-    assert search.run(objectives, 7) == expected
+    assert search.run(objectives, 4) == expected
     if memory == sys.maxsize and at_once == 1:
         assert evaluator.work < plain.work
 
@@ -135,15 +135,14 @@ def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     reference = zero_columns(reference, idle)
     model = model_of(reference, "class-token")
     rankings = naive.rankings(reference, data, list(OBJECTIVES), 6, [site.path for site in model.sites])
-    for objective, expected in rankings.items():
-        for at_once in (1, 2):
-            evaluator = Evaluator(model, samples(data))
-            found = GreedySearch(evaluator, HEADS, at_once=at_once).run([objective], 6)[objective]
-            evaluator.close()
-            assert names(model, found) == [(site, head) for site, head, _ in expected]
-            assert not any(step.rivals for step in found.steps)  # the same model twice is no matter of rounding
-            ranks = [names(model, found).index(head) for head in idle if head in names(model, found)]
-            assert ranks == sorted(ranks)
+    for number, (objective, expected) in enumerate(rankings.items()):
+        evaluator = Evaluator(model, samples(data))
+        found = GreedySearch(evaluator, HEADS, at_once=1 + number % 2).run([objective], 6)[objective]
+        evaluator.close()
+        assert names(model, found) == [(site, head) for site, head, _ in expected]
+        assert not any(step.rivals for step in found.steps)  # the same model twice is no matter of rounding
+        ranks = [names(model, found).index(head) for head in idle if head in names(model, found)]
+        assert ranks == sorted(ranks)
 
 
 def test_ties_really_occur_in_this_data() -> None:

@@ -108,8 +108,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-CLIP = pytest.param("clip", marks=pytest.mark.long)
-FAMILIES = pytest.mark.parametrize("variant", ["class-token", "bert", CLIP])
+LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("bert", "clip")]
+FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
 
 
 @FAMILIES
@@ -130,7 +130,7 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
         one.check(number, dict(zip(["probabilities", "member_logits"], given, strict=True)))
 
 
-@pytest.mark.parametrize("variants", [["class-token", "bert"], pytest.param(["clip"], marks=pytest.mark.long)])
+@pytest.mark.parametrize("variants", [["class-token"], pytest.param(["bert", "clip"], marks=pytest.mark.long)])
 def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
     folder = exported(variants[0]).pt2.parent
     torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")
@@ -168,6 +168,7 @@ def test_the_tower_of_the_labels_is_not_exported(exported: Export) -> None:
     assert one.onnx.stat().st_size < 1e6 and one.pt2.stat().st_size < 1e6
 
 
+@pytest.mark.long
 def test_checks_are_told(exported: Export) -> None:
     for document in exported("bert").documents:
         check = document["check"]
@@ -331,6 +332,7 @@ def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeyp
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

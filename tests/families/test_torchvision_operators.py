@@ -39,6 +39,7 @@ print(timm.__name__)
     assert in_a_fresh_process(code) == "timm\n"
 
 
+@pytest.mark.long
 def test_it_mends_an_import_that_failed_before() -> None:
     code = """
 try:

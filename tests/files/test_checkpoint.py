@@ -344,6 +344,7 @@ print(names)
 """
 
 
+@pytest.mark.long
 def test_the_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here.st", tmp_path / "there.st"
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,19 @@ MODEL = (
 )
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that knows its class names."""
+    path = tmp_path_factory.mktemp("model") / "vit.st"
+    assert main(["finetune", MODEL, "--data", "builtin:digits/val", "--steps", "1", "-q", "-o", str(path)]) == 0
+    return path
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with nothing but ``vit.st``, a small model that knows its class names."""
+def here(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with nothing but ``vit.st``, a copy of the model."""
     monkeypatch.chdir(tmp_path)
-    assert main(["finetune", MODEL, "--data", "builtin:digits/val", "--steps", "1", "-q", "-o", "vit.st"]) == 0
+    shutil.copy(model, "vit.st")
     return tmp_path
 
 

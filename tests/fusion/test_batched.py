@@ -257,6 +257,7 @@ def test_weights_kept_in_16_bits_are_not_stacked() -> None:
     assert torch.isfinite(model.member_logits(inputs("class-token"))).all()
 
 
+@pytest.mark.long
 def test_an_exported_graph_holds_no_stack() -> None:
     model = batched(own_weights("class-token", EQUAL))
     with torch.no_grad():

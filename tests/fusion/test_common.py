@@ -208,7 +208,9 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
     assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.value.problems
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@pytest.mark.parametrize(
+    "variant", ["class-token", *(pytest.param(variant, marks=pytest.mark.long) for variant in ("bert", "clip"))]
+)
 @torch.no_grad()
 def test_all_of_it_is_one_graph(variant: str) -> None:
     members, expected = of_one_checkpoint(variant, SECOND)
@@ -253,7 +255,7 @@ def test_threads_do_not_mix_their_calls(together: bool) -> None:
             return torch.equal(fused.member_logits(batches[number % 6]), expected[number % 6])
 
     with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(call, range(300)))
+        assert all(pool.map(call, range(120)))
 
 
 def test_heads_of_a_member_lie_in_few_runs() -> None:

@@ -41,12 +41,6 @@ def _rows(path: Path) -> object:
     return [data[i] for i in range(min(len(data), 8))], data.fingerprint()
 
 
-def _journal(path: Path) -> object:
-    from hydractl.circuit.journal_files import parse
-
-    return parse(path, path.read_bytes())
-
-
 READERS: dict[str, Reader] = {
     "checkpoint": Reader(
         "st",
@@ -67,7 +61,14 @@ READERS: dict[str, Reader] = {
     "eval": Reader("json", [["--info", CASE], ["eval", "--from", CASE]], "case.eval.json"),
     "bench": Reader("json", [["--info", CASE], ["bench", "--from", CASE]], "case.bench.json"),
     "predictions": Reader("st", [["--info", CASE], ["eval", CASE]], "case.pred.st"),
-    "journal": Reader("lines", [["extract-circuit", "vit.st", *_SEARCH, "-o", "c.json"]], "c.json.journal", _journal),
+    "journal": Reader(
+        "lines",
+        [
+            ["extract-circuit", "vit.st", *_SEARCH, "-o", "c.json", "--dry-run"],
+            ["extract-circuit", "vit.st", *_SEARCH, "-o", "c.json"],
+        ],
+        "c.json.journal",
+    ),
     "training": Reader(
         "st",
         [["--info", CASE], ["finetune", "vit.st", "--data", "images.npz", "--steps", "3", "--resume", "-o", "t.st"]],

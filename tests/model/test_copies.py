@@ -21,21 +21,20 @@ from hydractl.training.adapters.batch_ensemble import BatchEnsemble
 from hydractl.training.adapters.lora import LoRA
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
-from tests.pico import VARIANTS, close, inputs, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
 
 FEW = ["class-token", "bert", "clip"]
 
 
 def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
-    """As :func:`own_weights`, of other seeds, and what the library says of each member."""
+    """As :func:`own_weights`, each member of the seed of the next, and what the library says of it."""
     sources, expected = [], []
     for member, heads in enumerate(kept):
-        reference = stock(variant, seed=10 + member)
-        source = source_of(reference, variant, name=f"member{member}")
+        seed = (member + 1) % len(kept)
+        source = source_of(shared_stock(variant, seed), variant, name=f"member{member}")
         mask = mask_of(source, heads)
         sources.append(prune_source(source, mask))
-        with torch.no_grad():
-            expected.append(logits(zero_columns(reference, mask.removed_heads), inputs(variant)))
+        expected.append(stock_logits(variant, tuple(mask.removed_heads), seed))
     plan = plan_fusion(sources, [])
     return HydraModel(plan.description, plan.tensors), expected
 
@@ -86,6 +85,7 @@ def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     assert torch.equal(loaded(inputs(variant)), model(inputs(variant)))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_models_saved_by_torch_are_read_by_another_process(tmp_path: Path) -> None:
     models = {variant: own_weights(variant, UNEVEN) for variant in FEW}
@@ -138,7 +138,7 @@ def test_the_average_of_two_models(variant: str) -> None:
 
 @pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])
 def test_a_model_in_training_is_copied(adapter: Any) -> None:
-    source = source_of(stock("class-token"), "class-token")
+    source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)
     if adapter is not None:
         adapter.add(model, seed=0)

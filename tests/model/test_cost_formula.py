@@ -31,7 +31,8 @@ from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 from hydractl.model.stored import union
-from tests.pico import VARIANTS, mask_of, prune_source, source_of, stock
+from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.spread import spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 UNKNOWN = "map-pooling"  # its readout attends over all tokens
@@ -127,25 +128,30 @@ def test_gates_and_gated_mlps_are_counted() -> None:
     assert Run([1, 0], pool=2).macs(4, 2, 40, False, 3, 3) == 2 * (3 * 24 + 2 * 18) + 24 + 2 * 3 * 40
 
 
-@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {UNKNOWN}))
-def test_the_counter_agrees_with_the_formula(variant: str) -> None:
-    sources = [source_of(stock(variant, seed=seed), variant) for seed in (0, 1, 2)]
-    whole = [Run([site.heads]) for site in sources[0].sites if site.tower == tower_of_samples(sources[0])]
-    assert macs(sources[0].description, sources[0].tensors, whole_last_block=True) == formula(sources[0], 1, whole)
-    for members, merge in ((sources, ["mlp", "norm", "embed"]), (sources, []), ([sources[0]] * 3, [])):
-        cut = [prune_source(s, mask_of(s, kept)) for s, kept in zip(members, KEPT, strict=True)]
-        plan = plan_fusion(cut, merge)
-        for one in (members[0], replace(members[0], description=plan.description, tensors=plan.tensors)):
-            assert macs(one.description, one.tensors) == formula(one, *runs_of(one))
+# Members of their own weights, with everything merged and with nothing, and members of one checkpoint.
+FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])]
 
 
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_the_single_model_behind_a_pruned_one(variant: str) -> None:
-    source = source_of(stock(variant), variant)
+@pytest.mark.parametrize(("variant", "fused"), spread(sorted(set(VARIANTS) - {UNKNOWN}), FUSED))
+def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
+    source = source_of(shared_stock(variant), variant)
+    whole = [Run([site.heads]) for site in source.sites if site.tower == tower_of_samples(source)]
+    assert macs(source.description, source.tensors, whole_last_block=True) == formula(source, 1, whole)
+    assert macs(source.description, source.tensors) == formula(source, *runs_of(source))
+    seeds, merge = fused
+    members = [source_of(shared_stock(variant, seed), variant) for seed in seeds]
+    plan = plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(members, KEPT, strict=True)], merge)
+    together = replace(source, description=plan.description, tensors=plan.tensors)
+    # Of two samples: nothing is counted once for a batch.
+    assert macs(plan.description, plan.tensors, batch=2) == 2 * formula(together, *runs_of(together))
+
+
+@pytest.mark.parametrize(("variant", "whole"), spread(sorted(VARIANTS), [False, True]))
+def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None:
+    source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0]] * len(source.sites)))
-    for whole in (False, True):
-        expected = macs(source.description, source.tensors, whole_last_block=whole)
-        assert dense_macs(pruned.description, whole_last_block=whole) == expected
+    expected = macs(source.description, source.tensors, whole_last_block=whole)
+    assert dense_macs(pruned.description, whole_last_block=whole) == expected
 
 
 def tower_of_samples(source: Source) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -259,7 +260,7 @@ def test_twenty_models() -> None:
 
 
 def test_hostile_names_are_only_texts() -> None:
-    found = sample(dict.fromkeys(HOSTILE, 2), rounds=0)
+    found = sample(dict.fromkeys(HOSTILE, 2), sets={"letters": "near"}, rounds=0)
     for part in ("id", "ood", "diversity"):
         assert part in found["models"][0]
     found["conventions"] = {"<b>": "</style><script>alert(2)</script>", "max_length": {HOSTILE[0]: 3}}
@@ -284,11 +285,9 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
         "import json, hashlib, sys; from hydractl.report.eval_html import render; "
         "print(hashlib.sha256(render(json.load(open(sys.argv[1])))).hexdigest())"
     )
-    found = set()
-    for seed in ("1", "2"):
-        run = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "eval.json")],
-            capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
-        )  # fmt: skip
-        found.add(run.stdout)
-    assert found == {hashlib.sha256(render(document)).hexdigest() + "\n"}
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "eval.json")],
+        capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
+    )  # fmt: skip
+    assert run.stdout == hashlib.sha256(render(document)).hexdigest() + "\n"
