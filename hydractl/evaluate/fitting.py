@@ -79,16 +79,16 @@ def _calibrated(
     logits: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any] | None,
 ) -> Fitted:
-    asked = options.temperature
-    if asked is None:
+    requested = options.temperature
+    if requested is None:
         stored = model.stored
         return Fitted(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
-    if asked == "none":
+    if requested == "none":
         return Fitted()
     if not options.fits_calibration:
-        return Fitted(Calibration.of_temperature(float(asked)))
+        return Fitted(Calibration.of_temperature(float(requested)))
     assert val is not None and logits is not None and labels is not None
-    kind = "temperature" if asked == "fit" else "vector"
+    kind = "temperature" if requested == "fit" else "vector"
     return Fitted(fit(kind, pooled_log_probs(logits), labels), val.to_json())
 
 

@@ -297,11 +297,11 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
         name: of the row.
         documents: those of its models that may hold one.
         fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
-        log: is told.
+        log: receives messages.
         of: of which predictions they were chosen.
     """
     unless = {"calibration": fit.temperature, "threshold": fit.threshold or fit.temperature}
-    unused = [key for key, asked in unless.items() if asked is None and any(one.get(key) for one in documents)]
+    unused = [key for key, value in unless.items() if value is None and any(one.get(key) for one in documents)]
     if unused:
         log.warn(f"{name}: the stored {' and '.join(unused)} is left out: it was chosen for the predictions {of}")
 

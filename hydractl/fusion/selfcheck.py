@@ -76,7 +76,7 @@ def self_check(
         sources: its members.
         device: where to compute.
         seed: draws the inputs.
-        log: told of the result.
+        log: receives the result.
 
     Returns:
         ``member_max_abs`` (runtime error), ``merge_max_abs`` (effect of averaging), ``pool_max_abs`` (averaged
