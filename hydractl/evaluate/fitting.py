@@ -114,8 +114,8 @@ def _threshold(
         scores = samples_of(logits, score=score, calibration=calibration).score
     else:
         parts = [
-            gather(read(one), one, model.name, score=score, calibration=calibration, pairs=False)
-            for one in of_role(sets, VAL_OOD)
+            gather(read(dataset), dataset, model.name, score=score, calibration=calibration, pairs=False)
+            for dataset in of_role(sets, VAL_OOD)
         ]
         scores = np.concatenate([part.samples.score for part in parts])
     return {"score": score, "value": threshold.choose(parsed, scores), "rule": str(parsed)}
