@@ -467,7 +467,9 @@ def without_clocks(value: Any, *, counters: bool, key: str = "", by: Any = "numb
     if isinstance(value, list):
         return [without_clocks(item, counters=counters, key=key, by=by) for item in value]
     moved = counters and type(value) in (int, float) and key not in COUNTS
-    return by if moved or key in CLOCKS else value
+    if not moved and key not in CLOCKS:
+        return value
+    return 1 if type(value) is int and isinstance(by, float) else by  # a count stays one
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
