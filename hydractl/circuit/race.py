@@ -181,7 +181,7 @@ class Race:
         if max(sides.values()) > _MOST_PAIRED:
             return needed
         values = [self.evaluator.current(batch) for batch in needed]
-        alone = np.array([_loss_alone(one, objective) for one in values])
+        alone = np.array([_loss_alone(value, objective) for value in values])
         paired = np.zeros((len(needed), len(needed)))
         for i, o in itertools.product(range(len(needed)), repeat=2):
             if values[i].labelled and not values[o].labelled:

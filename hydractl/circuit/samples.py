@@ -128,7 +128,7 @@ def measure_certainty(
     labelled: bool,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certainty:
-    """Run the whole model once over one set; ``advance`` is told of the samples of each batch."""
+    """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
     parameter = next(model.parameters())
     indices: list[int] = []
     parts: list[Floats] = []

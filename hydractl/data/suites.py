@@ -204,7 +204,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     if gone:
         notes.append(f"without {', '.join(member.name for member in gone)}, which {_is(gone)} not there")
     sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
-    twice = [one.name for one in sets if one.name in set(taken)]
+    twice = [dataset.name for dataset in sets if dataset.name in set(taken)]
     if twice:
         raise UsageError(
             f"--ood-suite {choice.name} and --ood both have {', '.join(twice)}", hint="give the --ood set another name"

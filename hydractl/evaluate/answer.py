@@ -39,11 +39,11 @@ def row_of(
     """
     tests = tested(sets)
     inside = gathered[tests[0].name].samples
-    outside = {one.name: gathered[one.name].samples for one in tests[1:]}
+    outside = {dataset.name: gathered[dataset.name].samples for dataset in tests[1:]}
     row: dict[str, Any] = {
         "name": model.name,
         "sha256": model.sha256,
-        **row_blocks(inside, outside, {one.name: one.group for one in tests[1:]}),
+        **row_blocks(inside, outside, {dataset.name: dataset.group for dataset in tests[1:]}),
         "members": [id_block(member) for member in gathered[tests[0].name].members],
         "curves": curves.curves(inside, outside),
         "heads": model.heads,
@@ -57,7 +57,7 @@ def row_of(
     if fitted.threshold is not None:
         scores = {name: samples.score for name, samples in outside.items()}
         row["threshold"] = threshold.threshold_block(**fitted.threshold, id_scores=inside.score, ood_scores=scores)
-    row.update(corruptions([(one, gathered[one.name].samples) for one in of_role(sets, CORRUPTION)]))
+    row.update(corruptions([(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]))
     row.update({key: value for key, value in extras.items() if value is not None})
     return row
 
@@ -87,23 +87,23 @@ def corruptions(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
 
 
 def _by_severity() -> list[str]:
-    return [one.key for one in metrics("id") if one.by_severity]
+    return [metric.key for metric in metrics("id") if metric.by_severity]
 
 
 def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
     """The dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
-    names = [one.name for one in tested(sets)[1:]]
+    names = [dataset.name for dataset in tested(sets)[1:]]
     of_metrics = row_keys(names)
     keys = [*of_metrics, "cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     keys += [f"threshold.ood_flagged.{name}" for name in names] + ["calibration.temperature"]
-    for one in of_role(sets, CORRUPTION):
-        kind, _, severity = one.name.rpartition("/")
+    for dataset in of_role(sets, CORRUPTION):
+        kind, _, severity = dataset.name.rpartition("/")
         keys += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *_by_severity())]
         keys += [key for key in (f"corruption_avg.{severity}.{key}" for key in _by_severity()) if key not in keys]
     if options.fit.conformal is not None:
         keys += [f"conformal.{key}" for key in ("qhat", "coverage", "mean_size", "empty")]
     if options.data.allow_seen:
-        keys += [f"seen.{one.name}" for one in tested(sets)]
+        keys += [f"seen.{dataset.name}" for dataset in tested(sets)]
     if options.bootstrap:
         measured = [key for key in of_metrics if not key.endswith(".n")]
         keys += [f"ci.{key}.{end}" for key in measured for end in (0, 1)]
@@ -114,7 +114,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
 
 def sentences() -> dict[str, str]:
     """One sentence on everything that a row may hold, by its key, in the order in which documents list them."""
-    own = {kind: {one.key: one.convention for one in metrics(kind)} for kind in ("id", "ood", "diversity")}
+    own = {kind: {metric.key: metric.convention for metric in metrics(kind)} for kind in ("id", "ood", "diversity")}
     return {
         "n": "Number of samples; of the OOD samples in a block of OOD metrics.",
         "probability": "p = mean over members of the softmax of each member's logits, in float64"
@@ -145,9 +145,9 @@ def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model], scor
     there = {"probability", *(key for row in rows for key in _keys(row))}
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}
     explained["ood_score"] = score
-    for one in models:
-        for key, value in one.conventions.items():
-            explained.setdefault(key, {})[one.name] = value
+    for model in models:
+        for key, value in model.conventions.items():
+            explained.setdefault(key, {})[model.name] = value
     return explained
 
 

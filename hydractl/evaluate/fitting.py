@@ -79,16 +79,16 @@ def _calibrated(
     logits: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any] | None,
 ) -> Fitted:
-    asked = options.temperature
-    if asked is None:
+    requested = options.temperature
+    if requested is None:
         stored = model.stored
         return Fitted(stored.calibration, stored.fitted_on, stored=stored.calibration is not None)
-    if asked == "none":
+    if requested == "none":
         return Fitted()
     if not options.fits_calibration:
-        return Fitted(Calibration.of_temperature(float(asked)))
+        return Fitted(Calibration.of_temperature(float(requested)))
     assert val is not None and logits is not None and labels is not None
-    kind = "temperature" if asked == "fit" else "vector"
+    kind = "temperature" if requested == "fit" else "vector"
     return Fitted(fit(kind, pooled_log_probs(logits), labels), val.to_json())
 
 
@@ -114,8 +114,8 @@ def _threshold(
         scores = samples_of(logits, score=score, calibration=calibration).score
     else:
         parts = [
-            gather(read(one), one, model.name, score=score, calibration=calibration, pairs=False)
-            for one in of_role(sets, VAL_OOD)
+            gather(read(dataset), dataset, model.name, score=score, calibration=calibration, pairs=False)
+            for dataset in of_role(sets, VAL_OOD)
         ]
         scores = np.concatenate([part.samples.score for part in parts])
     return {"score": score, "value": threshold.choose(parsed, scores), "rule": str(parsed)}

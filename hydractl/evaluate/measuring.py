@@ -108,15 +108,17 @@ class Measuring:
         how: dict[str, Any] = {"score": self._options.fit.ood_score, "calibration": fitted.calibration}
         tests, gathered = tested(self._sets), {}
         counts = None
-        for one in tests:
+        for dataset in tests:
             sinks: list[Sink] = []
-            if one is tests[0] and fitted.conformal is not None and one.labels is not None:
+            if dataset is tests[0] and fitted.conformal is not None and dataset.labels is not None:
                 counts = SetCounts(fitted.conformal, fitted.calibration)
-                sinks.append(_counting(counts, one.labels))
-            alone, pairs = one is tests[0] and one.labels is not None, model.mc_dropout is None
-            gathered[one.name] = gather(read(one), one, model.name, **how, alone=alone, pairs=pairs, sinks=sinks)
-        for one in of_role(self._sets, CORRUPTION):
-            gathered[one.name] = gather(read(one), one, model.name, **how, pairs=False)
+                sinks.append(_counting(counts, dataset.labels))
+            alone, pairs = dataset is tests[0] and dataset.labels is not None, model.mc_dropout is None
+            gathered[dataset.name] = gather(
+                read(dataset), dataset, model.name, **how, alone=alone, pairs=pairs, sinks=sinks
+            )
+        for dataset in of_role(self._sets, CORRUPTION):
+            gathered[dataset.name] = gather(read(dataset), dataset, model.name, **how, pairs=False)
         for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
             gather(read(one), one, model.name, pairs=False)
         extras: dict[str, Any] = {
@@ -132,8 +134,8 @@ class Measuring:
         rounds = self._options.bootstrap
         if not rounds:
             return {}
-        outside = {one.name: gathered[one.name].samples for one in tests[1:]}
-        groups = {one.name: one.group for one in tests[1:]}
+        outside = {dataset.name: gathered[dataset.name].samples for dataset in tests[1:]}
+        groups = {dataset.name: dataset.group for dataset in tests[1:]}
         with self._log.progress(f"intervals of {model.name}", rounds, "resamples") as progress:
             own = bootstrap.resample(
                 gathered[tests[0].name].samples, outside, groups, rounds=rounds, seed=self._options.seed,
@@ -191,11 +193,16 @@ def predictions_writer(
         description["threshold"] = dict(stored.threshold)
     entries = [
         SetEntry(
-            one.name, one.role, one.group, one.ids, None if one.labels is None else np.asarray(one.labels),
-            one.fingerprint, seen.get(one.name, 0),
+            dataset.name,
+            dataset.role,
+            dataset.group,
+            dataset.ids,
+            None if dataset.labels is None else np.asarray(dataset.labels),
+            dataset.fingerprint,
+            seen.get(dataset.name, 0),
         )
-        for one in sets
-    ]  # fmt: skip
+        for dataset in sets
+    ]
     return PredictionsWriter(
         path,
         description,

@@ -259,16 +259,16 @@ class PredictedModel(Model):
         """The test sets of the file."""
         spec = self._predictions.origin
         return [
-            EvalSet(one.name, one.role, one.group, spec, one.ids, one.labels, one.fingerprint)
-            for one in sorted(self._predictions.sets, key=lambda one: one.role != ID)
-            if one.role in (ID, OOD, CORRUPTION)
+            EvalSet(dataset.name, dataset.role, dataset.group, spec, dataset.ids, dataset.labels, dataset.fingerprint)
+            for dataset in sorted(self._predictions.sets, key=lambda stored: stored.role != ID)
+            if dataset.role in (ID, OOD, CORRUPTION)
         ]
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
         """Every set must be in the file, sample for sample."""
-        missing = [one for one in sets if self._index(one) is None]
+        missing = [dataset for dataset in sets if self._index(dataset) is None]
         if missing:
-            have = ", ".join(one.name for one in self._predictions.sets)
+            have = ", ".join(dataset.name for dataset in self._predictions.sets)
             raise InputError(
                 f"{self._predictions.origin} has no predictions of {', '.join(one.name for one in missing)}",
                 hint=f"it has {have}; a set with other samples, labels or order is another set",
@@ -297,11 +297,13 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
         name: of the row.
         documents: those of its models that may hold one.
         fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
-        log: is told.
+        log: receives messages.
         of: of which predictions they were chosen.
     """
     unless = {"calibration": fit.temperature, "threshold": fit.threshold or fit.temperature}
-    unused = [key for key, asked in unless.items() if asked is None and any(one.get(key) for one in documents)]
+    unused = [
+        key for key, value in unless.items() if value is None and any(document.get(key) for document in documents)
+    ]
     if unused:
         log.warn(f"{name}: the stored {' and '.join(unused)} is left out: it was chosen for the predictions {of}")
 
@@ -316,9 +318,9 @@ def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool)
         UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
     """
     if keep_logits:
-        for one in models:
-            if isinstance(one, PredictedModel):
-                raise UsageError(f"{one.name} is a predictions file already", hint="leave --predictions out")
+        for model in models:
+            if isinstance(model, PredictedModel):
+                raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
     if calibrated:
         only = models[0]
         if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
@@ -363,7 +365,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
         arguments = with_classes(find_models(others, opening), data, options.data.limit)
     running = (RunningModel(argument, options.run, options.fit, log) for argument in arguments)
     rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
-    names = [one.name for one in rows]
+    names = [row.name for row in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")

@@ -94,7 +94,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """
     labels = _class_names(models)
-    reads = {one.name: one.reads for one in models if one.reads is not None}
+    reads = {model.name: model.reads for model in models if model.reads is not None}
     common: dict[str, Any] = {"limit": options.limit, "reads": reads, "on_bad": options.on_bad}
     known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(options.label_map), **common}
     if options.data is None:
@@ -112,19 +112,19 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
         outside = open_data(spec, option=f"--val-ood {name}", ignore_labels=True, **common)
         sets.append(_of(name, VAL_OOD, outside))
     _check_apart(sets, options.allow_seen)
-    for one in sets:
-        _check_classes(one, models[0])
+    for dataset in sets:
+        _check_classes(dataset, models[0])
     return sets
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Those that are measured, ID first."""
-    return [one for one in sets if one.role in (ID, OOD)]
+    return [dataset for dataset in sets if dataset.role in (ID, OOD)]
 
 
 def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     """Those of one role."""
-    return [one for one in sets if one.role == role]
+    return [dataset for dataset in sets if dataset.role == role]
 
 
 _OPTIONS = {ID: "--data", VAL: "--val"}
@@ -139,14 +139,14 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
     """No test set may be the ID set, and nothing may be fitted on what is tested on, unless that is to be marked."""
     problems = []
     inside = sets[0]
-    for one in sets[1:]:
-        if one.role == OOD and _same(one, inside):
-            problems.append(f"{option_of(one)} and {option_of(inside)} are the same samples")
-        if one.role in (VAL, VAL_OOD) and not allow_seen:
+    for dataset in sets[1:]:
+        if dataset.role == OOD and _same(dataset, inside):
+            problems.append(f"{option_of(dataset)} and {option_of(inside)} are the same samples")
+        if dataset.role in (VAL, VAL_OOD) and not allow_seen:
             problems += [
-                f"{option_of(one)} and {option_of(other)} are the same samples"
+                f"{option_of(dataset)} and {option_of(other)} are the same samples"
                 for other in tested(sets)
-                if _same(one, other)
+                if _same(dataset, other)
             ]
     if problems:
         raise InputError(problems[0], hint="give every set samples of its own", problems=problems[1:])
@@ -181,11 +181,11 @@ def _label_map(path: str | None) -> Mapping[str, str] | None:
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     """The names of the classes; all rows are measured on the same labels, so they must agree."""
     first = models[0]
-    known = next((one.labels for one in models if one.labels is not None), None)
+    known = next((model.labels for model in models if model.labels is not None), None)
     problems = []
-    for one in models:
-        differences = [f"{one.classes} classes, not {first.classes}"] if one.classes != first.classes else []
-        problems += [f"{one.name}: {what}" for what in differences or label_differences(known, one.labels)]
+    for model in models:
+        differences = [f"{model.classes} classes, not {first.classes}"] if model.classes != first.classes else []
+        problems += [f"{model.name}: {what}" for what in differences or label_differences(known, model.labels)]
     if problems:
         raise InputError("these models do not have the same classes", problems=problems)
     return known
@@ -209,19 +209,19 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
         InputError: listing every row and test set that share samples, and by whom these were seen.
     """
     here = fitted_entries(sets)
-    same = {one.fingerprint for role in (VAL, VAL_OOD) for one in of_role(sets, role)}
+    same = {dataset.fingerprint for role in (VAL, VAL_OOD) for dataset in of_role(sets, role)}
     seen: Seen = {}
     problems = []
     for model in models:
         entries = [*model.seen, *here]
-        for one in tested(sets):  # corrupted images are counted where they are clean
-            count, by = _count(model, entries, one)
-            if one.fingerprint in same:
-                count, by = len(one), "all of them chosen on by this eval"
+        for dataset in tested(sets):  # corrupted images are counted where they are clean
+            count, by = _count(model, entries, dataset)
+            if dataset.fingerprint in same:
+                count, by = len(dataset), "all of them chosen on by this eval"
             if not count:
                 continue
-            seen.setdefault(model.name, {})[one.name] = count
-            problems.append(f"{model.name}: {count} of {len(one)} samples of {option_of(one)} ({by})")
+            seen.setdefault(model.name, {})[dataset.name] = count
+            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({by})")
     if problems and not allow:
         raise InputError(
             f"test data that has been seen: {problems[0]}" if len(problems) == 1 else "test data that has been seen",
@@ -234,10 +234,10 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
 def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
     """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
-        entry("eval", role, one.dataset)
+        entry("eval", role, dataset.dataset)
         for role in (VAL, VAL_OOD)
-        for one in of_role(sets, role)
-        if one.dataset is not None
+        for dataset in of_role(sets, role)
+        if dataset.dataset is not None
     ]
 
 

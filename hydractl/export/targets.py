@@ -119,7 +119,7 @@ class Claim:
             build: makes the model, on the CPU and in float32; what it gives is used up.
             origins: SHA-256 of the models it was made of.
             seed: draws the inputs of the check.
-            log: told of every file.
+            log: receives a line for every file.
 
         Returns:
             For each target, what it is, its inputs, size and SHA-256, and the result of its check.

@@ -81,7 +81,7 @@ def self_check(
         sources: its members.
         device: where to compute.
         seed: draws the inputs.
-        log: told of the result.
+        log: receives the result.
 
     Returns:
         ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged

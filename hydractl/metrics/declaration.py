@@ -90,12 +90,12 @@ def metrics(kind: Kind) -> tuple[Metric, ...]:
     Raises:
         InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
     """
-    return tuple(one for one in (*_own(), *_installed()) if one.kind == kind)
+    return tuple(declared for declared in (*_own(), *_installed()) if declared.kind == kind)
 
 
 def table_metrics(kind: Kind) -> tuple[Metric, ...]:
     """The metrics of a kind that have a column in tables, from left to right."""
-    return tuple(sorted((one for one in metrics(kind) if one.label), key=lambda one: one.place))
+    return tuple(sorted((declared for declared in metrics(kind) if declared.label), key=lambda one: one.place))
 
 
 def _own() -> Iterator[Metric]:

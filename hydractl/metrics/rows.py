@@ -36,17 +36,17 @@ def id_block(samples: Samples | Resample) -> dict[str, Any]:
     n = len(samples)
     if samples.labels is None:
         return {"n": n}
-    return {"n": n, **{one.key: one(samples) if n else one.missing for one in metrics("id")}}
+    return {"n": n, **{metric.key: metric(samples) if n else metric.missing for metric in metrics("id")}}
 
 
 def ood_block(curve: Curve | None) -> dict[str, float | None]:
     """The OOD metrics of one curve by name; all None without one."""
-    return {one.key: None if curve is None else one(curve) for one in metrics("ood")}
+    return {metric.key: None if curve is None else metric(curve) for metric in metrics("ood")}
 
 
 def diversity_block(samples: Samples | Resample) -> dict[str, float | None]:
     """How much the members differ on one data set."""
-    return {one.key: one(samples) if len(samples) else None for one in metrics("diversity")}
+    return {metric.key: metric(samples) if len(samples) else None for metric in metrics("diversity")}
 
 
 def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
@@ -77,12 +77,12 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
         sets has None.
     """
     groups = {
-        "near_avg": [one for one in sets.values() if one.get("group") == "near"],
-        "far_avg": [one for one in sets.values() if one.get("group") == "far"],
+        "near_avg": [dataset for dataset in sets.values() if dataset.get("group") == "near"],
+        "far_avg": [dataset for dataset in sets.values() if dataset.get("group") == "far"],
         "ood_avg": list(sets.values()),
     }
     return {
-        name: {one.key: _mean(values[one.key] for values in members) for one in metrics("ood")}
+        name: {metric.key: _mean(values[metric.key] for values in members) for metric in metrics("ood")}
         for name, members in groups.items()
     }
 
@@ -133,10 +133,10 @@ def row_keys(ood_sets: Iterable[str]) -> list[str]:
     groups = (*(f"ood.{name}" for name in sets), *AVERAGES)
     return [
         "id.n",
-        *(f"id.{key}" for one in metrics("id") for key in one.keys),
-        *(f"{group}.{one.key}" for group in groups for one in metrics("ood")),
+        *(f"id.{key}" for metric in metrics("id") for key in metric.keys),
+        *(f"{group}.{metric.key}" for group in groups for metric in metrics("ood")),
         *(f"ood.{name}.n" for name in sets),
-        *(f"diversity.{name}.{one.key}" for name in ("id", *sets) for one in metrics("diversity")),
+        *(f"diversity.{name}.{metric.key}" for name in ("id", *sets) for metric in metrics("diversity")),
     ]
 
 

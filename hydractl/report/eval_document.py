@@ -40,7 +40,7 @@ def measured(kind: Kind, *, by_severity: bool = False) -> Callable[[type[F]], ty
         by_severity: only those that are taken of each corruption and severity.
     """
     fields: dict[str, Any] = {}
-    for place, metric in enumerate(one for one in metrics(kind) if one.by_severity or not by_severity):
+    for place, metric in enumerate(metric for metric in metrics(kind) if metric.by_severity or not by_severity):
         number = dict[str, Number] if metric.parts else Number
         # By its alias a key may be anything, the names of pydantic's own methods too.
         fields[f"metric_{place}"] = (number | None, Field(None, alias=metric.key, description=metric.convention))

@@ -61,7 +61,7 @@ def render(document: Mapping[str, Any]) -> bytes:
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
         measured=measured(document),
         best=best_lines(document),
-        sections=[one for one in _sections(document) if one.figures or one.tables or one.facts],
+        sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],
         arrows=_ARROWS,
     )
     return text.encode("utf-8")
@@ -81,7 +81,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     marked = "Bold: best of the column, underlined: second best." if len(rows) > 1 else ""
 
     def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
-        figures = [one for one in drawn if kind and one.kind.startswith(kind)]
+        figures = [figure for figure in drawn if kind and figure.kind.startswith(kind)]
         shown = [table for table in under if table.rows]
         return _Section(anchor, title, _HOW[kind] if figures else note, figures, shown)
 

@@ -105,9 +105,9 @@ def reliability(curve: Mapping[str, Any], row: Row) -> Picture:
 
     def diagram(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], **GUIDE)
-        x = [one[0] for one in filled]
-        whiskers(axes, x, [None if None in one else one[2:] for one in filled], 0)
-        axes.plot(x, [one[1] for one in filled], **point_look(0), **UNCLIPPED)
+        x = [point[0] for point in filled]
+        whiskers(axes, x, [None if None in point else point[2:] for point in filled], 0)
+        axes.plot(x, [point[1] for point in filled], **point_look(0), **UNCLIPPED)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"confidence: mean highest p of a bin (n = {n})")
         axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
 
@@ -199,8 +199,8 @@ def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequ
 
     def draw(axes: Axes) -> None:
         cells = [(line, head) for line, count in enumerate(heads) for head in range(count)]
-        axes.add_patch(_squares([one for one in cells if one[1] in kept[one[0]]], facecolor=colour(0), linewidth=0))
-        removed = [one for one in cells if one[1] not in kept[one[0]]]
+        axes.add_patch(_squares([cell for cell in cells if cell[1] in kept[cell[0]]], facecolor=colour(0), linewidth=0))
+        removed = [cell for cell in cells if cell[1] not in kept[cell[0]]]
         axes.add_patch(_squares(removed, facecolor="none", edgecolor=SOFT, linewidth=0.6))
         for line, count in enumerate(heads):
             axes.text(count - 0.3, line, f"{len(kept[line])}/{count}", va="center", fontsize=7, color=SOFT)

@@ -125,7 +125,9 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
         parts += [_grid(document["grid"], document["lr"]), Text("")]
     parts.append(table("", columns, rows, left=0))
     if document.get("snapshots"):
-        cycles = [[str(one["cycle"]), str(one["steps"]), one["output"]] for one in document["snapshots"]]
+        cycles = [
+            [str(snapshot["cycle"]), str(snapshot["steps"]), snapshot["output"]] for snapshot in document["snapshots"]
+        ]
         parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
     curve = document.get("loss_curve")
     if curve:
@@ -179,7 +181,7 @@ def _plans(document: dict[str, Any]) -> RenderableType:
 
 
 def _plan(document: dict[str, Any]) -> RenderableType:
-    written = ", ".join(one["output"] for one in document.get("snapshots", [document]))
+    written = ", ".join(snapshot["output"] for snapshot in document.get("snapshots", [document]))
     said = f"{document['steps']} steps on {document['samples']} samples; would write {written}"
     return Group(_recipe(document), Text(""), Text(said))
 

@@ -114,7 +114,7 @@ def run_commands(
         commands: by name their command lines, given the device they run on.
         devices: a command runs on the first of them that is free; one may be there several times.
         threads: OMP_NUM_THREADS of each command; None: as it is.
-        log: is told their lines, marked with their names.
+        log: receives their lines, marked with their names.
         signals: entered by the caller.
 
     Returns:
@@ -127,7 +127,7 @@ def run_commands(
     running: list[Child] = []
     ended: dict[str, Child] = {}
     heard: queue.Queue[_Heard] = queue.Queue()
-    asked = False
+    stopping = False
     with log.progress("members", len(commands), "members") as progress:
         try:
             while running or (waiting and not signals.requested):
@@ -135,8 +135,8 @@ def run_commands(
                     name, device = waiting.pop(0), free.pop(0)
                     log.info(f"{name}: begun on {device}")
                     running.append(Child(name, device, commands[name](device), environment, heard))
-                if signals.requested and not asked:
-                    asked = True
+                if signals.requested and not stopping:
+                    stopping = True
                     log.info(f"waiting for {', '.join(child.name for child in running)} to save")
                     for child in running:
                         child.stop()
@@ -152,17 +152,17 @@ def run_commands(
                 free.append(child.device)
                 ended[child.name] = child
                 progress.advance(1, child.name)
-                _report(child, log, asked=asked)
+                _report(child, log, stopping=stopping)
         finally:  # whatever went wrong here, nobody is left behind
             for child in running:
                 child.stop()
     return {name: ended[name] for name in commands if name in ended}
 
 
-def _report(child: Child, log: Log, *, asked: bool) -> None:
+def _report(child: Child, log: Log, *, stopping: bool) -> None:
     if child.code == 0:
         log.info(f"{child.name}: done")
-    elif child.code == 128 + signal.SIGINT or (asked and child.code == 128 + signal.SIGTERM):  # before it could listen
+    elif child.code == 128 + signal.SIGINT or (stopping and child.code == 128 + signal.SIGTERM):  # before it listens
         saved = (child.hint or "").rpartition("; ")[2]  # "add --resume ...; a.st.state has step 5 of 10"
         log.info(f"{child.name}: stopped, {saved or 'nothing was saved'}")
     else:

@@ -37,13 +37,13 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
     if settings.from_file is not None:
         return _again(settings)
     plan = plan_of(settings, log)
-    names = [one.name for one in plan.models]
+    names = [model.name for model in plan.models]
     if settings.dry_run:
         for file in plan.files(settings):
             check_outputs([file], force=plan.replaceable(file, settings))
         with claimed_reports(settings.fill(ReportOptions), names) as reports:
             files = [*plan.files(settings), *reports.planned()]
-        sizes = {one.name: len(one) for one in plan.sets}
+        sizes = {dataset.name: len(dataset) for dataset in plan.sets}
         document = {"schema": SCHEMA, "dry_run": True, "models": names, "samples": sizes}
         return Outcome({**document, "files": [str(file) for file in files]})
     try:
@@ -97,11 +97,11 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     options = options_of(settings, suite)
     models = find_rows(settings.model, model_options(settings), options, log)
     check_writable(models, options.keep_logits, settings.calibrated is not None)
-    names = [one.name for one in models]
+    names = [model.name for model in models]
     predictions = _prediction_paths(settings, names)
     sets = open_sets(options.data, models)
-    for one in models:
-        one.check_sets(sets)
+    for model in models:
+        model.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
     path = None if settings.to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
@@ -162,7 +162,7 @@ class Plan:
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
         """Whether a file that exists may be claimed: with ``--resume`` predictions, and the answer they all lead to."""
-        finished = [one for one in self.predictions.values() if is_predictions(one)]
+        finished = [value for value in self.predictions.values() if is_predictions(value)]
         answered = file == self.path and len(finished) == len(self.predictions)
         return settings.force or (settings.resume and (file in finished or answered))
 
@@ -178,13 +178,15 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         outputs: dict[Path, Output] = {}
         for file in plan.files(settings):
             outputs[file] = stack.enter_context(Output(file, force=plan.replaceable(file, settings)))
-        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), [one.name for one in plan.models]))
+        reports = stack.enter_context(
+            claimed_reports(settings.fill(ReportOptions), [model.name for model in plan.models])
+        )
         slow = slow_format(resolve_dtype(settings.dtype), resolve_device(settings.device))
         if slow is not None:
             log.warn(slow)
         _report_cut(plan, log)
-        for one in unused_sets(plan.sets, plan.options):
-            log.info(f"{option_of(one)} is not run: nothing is chosen on it, and no predictions are kept")
+        for dataset in unused_sets(plan.sets, plan.options):
+            log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
         measuring = Measuring(plan.sets, plan.options, log)
         rows, files = [], []
         for model in plan.models:
@@ -226,7 +228,7 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "models": list(rows),
-        "data": {one.name: one.to_json() for one in tested(plan.sets)},
+        "data": {dataset.name: dataset.to_json() for dataset in tested(plan.sets)},
         "conventions": conventions(rows, plan.models, settings.ood_score),
     }
     if plan.suite is not None:
@@ -243,9 +245,9 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     """Say what could not be read (``--on-bad skip``)."""
     from hydractl.evaluate.sets import CORRUPTION
 
-    for one in plan.sets:
-        if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
-            report_skipped(one.dataset, log)
+    for dataset in plan.sets:
+        if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --data is told once
+            report_skipped(dataset.dataset, log)
 
 
 def _report_cut(plan: Plan, log: Log) -> None:
@@ -260,9 +262,9 @@ def _report_cut(plan: Plan, log: Log) -> None:
         preprocess = source.description.preprocess
         if preprocess not in told:
             told.append(preprocess)
-            for one in plan.sets:
-                assert one.dataset is not None  # a model that runs needs --data
-                report_cut(one.dataset, source.family.collate(preprocess), log)
+            for dataset in plan.sets:
+                assert dataset.dataset is not None  # a model that runs needs --data
+                report_cut(dataset.dataset, source.family.collate(preprocess), log)
 
 
 def _prediction_paths(settings: EvalSettings, names: list[str]) -> dict[str, Path]:

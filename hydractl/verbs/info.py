@@ -140,10 +140,10 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
     extra = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
     info.update({key: value for key, value in extra.items() if key not in info})
     if description.seen:
-        info["seen"] = [f"{one['n']} samples ({one['as']}) by {one['by']}" for one in description.seen]
+        info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
     trainings = trainings_of([description])
     if trainings:
-        names = [f"member {one['member']}: " if description.kind == "fused" else "" for one in trainings]
+        names = [f"member {training['member']}: " if description.kind == "fused" else "" for training in trainings]
         info["training"] = [name + training_text(one) for name, one in zip(names, trainings, strict=True)]
     info["source"] = dict(description.provenance)
     return info
@@ -153,7 +153,7 @@ def _predictions(path: Path) -> dict[str, Any]:
     """Of which model and data sets the predictions are."""
     found = read_predictions(path)
     members, _, classes = found.shape(0)
-    sets = [f"{one.name} ({len(one.ids)} samples)" for one in found.sets]
+    sets = [f"{dataset.name} ({len(dataset.ids)} samples)" for dataset in found.sets]
     own = {"model": found.model["name"], "sha256": found.model.get("sha256"), "members": members, "classes": classes}
     return {**own, "data_sets": sets}
 

@@ -66,7 +66,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         NonFiniteError: when a score is not finite.
     """
     criterion = criterion_of(source, settings)
-    own = {one.name: getattr(settings, one.name) for one in criterion.options}
+    own = {option.name: getattr(settings, option.name) for option in criterion.options}
     paths = [site.path for site in sites_of(source, settings.tower)]
     model: Any  # or what stands in for one
     measured: dict[str, Any] = {}

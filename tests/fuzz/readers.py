@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.cli.app import main
+from hydractl.cli.failures import failure_of, say_failure
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -132,15 +133,11 @@ def read(reader: Reader, folder: Path, way: int) -> str | None:
 
 
 def _call(function: Callable[[Path], object], path: Path) -> int:
-    """The exit code that a command would have."""
-    import sys
-
-    from hydractl.cli.failures import failure_of
-
+    """The exit code that a command would have, which says what it would say."""
     try:
         function(path)
     except Exception as error:
         failure = failure_of(error)
-        print(failure.message, *failure.problems, sep="\n", file=sys.stderr)
+        say_failure(failure, error)
         return failure.exit_code
     return 0

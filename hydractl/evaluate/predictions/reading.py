@@ -114,7 +114,7 @@ def read_predictions(path: str | Path) -> Predictions:
     sets, problems = _read_sets(document["sets"], header, tensors)
     if not problems:
         shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
-        problems += _problems_between_sets([(one.role, one.name) for one in sets], shapes)
+        problems += _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
         labels, classes = document["model"].get("labels"), shapes[0][2]
         if labels is not None and len(labels) != classes:
             problems.append(f"its model has {len(labels)} labels and {classes} classes")
@@ -210,8 +210,8 @@ class Concatenated:
 
     def __init__(self, parts: Sequence[Predictions]) -> None:
         self._parts = list(parts)
-        self.origin = "+".join(one.origin for one in parts)
-        self._places = [[_place(part, one) for part in parts] for one in parts[0].sets]
+        self.origin = "+".join(part.origin for part in parts)
+        self._places = [[_place(part, dataset) for part in parts] for dataset in parts[0].sets]
         problems = [line for part in parts[1:] for line in _differences(parts[0], part)]
         if problems:
             raise InputError(
@@ -255,21 +255,21 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
     problems = []
     if first.shape(0)[2] != other.shape(0)[2]:
         problems.append(f"{other.origin}: {other.shape(0)[2]} classes, not {first.shape(0)[2]}")
-    for one in first.sets:
-        at = _place(other, one)
+    for dataset in first.sets:
+        at = _place(other, dataset)
         if at is None:
-            problems.append(f"{other.origin}: has no set {one.name}")
+            problems.append(f"{other.origin}: has no set {dataset.name}")
             continue
         there = other.sets[at]
-        if len(there.ids) != len(one.ids):
-            problems.append(f"{other.origin}: {len(there.ids)} samples of {one.name}, not {len(one.ids)}")
-        elif there.fingerprint != one.fingerprint:
-            problems.append(f"{other.origin}: other samples of {one.name}, or in another order")
-        elif there.group != one.group:
-            problems.append(f"{other.origin}: {one.name} has the group {there.group}, not {one.group}")
-    for one in other.sets:
-        if _place(first, one) is None:
-            problems.append(f"{first.origin}: has no set {one.name}")
+        if len(there.ids) != len(dataset.ids):
+            problems.append(f"{other.origin}: {len(there.ids)} samples of {dataset.name}, not {len(dataset.ids)}")
+        elif there.fingerprint != dataset.fingerprint:
+            problems.append(f"{other.origin}: other samples of {dataset.name}, or in another order")
+        elif there.group != dataset.group:
+            problems.append(f"{other.origin}: {dataset.name} has the group {there.group}, not {dataset.group}")
+    for dataset in other.sets:
+        if _place(first, dataset) is None:
+            problems.append(f"{first.origin}: has no set {dataset.name}")
     for key in sorted({*first.model, *other.model} - set(_OWN)):
         before, now = first.model.get(key), other.model.get(key)
         if before != now:
@@ -280,24 +280,24 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
 
 def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
     """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
-    digests = [one.get("sha256") for one in models]
-    costs = [one.get("cost") or {} for one in models]
+    digests = [model.get("sha256") for model in models]
+    costs = [model.get("cost") or {} for model in models]
     document = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
-    document["sha256"] = [part for one in digests for part in (one if isinstance(one, list) else [one])]
-    document["heads"] = _heads([one.get("heads") or [] for one in models])
+    document["sha256"] = [part for digest in digests for part in (digest if isinstance(digest, list) else [digest])]
+    document["heads"] = _heads([model.get("heads") or [] for model in models])
     document["training"] = [
-        {**one, "member": sum(members[:place]) + (one.get("member") or 0)}
+        {**training, "member": sum(members[:place]) + (training.get("member") or 0)}
         for place, model in enumerate(models)
-        for one in model.get("training") or ()
+        for training in model.get("training") or ()
     ]
-    document["cost"] = {**costs[0], **{key: _total([one.get(key) for one in costs]) for key in ("params", "macs")}}
+    document["cost"] = {**costs[0], **{key: _total([cost.get(key) for cost in costs]) for key in ("params", "macs")}}
     return document
 
 
 def _heads(parts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """The heads of all members at every site; none where the sites of the models differ."""
-    sites = [[{key: value for key, value in site.items() if key != "kept"} for site in one] for one in parts]
-    if any(one != sites[0] for one in sites):
+    sites = [[{key: value for key, value in site.items() if key != "kept"} for site in part] for part in parts]
+    if any(site != sites[0] for site in sites):
         return []
     each = zip(*parts, strict=True)
     return [{**same[0], "kept": [kept for site in same for kept in site["kept"]]} for same in each]

@@ -105,7 +105,7 @@ class PredictionsWriter:
         resume: bool = False,
     ) -> None:
         self.path, self._sets = path, list(sets)
-        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [one.to_json() for one in sets]}
+        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.to_json() for dataset in sets]}
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
         for index, one in enumerate(sets):
