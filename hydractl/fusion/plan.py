@@ -194,11 +194,8 @@ def _check_members(sources: Sequence[Source]) -> None:
     for other in sources[1:]:
         problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
     if problems:
-        lengths = {s.description.preprocess.get("max_length") for s in sources} - {None}
         only = all(": preprocessing max_length " in problem for problem in problems)
-        hint = (
-            f"--max-length N settles it for the fused model, for example --max-length {max(lengths)}" if only else None
-        )
+        hint = "--max-length N sets one for the fused model" if only else None
         raise InputError("these models cannot be members of one fused model", hint, problems)
 
 
