@@ -52,8 +52,8 @@ def _effect(averaging: dict[str, Any], moves: str) -> str:
     far, most = averaging["limits"]["distance"], averaging["limits"]["log_p"]
     return (
         f"weights lie up to {max(averaging['distance']):.2g} of their size from their mean (limit {far:g}), and "
-        f"averaging {moves} log p on random inputs by up to {shift:.2g} nats (limit {most:g}), the answer on "
-        f"{1 - kept:.0%} of them"
+        f"averaging {moves} log p on random inputs by up to {shift:.2g} nats (limit {most:g}) and up to {1 - kept:.0%} "
+        "of the answers"
     )
 
 
