@@ -125,9 +125,89 @@ class Circuit(Form):
     seen: list[Seen] | None = Field(None, description="The samples that were seen in making it.")
 
 
+# --- the answer of fuse: printed, and parts of it kept in the fused file ----------------------------------------------
+
+
+class SelfCheck(Form):
+    """Fused members against the same members run alone, before the file was written."""
+
+    inputs: str = Field(description="What they ran on.")
+    max_abs_logit: float = Field(description="The largest logit, without its sign.")
+    member_max_abs: list[float] = Field(description="By member the largest difference of a logit: rounding.")
+    merge_max_abs: list[float] = Field(description="By member the largest change of a logit by averaging.")
+    merge_agreement: list[float] = Field(description="By member the share of inputs whose answer averaging keeps.")
+    merge_log_p: list[float] = Field(description="By member the mean shift of log p by averaging, in nats.")
+    pool_max_abs: float = Field(description="The largest difference of an averaged probability: rounding.")
+    tolerance: float = Field(description="The largest difference of a logit that is allowed.")
+    mi: Number = Field(description="Mutual information of the fused members, in nats.")
+    disagreement: Number = Field(description="Share of pairs of fused members that disagree; null for one member.")
+
+
+class Limits(Form):
+    """The most that averaging may do where `--merge auto` averages."""
+
+    distance: float = Field(description="Relative distance of a member from the mean.")
+    log_p: float = Field(description="Mean shift of log p, in nats.")
+
+
+class Averaging(Form):
+    """What averaging the members does to them, done or not."""
+
+    asked: str | list[str] = Field(description="The value of `--merge`: `auto`, or parts.")
+    parts: list[str] = Field(description="The parts that are, or would be, averaged.")
+    done: bool = Field(description="Whether they are.")
+    harmful: bool = Field(description="Whether a limit is passed.")
+    distance: list[float] = Field(description="By member the distance of its weights from the mean, relative to them.")
+    limits: Limits = Field(description="What is allowed.")
+    merge_max_abs: list[float] = Field(description="As of the self-check.")
+    merge_agreement: list[float] = Field(description="As of the self-check.")
+    merge_log_p: list[float] = Field(description="As of the self-check.")
+    parameters: Count = Field(description="Parameters of the averaged model.")
+
+
+class Answers(Form):
+    """Members and their ensemble on labelled data."""
+
+    members: list[float] = Field(description="Accuracy of each member.")
+    ensemble: float = Field(description="Accuracy of the mean of their softmaxes.")
+    mi: float = Field(description="Mutual information of the members, in nats.")
+    disagreement: float = Field(description="Share of pairs of members that disagree.")
+
+
+class OnData(Form):
+    """What averaging does on the data of `--data`."""
+
+    data: str = Field(description="Fingerprint of the data set.")
+    n: Count = Field(description="Number of its samples.")
+    before: Answers = Field(description="Each member as it was, and the ensemble of them.")
+    after: Answers = Field(description="The fused model.")
+
+
+class Fuse(Form):
+    """What `hydractl fuse --json` prints."""
+
+    schema_: Literal["hydractl.fuse/1"] = Schema
+    output: str = Field(description="The fused checkpoint.")
+    arch: str = Field(description="Architecture of the members.")
+    merge: list[str] = Field(description="What was averaged; empty where members are kept whole.")
+    members: list[dict[str, Any]] = Field(description="Name, SHA-256, heads by site and kind of each member.")
+    parameters: dict[str, Count] = Field(description="Parameters `averaged`, `equal` in all members and `per_member`.")
+    shared: list[dict[str, Any]] | None = Field(None, description="By tower what runs once, and where members part.")
+    cost: dict[str, Any] = Field(
+        description="Of the first member (`single`), of all members run separately and of the fused model; parameters "
+        "and mult-adds of the model with all heads; the ratio of mult-adds to that."
+    )
+    self_check: SelfCheck | None = Field(None, description="The check of the fused model.")
+    averaging: Averaging | None = Field(None, description="What averaging does; not there with `--merge none`.")
+    on_data: OnData | None = Field(None, description="What `--data` measured.")
+    exports: list[dict[str, Any]] | None = Field(None, description="The exported files.")
+    warnings: list[str] | None = Field(None, description="What makes the result less than it seems.")
+    sha256: str | None = Field(None, description="SHA-256 of the fused checkpoint.")
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Mask, PredictionsHeader, Scores)
+FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Fuse, Mask, PredictionsHeader, Scores)
 
 
 class Generator(GenerateJsonSchema):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -82,7 +84,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         for command in (
             ["finetune", PICO, "--data", "train.npz", "--val", "val.npz", "--epochs", "1", "-o", "a.st"],
             ["prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "b.st"],
-            ["fuse", "a.st", "b.st", "-o", "ab.st"],
+            ["fuse", "a.st", "b.st", "--data", "test.npz", "-o", "ab.st", "--json"],
             ["score", "b.st", "--method", "taylor", "--data", "train.npz", "-o", "taylor.json"],
             ["score", "a.st", "--method", "cahp", "--data", "train.npz", "-o", "cahp.json"],
             ["extract-circuit", "b.st", "--data", "val.npz", "--ood", "other.npz", "--budget", "3", "-o", "avg.json"],
@@ -96,7 +98,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             ["eval", "ab.st", "--data", "test.npz", "--mc-dropout", "0.1", "--predictions", "p.st", "-o", "mc.json"],
             ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
-            assert main([*command, *QUIET]) == 0, command
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                assert main([*command, *QUIET]) == 0, command
+            if "--json" in command:
+                Path("fuse.json").write_text(printed.getvalue(), encoding="utf-8")
         files = sorted(file for file in folder.glob("*.json"))
         found = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
         return [*found, ("p.st", read_header("p.st").description)]
@@ -128,6 +133,7 @@ BROKEN: dict[str, list[Callable[[Any], Any]]] = {
     "hydractl.bench/1": [_drop("results"), lambda d: d["results"][0].update(ratio=0)],
     "hydractl.circuit/1": [_drop("removed"), lambda d: d["removed"][0].update(correct=0.5)],
     "hydractl.eval/1": [_drop("models"), lambda d: d["models"][0]["id"].update(accuracy="high")],
+    "hydractl.fuse/1": [_drop("merge"), lambda d: d["averaging"].update(distance=0.1)],
     "hydractl.mask/1": [_drop("sites"), lambda d: next(iter(d["sites"].values())).update(kept=[-1])],
     "hydractl.predictions/2": [_drop("sets"), lambda d: d["sets"][0].update(role="test")],
     "hydractl.scores/1": [_drop("sites"), lambda d: d["sites"].update(more=["high"])],

@@ -105,6 +105,8 @@ VERBS: dict[str, Verb] = {
   hydractl fuse a.st b.st c.st -o hydra.st
   # exactly the members, nothing averaged
   hydractl fuse a.st b.st c.st --merge none -o hydra.st
+  # what averaging does to accuracy
+  hydractl fuse a.st b.st c.st --data val.npz --limit 1000 -o hydra.st
   # a file that runs without hydractl: hydra.onnx
   hydractl fuse hydra.st --export onnx
 """,

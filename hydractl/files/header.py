@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINT_SCHEMA = "hydractl.checkpoint/1"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Endings of files that may hold a pickle, which is never opened."""
+
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 64

@@ -27,7 +27,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.model.stored import member_name
 
-_PIECE = 1 << 16
+PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
 
 _NAMED = 3
@@ -113,8 +113,8 @@ class FusedTensors:
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat = mean.view(-1)
         # Piece by piece, which the processor's cache holds: sums of a whole embedding in float64 are big and slow.
-        for start in range(0, info.numel, _PIECE):
-            piece = flat[start : start + _PIECE]
+        for start in range(0, info.numel, PIECE):
+            piece = flat[start : start + PIECE]
             total = torch.zeros(len(piece), dtype=torch.float64)
             for source in self.sources:
                 total += read_piece(source, stock, start, start + len(piece)).to(torch.float64)
@@ -194,7 +194,9 @@ def _check_members(sources: Sequence[Source]) -> None:
     for other in sources[1:]:
         problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
     if problems:
-        raise InputError("these models cannot be members of one fused model", problems=problems)
+        only = all(": preprocessing max_length " in problem for problem in problems)
+        hint = "--max-length N sets one for the fused model" if only else None
+        raise InputError("these models cannot be members of one fused model", hint, problems)
 
 
 def _differences(a: Source, b: Source) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
 from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
+from hydractl.metrics.rows import diversity_block
+from hydractl.metrics.samples import samples_of
 from hydractl.model.attention import HeadAttention
 from hydractl.model.runtime import HydraModel, move, pooled_log_probs
 from hydractl.model.source import Source
@@ -23,6 +25,9 @@ from hydractl.model.stored import check_finite
 BATCH = 4
 TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
+
+EFFECT = ("merge_max_abs", "merge_agreement", "merge_log_p")
+"""What is told of the effect of averaging on each member."""
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
@@ -65,7 +70,7 @@ class _Averages:
 @torch.no_grad()
 def self_check(
     plan: FusionPlan, sources: Sequence[Source], device: torch.device, seed: int, log: Log
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Compare the fused model with its members on random inputs.
 
     Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
@@ -79,10 +84,10 @@ def self_check(
         log: receives the result.
 
     Returns:
-        ``member_max_abs`` (runtime error), ``merge_max_abs`` (effect of averaging), ``pool_max_abs`` (averaged
-        prediction against the mean of softmaxes), each per member or overall, and the tolerance. Rounding errors are
-        given as the power of ten they stay below, the rest to three digits, so that the file does not depend on how
-        a machine orders its sums.
+        ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged
+        prediction against the mean of softmaxes), each per member or overall, the tolerance, and how much the fused
+        members differ (``mi``, ``disagreement``). Rounding errors are given as the power of ten they stay below, the
+        rest to three digits, so that the file does not depend on how a machine orders its sums.
 
     Raises:
         HydraError: when the runtime is not exact to the tolerance.
@@ -93,7 +98,7 @@ def self_check(
     averages = _Averages(plan, device)
     inputs, classes, logits = _run_fused(plan, averages, seed)
     together = logits.double()
-    runtime_error, merge_effect, alone = [], [], []
+    runtime_error, alone = [], []
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
             alone.append(_run_alone(source, averages, inputs, classes))
@@ -102,10 +107,13 @@ def self_check(
         same = [averages.same_in(source) for source in sources]
         averages.held.clear()
         averages.names.clear()
-    for member, source in enumerate(sources):
-        # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
-        before = together[member] if same[member] else _run_alone(source, averages, inputs, classes)
-        merge_effect.append(float((together[member] - before).abs().max()))
+    # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
+    before = torch.stack(
+        [
+            together[member] if same[member] else _run_alone(source, averages, inputs, classes)
+            for member, source in enumerate(sources)
+        ]
+    )
     scale = max(1.0, float(together.abs().max()))
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)
     pooled = pooled_log_probs(logits).double().exp()
@@ -117,14 +125,33 @@ def self_check(
         )
     result = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
-        "max_abs_logit": _three_digits(float(together.abs().max())),
+        "max_abs_logit": three_digits(float(together.abs().max())),
         "member_max_abs": [_at_most(e) for e in runtime_error],
-        "merge_max_abs": [_three_digits(e) for e in merge_effect],
+        **moved_answers(before, together, TOLERANCE * scale),
         "pool_max_abs": _at_most(float((pooled - mean_of_softmax).abs().max())),
-        "tolerance": _three_digits(TOLERANCE * scale),
+        "tolerance": three_digits(TOLERANCE * scale),
+        **{
+            key: value and round(value, 6) for key, value in diversity_block(samples_of(together.cpu().numpy())).items()
+        },
     }
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_error):.1e}")
     return result
+
+
+def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
+    """The effect of averaging on the answers of each member, from logits ``[M, B, classes]`` before and after it.
+
+    Returns:
+        For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
+        most probable class stays so, but for ties to the tolerance; ``merge_log_p``: the mean change of log p, in nats.
+    """
+    was = after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
+    values = (
+        (after - before).abs().amax((1, 2)),
+        (after.amax(-1) - was <= tolerance).double().mean(1),
+        (after.log_softmax(-1) - before.log_softmax(-1)).abs().mean((1, 2)),
+    )
+    return {key: [three_digits(v) for v in value.tolist()] for key, value in zip(EFFECT, values, strict=True)}
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
@@ -155,7 +182,8 @@ def _at_most(error: float) -> float:
     return float(f"1e{max(-6, math.ceil(math.log10(error)))}") if error > 0 else 1e-6
 
 
-def _three_digits(value: float) -> float:
+def three_digits(value: float) -> float:
+    """A measured number as files hold it: beyond three digits it is rounding of the machine."""
     return float(f"{value:.3g}")
 
 

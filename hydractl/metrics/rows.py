@@ -15,6 +15,9 @@ from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
 
+LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
+"""Mutual information in nats and disagreement below which, both, an ensemble is as good as one of its members."""
+
 PAIRS = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
 CONVENTIONS = {
@@ -44,6 +47,22 @@ def ood_block(curve: Curve | None) -> dict[str, float | None]:
 def diversity_block(samples: Samples | Resample) -> dict[str, float | None]:
     """How much the members differ on one data set."""
     return {metric.key: metric(samples) if len(samples) else None for metric in metrics("diversity")}
+
+
+def little_diversity(values: Mapping[str, Any], where: str) -> str | None:
+    """A warning of members that hardly differ on some data, from ``mi`` and ``disagreement`` there; None where they do.
+
+    Args:
+        values: as of :func:`diversity_block`; one member has no ``disagreement``, and nothing is said.
+        where: the data, for the warning.
+    """
+    mi, disagreement = values.get("mi"), values.get("disagreement")
+    if mi is None or disagreement is None or mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
+        return None
+    return (
+        f"members hardly differ on {where}: disagreement {disagreement:.2g}, mutual information {mi:.2g} nats; "
+        "try heads chosen by other seeds or methods, fewer shared sites, or training from other seeds"
+    )
 
 
 def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:

@@ -62,12 +62,20 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
 
 def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
     """Multiply-adds of one sample through the model with all its heads: what ratios of a fused model refer to."""
+    return macs(*_dense(description), whole_last_block=whole_last_block)
+
+
+def dense_parameters(description: Description) -> int:
+    """Elements of all tensors of the model with all its heads."""
+    return parameters(_dense(description)[1])
+
+
+def _dense(description: Description) -> tuple[Description, TensorSource]:
     family = get_family(description.family)
     whole = [HeadMask.full(family.sites(description.config))]
     dense = replace(description, kind="dense", masks=whole, merge=None, members=(), extra={})
     stock = family.build(description.config).state_dict()
-    tensors = MappedTensors({name: tensor_info(t) for name, t in stock.items()}, stock.__getitem__)
-    return macs(dense, tensors, whole_last_block=whole_last_block)
+    return dense, MappedTensors({name: tensor_info(t) for name, t in stock.items()}, stock.__getitem__)
 
 
 def cost_of(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> dict[str, int]:

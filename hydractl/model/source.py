@@ -17,11 +17,10 @@ from hydractl.families import FAMILIES, classes_of, families_for_folders, get_fa
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.header import PICKLES
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
-
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
-    if path.suffix.lower() in _PICKLES:
+    if path.suffix.lower() in PICKLES:
         raise InputError(
             f"{path} may hold a pickle, which hydractl never opens",
             hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",

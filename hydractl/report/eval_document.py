@@ -231,6 +231,7 @@ class Eval(Form):
     conventions: dict[str, Any] | None = Field(None, description="A sentence on each metric that is in the rows.")
     suite: Suite | None = Field(None, description="The OOD suite that was asked for.")
     bootstrap: Bootstrap | None = Field(None, description="How intervals were drawn.")
+    warnings: list[str] | None = Field(None, description="What makes the result less than it seems.")
 
     @model_validator(mode="after")
     def _names_differ(self) -> Eval:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.report.fuse_words import data_words, once_of
 from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
@@ -69,6 +70,8 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
     else:
         facts.append(("would write", document["output"]))
+    if "on_data" in document:
+        facts.append(("accuracy", data_words(document["on_data"])))
     if "note" in document:
         facts.append(("note", document["note"]))
     facts += _exports(document)
@@ -82,15 +85,15 @@ def _shared(document: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for tower in document.get("shared", []):
         where = "" if tower["tower"] == "main" else f" ({tower['tower']} tower)"
-        once = ["the stem"] if tower["stem"] else []
-        once += [f"{tower['blocks_once']} of {tower['blocks']} blocks"] if tower["blocks_once"] else []
-        once += ["the attention behind them"] if tower["attention_once"] else []
-        rows.append((f"run once{where}", ", ".join(once) or "nothing"))
+        rows.append((f"run once{where}", ", ".join(once_of(tower)) or "nothing"))
         if tower["parts_at"]:
             rows.append((f"parting at{where}", f"{tower['parts_at']}: {tower['differs']}"))
             rows.append((f"to part later{where}", tower["hint"]))
-    if "mac_ratio" in document["cost"]:
-        rows.append(("mult-adds", f"{document['cost']['mac_ratio']:.2f} times the single model with all heads"))
+    cost = document["cost"]
+    if "mac_ratio" in cost:
+        apart = cost["fused"]["macs"] / cost["members"]["macs"]
+        text = f"{cost['mac_ratio']:.2f} times the single model with all heads, {apart:.2f} times the separate members"
+        rows.append(("mult-adds", text))
     return rows
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from hydractl.errors import UsageError
+from hydractl.files.header import PICKLES
 from hydractl.settings.option import Option, option, options_of
 
 file_option = partial(option, "Input and output")
@@ -226,6 +228,11 @@ class Common:
         found = []
         if self.output == "-" and self.needs_output_file:
             found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
+        elif self.needs_output_file and (self.output or "").lower().endswith((*PICKLES, ".json")):
+            better = f"{os.path.splitext(str(self.output))[0]}.st"
+            found.append(
+                f"--output {self.output}: {self.verb} writes safetensors, so name it {better}{self.where('output')}"
+            )
         if self.quiet and self.verbose:
             found.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
         return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.settings.common import Batched
+from hydractl.settings.common import FLAG, VERB_KEY, Batched
 from hydractl.settings.option import option
 
 fuse_option = partial(option, "Fusing")
@@ -14,17 +14,21 @@ fuse_option = partial(option, "Fusing")
 
 @dataclass(kw_only=True)
 class FuseSettings(Batched):
-    """Options of ``fuse``. ``check()`` turns ``merge`` into a list of what is averaged, empty for ``none``."""
+    """Options of ``fuse``. ``check()`` turns ``merge`` into a list: what is averaged, nothing for ``none``, ``auto``.
+
+    ``data`` counts where it is given to ``fuse``, not where it is given to every verb: it is then meant for the others.
+    """
 
     verb: ClassVar[str] = "fuse"
     many_models: ClassVar[bool] = True
     needs_output_file: ClassVar[bool] = True
 
     merge: list[str] = fuse_option(
-        "What to average over the members; attention, LayerScale and classifiers never are",
-        ["mlp", "norm", "embed"],
-        choices=("mlp", "norm", "embed", "none"),
-        metavar="mlp,norm,embed|none",
+        "What to average over the members; attention, LayerScale and classifiers never are. auto averages all three "
+        "where the members come from one base and it moves their answers little, and nothing where it does not",
+        ["auto"],
+        choices=("mlp", "norm", "embed", "none", "auto"),
+        metavar="auto|mlp,norm,embed|none",
         split=True,
     )
     export: list[str] = fuse_option(
@@ -43,12 +47,23 @@ class FuseSettings(Batched):
 
     def inapplicable(self) -> dict[str, str]:
         """One model that is exported is joined with no other."""
-        return {"merge": "export"} if self.only_exports else {}
+        return dict.fromkeys(["merge", *(["data"] if self._measures else [])], "export") if self.only_exports else {}
+
+    @property
+    def _measures(self) -> bool:
+        return self._rank("data") in (VERB_KEY, FLAG)
+
+    def settle(self) -> None:
+        """Leave data alone that every verb was given."""
+        if not self._measures:
+            self.data = None
 
     def conflicts(self) -> list[str]:
-        """``none`` excludes the other values."""
+        """``none`` and ``auto`` exclude the other values."""
         if self.merge == ["none"]:
             self.merge = []
-        if "none" in self.merge:
-            return [f"--merge none stands alone, not with the others: {','.join(self.merge)}{self.where('merge')}"]
-        return []
+        alone = [value for value in ("none", "auto") if value in self.merge and len(self.merge) > 1]
+        return [
+            f"--merge {value} stands alone, not with the others: {','.join(self.merge)}{self.where('merge')}"
+            for value in alone[:1]
+        ] + (self.goes_with("limit", "data") if self._rank("limit") in (VERB_KEY, FLAG) else [])

@@ -18,6 +18,7 @@ from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
+from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.settings.evaluating import EvalSettings
@@ -196,6 +197,8 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
         document = _document(plan, rows, settings)
+        for warning in document.get("warnings", []):
+            log.warn(warning)
         _report_skipped(plan, log)
         named = [(row["name"], row) for row in rows]
         unmet = unmet_in(named, settings.requirements(), skip_first=False)
@@ -230,6 +233,9 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
     }
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
+    little = [(row["name"], little_diversity(row["diversity"]["id"], plan.sets[0].spec)) for row in rows]
+    if any(words for _, words in little):
+        document["warnings"] = [f"{name}: {words}" for name, words in little if words is not None]
     if settings.bootstrap:
         document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
     return document

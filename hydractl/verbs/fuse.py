@@ -7,23 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
 from hydractl.errors import UsageError
 from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
 from hydractl.export.targets import Target, claimed, plan_exports, stem_beside
+from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.description import provenance
+from hydractl.fusion.averaging import AUTO, RunOptions, measure_on, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
-from hydractl.fusion.selfcheck import self_check
 from hydractl.log import Log
-from hydractl.model.cost import cost_of, dense_macs
+from hydractl.metrics.rows import little_diversity
+from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, total_cost
 from hydractl.model.loading import build_model, resolve_device
+from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
+from hydractl.report.fuse_words import averaging_words, data_words, sharing_words, warnings_of
+from hydractl.report.texts import count_text
 from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
+_AUTO = (
+    "whether members are averaged, as here, or kept whole, with at most {} parameters, is decided when weights are read"
+)
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 
@@ -35,28 +45,59 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         return run_alone(settings, sources[0], log)
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
     stem = stem_beside(path, settings.export)
-    outline = plan_fusion(sources, settings.merge, headers_only=True)
+    auto = settings.merge == AUTO
+    outline = plan_fusion(sources, MERGEABLE if auto else settings.merge, headers_only=True)
     targets = plan_exports(settings.export, stem, outline.description, outline.tensors)
     check_outputs([path, *(target.path for target in targets)], force=settings.force)
     if settings.dry_run:
-        return Outcome({**_document(outline, sources, path, targets, dry_run=True), "note": _AT_MOST, "dry_run": True})
+        document = _document(outline, sources, path, targets, dry_run=True)
+        if auto:
+            whole = parameters(plan_fusion(sources, [], headers_only=True).tensors)
+            document["averaging"] = {"asked": "auto"}
+        note = _AUTO.format(count_text(whole)) if auto else _AT_MOST
+        return Outcome({**document, "note": note, "dry_run": True})
+    dataset, named = _opened(settings, sources)
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
-        return _fuse(settings, sources, output, stem, log)
+        checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
+        found = {"self_check": checked.check}
+        if checked.averaging is not None:
+            found["averaging"] = checked.averaging
+        if dataset is not None:
+            found["on_data"] = measure_on(dataset, checked.plan, named, settings.fill(RunOptions), log)
+        return _write(settings, checked.plan, sources, found, output, stem, log)
 
 
-def _fuse(settings: FuseSettings, sources: list[Source], output: Output, stem: Path, log: Log) -> Outcome:
-    plan = plan_fusion(sources, settings.merge)
-    for warning in plan.warnings:
-        log.warn(warning)
+def _opened(settings: FuseSettings, sources: Sequence[Source]) -> tuple[Dataset | None, list[Source]]:
+    """The data that members are measured on, if any, and the members with their classes named for it."""
+    if settings.data is None:
+        return None, list(sources)
+    named = [named_by_data(source, settings.data, settings.limit) for source in sources]
+    labels = next((source.description.labels for source in named if source.description.labels is not None), [])
+    reads = {source.name: source.description.reads for source in named}
+    dataset = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
+    check_labels(dataset, named[0])
+    return dataset, named
+
+
+def _write(
+    settings: FuseSettings,
+    plan: FusionPlan,
+    sources: list[Source],
+    found: dict[str, Any],
+    output: Output,
+    stem: Path,
+    log: Log,
+) -> Outcome:
+    """Write what was checked, with what was found of it, and say it."""
     targets = plan_exports(settings.export, stem, plan.description, plan.tensors)
-    document = _document(plan, sources, output.path, targets, dry_run=False)
+    document = {**_document(plan, sources, output.path, targets, dry_run=False), **found}
+    warnings = _say(document, plan, log)
     with claimed(targets, force=settings.force) as claim:
-        check = self_check(plan, sources, resolve_device(settings.device), settings.seed, log)
         origins = [source.sha256 for source in sources]
         description = replace(
             plan.description,
-            extra={"self_check": check},
+            extra=found,
             provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
         )
         exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
@@ -64,7 +105,25 @@ def _fuse(settings: FuseSettings, sources: list[Source], output: Output, stem: P
             document = {**document, "exports": exports}
         digest = write_checkpoint(output, plan.tensors, description.to_json())
         # The exports last: what they were made of is then in place.
-        return Outcome({**document, "self_check": check, "sha256": digest}, files=[output.path, *claim.commit()])
+        if warnings:
+            document = {**document, "warnings": warnings}
+        return Outcome({**document, "sha256": digest}, files=[output.path, *claim.commit()])
+
+
+def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
+    """Say what was decided and what it costs; the warnings, which are said too, are given back."""
+    for line in (averaging_words(document), sharing_words(document)):
+        if line is not None:
+            log.info(line)
+    data = document.get("on_data")
+    if data is not None:
+        log.info(data_words(data))
+    where = document["self_check"]["inputs"] if data is None else f"{data['n']} samples"
+    little = little_diversity(document["self_check"] if data is None else data["after"], where)
+    warnings = [*warnings_of(document), *([little] if little is not None and not plan.warnings else [])]
+    for warning in warnings:
+        log.warn(warning)
+    return [*plan.warnings, *warnings]
 
 
 def _document(
@@ -97,8 +156,10 @@ def _document(
         **({} if dry_run else {"shared": shared_parts(plan)}),
         "cost": {
             "single": cost_of(sources[0].description, sources[0].tensors),
+            "members": total_cost(cost_of(source.description, source.tensors) for source in sources),
             "fused": fused,
             "dense_macs": dense,
+            "dense_params": dense_parameters(plan.description),
             "mac_ratio": fused["macs"] / dense,
         },
     }

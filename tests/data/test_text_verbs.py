@@ -161,7 +161,7 @@ def max_length(path: str) -> Any:
     return open_source(path).description.preprocess["max_length"]
 
 
-def test_max_length_travels_into_what_is_written(bert: str, data: Path) -> None:
+def test_max_length_travels_into_what_is_written(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["--max-length", "6"]
     run("prune", bert, "--method", "magnitude", "--keep", "2", *short, "-o", "a.st")
     run("prune", bert, "--method", "magnitude", "--keep", "1", "-o", "b.st")
@@ -169,7 +169,9 @@ def test_max_length_travels_into_what_is_written(bert: str, data: Path) -> None:
     run("finetune", "b.st", "--data", "data.jsonl", "--steps", "1", *short, "-o", "c.st")
     run("fuse", "a.st", "c.st", "-o", "h.st")
     run("fuse", "a.st", "b.st", "--max-length", "9", "-o", "i.st")
+    capsys.readouterr()
     run("fuse", "a.st", "b.st", "-o", "j.st", code=3)  # they cut texts at different lengths
+    assert "max_length 16, not 6" in (said := capsys.readouterr().err) and "--max-length N sets one" in said
     assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
     run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}

@@ -50,6 +50,10 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("bench", "batch_size", ["4,4"], "--batch-size lists something twice: 4,4 (flag)"),
         ("bench", "require", ["r=>1"], "--require must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not 'r=>1' (flag)"),
         ("fuse", "merge", ["none,mlp"], "--merge none stands alone, not with the others: none,mlp (flag)"),
+        ("fuse", "merge", ["mlp,auto"], "--merge auto stands alone, not with the others: mlp,auto (flag)"),
+        ("fuse", "output", "h.pt", "--output h.pt: fuse writes safetensors, so name it h.st (flag)"),
+        ("fuse", "output", "h.JSON", "--output h.JSON: fuse writes safetensors, so name it h.st (flag)"),
+        ("fuse", "limit", "5", "--limit (flag) needs --data"),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
         ("eval", "ood", ["svhn.npz"], "--ood must be NAME[:near|far]=SPEC, not 'svhn.npz' (flag)"),
         ("eval", "ood", ["/d/x?root=/y"], "--ood must be NAME[:near|far]=SPEC, not '/d/x?root=/y' (flag)"),
@@ -104,4 +108,4 @@ def test_defaults_alone_never_complain_about_ranges(tmp_path: Any) -> None:
         if one.type in (int, float) and one.at_least is None and one.above is None
     ]
     assert unbounded == []
-    assert merge(FuseSettings, {"model": ["a"]}, {}, tmp_path).merge == ["mlp", "norm", "embed"]
+    assert merge(FuseSettings, {"model": ["a"]}, {}, tmp_path).merge == ["auto"]

@@ -107,6 +107,8 @@ def test_settled_defaults(merged: Callable[..., Any]) -> None:
     assert merged("finetune", {**M, "data": "d"}).epochs == 3
     assert merged("finetune", {**M, "data": "d", "steps": "9"}).epochs is None
     assert merged("fuse", {**M, "merge": ["none"]}).merge == []
+    assert merged("fuse", {**M, "data": "d"}).data == merged("fuse", M, yaml="fuse: {data: d}").data == "d"
+    assert merged("fuse", M, {"HYDRACTL_DATA": "d"}, "data: d\nlimit: 3").data is None  # meant for other verbs
 
 
 def test_settings_built_in_python_are_checked_too() -> None:

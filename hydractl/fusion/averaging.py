@@ -1,0 +1,172 @@
+"""Whether averaging leaves members what they are: how far their weights lie from the mean, and what becomes of answers.
+
+Weights that were trained from one start lie close together, and their mean is a model like them; weights drawn
+independently do not, and their mean is no model at all. Inputs alone do not tell: random ones are unlike any data, so
+averaging may change few answers on them that is fatal on data, and many where it harms none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydractl.data import batches
+from hydractl.data.base import Dataset
+from hydractl.families.base import MERGEABLE
+from hydractl.files.checkpoint import read_piece
+from hydractl.fusion.plan import PIECE, FusionPlan, plan_fusion
+from hydractl.fusion.selfcheck import EFFECT, self_check, three_digits
+from hydractl.log import Log
+from hydractl.metrics.samples import samples_of
+from hydractl.model.cost import parameters
+from hydractl.model.loading import ModelArgument, Runnable, resolve_device, resolve_dtype
+from hydractl.model.matching import known
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source
+
+AUTO = ["auto"]
+
+APART = 0.4
+"""Largest relative distance from the mean of members that come from one base: 0.7 and more where they do not."""
+
+MOVED = 1.0
+"""Largest mean shift of log p, in nats, that leaves a member's answers what they were."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the members run on data: the options of these names."""
+
+    device: str
+    dtype: str
+    batch_size: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A fusion that is decided and checked.
+
+    Attributes:
+        plan: of the fused model.
+        check: its self-check.
+        averaging: what averaging does, whether or not it is done; None where nobody asked for it.
+    """
+
+    plan: FusionPlan
+    check: dict[str, Any]
+    averaging: dict[str, Any] | None
+
+
+def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.device, seed: int, log: Log) -> Checked:
+    """Plan a fusion and check it; of ``auto``, decide whether members are averaged or kept whole.
+
+    Args:
+        sources: the members.
+        merge: as of :func:`hydractl.fusion.plan.plan_fusion`, or :data:`AUTO`.
+        device: where to compute.
+        seed: draws the inputs of the check.
+        log: told of warnings and of the check.
+
+    Raises:
+        HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
+    """
+    auto = merge == AUTO
+    plan = plan_fusion(sources, MERGEABLE if auto else merge)
+    for warning in plan.warnings:
+        log.warn(warning)
+    check = self_check(plan, sources, device, seed, log)
+    if not plan.averaged:
+        return Checked(plan, check, None)
+    distance = distances(plan, sources)
+    harmful = max(distance) > APART or max(check["merge_log_p"]) > MOVED
+    averaging = {
+        "asked": "auto" if auto else list(merge),
+        "parts": list(plan.description.merge or ()),
+        "done": not (auto and harmful),
+        "harmful": harmful,
+        "distance": distance,
+        "limits": {"distance": APART, "log_p": MOVED},
+        **{key: check[key] for key in EFFECT},
+        "parameters": parameters(plan.tensors),
+    }
+    if averaging["done"]:
+        return Checked(plan, check, averaging)
+    plan = plan_fusion(sources, [])
+    return Checked(plan, self_check(plan, sources, device, seed, log), averaging)
+
+
+def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
+    """How far the averaged weights of each member lie from their mean, relative to their own size.
+
+    The root mean square, over elements, of ``|w - mean| / |w|`` of each tensor: in one norm over all of them the ones
+    of layer norms, which independent models have in common, would hide the rest.
+    """
+    squares, elements = np.zeros(len(sources)), 0
+    for name in plan.averaged:
+        count = plan.tensors.info(name).numel
+        squares += count * _relative_squares(name, count, sources)
+        elements += count
+    return [three_digits(value) for value in np.sqrt(squares / max(1, elements)).tolist()]
+
+
+def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
+    """``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs."""
+    apart, size = np.zeros(len(sources)), np.zeros(len(sources))
+    for start in range(0, count, PIECE):
+        own = [read_piece(one.tensors, name, start, min(start + PIECE, count)).double() for one in sources]
+        weights = torch.stack(own)
+        size += weights.square().sum(1).numpy()
+        if any(not torch.equal(own[0], other) for other in own[1:]):
+            apart += (weights - weights.mean(0)).square().sum(1).numpy()
+    return np.divide(apart, size, out=(apart > 0).astype(float), where=size > 0)
+
+
+@torch.no_grad()
+def measure_on(
+    dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: RunOptions, log: Log
+) -> dict[str, Any]:
+    """What averaging does to accuracy on labelled data.
+
+    Args:
+        dataset: the samples.
+        plan: of the fused model.
+        members: its members, whose classes are named.
+        run: how to compute.
+        log: told of the progress.
+
+    Returns:
+        ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``
+        and of the ``ensemble``, whose prediction is the mean of their softmaxes, ``mi`` and ``disagreement``.
+    """
+    fused = HydraModel(plan.description, plan.tensors, resolve_device(run.device), resolve_dtype(run.dtype))
+    named = members[0].description
+    if fused.classes is None and named.labels is not None:
+        fused = fused.zero_shot(named.labels, list(named.prompt or ()) or None)
+    models: list[Runnable] = [fused]
+    if plan.averaged:  # else the members are those of the fused model, as its self-check has found
+        models.insert(0, ModelArgument("members", members).build(run.device, run.dtype))
+    totals, parameter = np.zeros((len(models), len(members) + 3)), next(fused.parameters())
+    with log.progress("members on data", len(dataset), "samples") as progress:
+        for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            labels = known(batch.labels).numpy()
+            totals += [_sums(model.member_logits(inputs), labels) for model in models]
+            progress.advance(len(labels))
+    n, pairs = len(dataset), max(1, len(members) * (len(members) - 1) // 2)
+    rows = [
+        {"members": own[:-3].tolist(), "ensemble": own[-3], "mi": round(own[-2], 6), "disagreement": own[-1] / pairs}
+        for own in totals / n
+    ]
+    return {"data": dataset.fingerprint(), "n": n, "before": rows[0], "after": rows[-1]}
+
+
+def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
+    """Over a batch: right answers of each member and of their mean, mutual information, pairs that disagree."""
+    samples = samples_of(logits.float().cpu().numpy(), labels, pairs=False)
+    alone = (samples.votes == labels).sum(1).tolist()
+    return [*alone, samples.total("correct"), samples.mean("mi") * len(labels), samples.total("differing_pairs")]

@@ -1,0 +1,152 @@
+"""What ``fuse`` makes of members that averaging would harm, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import write_checkpoint
+from hydractl.files.header import read_header
+from hydractl.fusion.averaging import AUTO, plan_checked
+from hydractl.log import Log
+from tests.pico import mask_of, prune_source, source_of, stock
+
+ALL = ["mlp", "norm", "embed"]
+
+
+def tuned(seed: int, by: float = 0.1) -> Any:
+    """One base, each of whose weights was moved by about this share of the size of its tensor."""
+    model = stock("class-token", 0)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += by * weight.square().mean().sqrt() * torch.randn(weight.shape, generator=draw)
+    return model
+
+
+def apart(seed: int) -> Any:
+    return stock("class-token", seed)
+
+
+def silent(seed: int) -> Any:
+    """Models of independent weights with the same answer to every input."""
+    model = apart(seed)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    return model
+
+
+def loud(seed: int) -> Any:
+    """Weights that are close together, and answers that are not."""
+    model = tuned(seed)
+    with torch.no_grad():
+        model.head.weight *= 1000
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "least", "most", "averaged"),
+    [
+        (lambda _: apart(0), 0, 0, True),
+        (tuned, 0.05, 0.15, True),
+        (apart, 0.6, 0.9, False),
+        (silent, 0.6, 0.9, False),
+        (loud, 0.05, 0.15, False),
+    ],
+    ids=["equal", "tuned", "apart", "silent", "loud"],
+)
+def test_auto_averages_what_survives_it(make: Callable[[int], Any], least: float, most: float, averaged: bool) -> None:
+    sources = [source_of(make(seed), "class-token", f"m{seed}") for seed in range(3)]
+    sources[0] = prune_source(sources[0], mask_of(sources[0], [[0, 2], [1], [0, 1, 2]]))
+    decided = plan_checked(sources, AUTO, torch.device("cpu"), 0, Log())
+    told = decided.averaging
+    assert told is not None and told["done"] is averaged
+    assert decided.plan.description.merge == (ALL if averaged else [])
+    assert all(least <= distance <= most for distance in told["distance"])
+    assert max(decided.check["merge_log_p"]) == (max(told["merge_log_p"]) if averaged else 0)
+    assert plan_checked(sources, ALL, torch.device("cpu"), 0, Log()).plan.description.merge == ALL
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    np.savez("d.npz", x=pixels, y=np.arange(20) % 5)
+    for name, model in {"a": apart(0), "b": apart(1), "c": tuned(2), "twin": tuned(3, 1e-5)}.items():
+        source = source_of(model, "class-token", name)
+        with Output(Path(f"{name}.st"), force=False) as output:
+            write_checkpoint(output, source.tensors, source.description.to_json())
+
+
+def fuse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    capsys.readouterr()
+    assert main(["fuse", *words, "--json", "--device", "cpu", "-o", "h.st", "--force"]) == 0
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_averaging_that_destroys_answers_is_said(members: None, capsys: pytest.CaptureFixture[str]) -> None:
+    document, err = fuse(capsys, "a.st", "b.st")
+    assert document["merge"] == [] and "warnings" not in document
+    assert "--merge auto keeps members whole: weights lie up to 0.7" in err and "parameters instead of" in err
+    assert "run once: nothing; mult-adds 2.00 times the single model's, 1.00 times the separate members'" in err
+    document, err = fuse(capsys, "a.st", "b.st", "--merge", "mlp,norm,embed")
+    assert document["merge"] == ALL and document["averaging"]["harmful"]
+    (warning,) = document["warnings"]
+    assert warning.startswith("--merge mlp,norm,embed destroys what members learnt: weights lie up to 0.7")
+    assert f"warning: {warning}\n" in err and warning.endswith("--merge none keeps members whole")
+    document, err = fuse(capsys, "a.st", "c.st")
+    assert document["merge"] == ALL and "--merge auto averages mlp,norm,embed: weights lie up to 0.0" in err
+    document, err = fuse(capsys, "a.st", "b.st", "--dry-run")
+    assert document["averaging"] == {"asked": "auto"} and "is decided when weights are read" in document["note"]
+
+
+def test_accuracy_before_and_after_averaging(members: None, capsys: pytest.CaptureFixture[str]) -> None:
+    document, err = fuse(capsys, "a.st", "b.st", "--merge", "mlp", "--data", "d.npz", "--limit", "16")
+    data = np.load("d.npz")
+    labels = torch.from_numpy(data["y"][:16])
+
+    def right(log_p: torch.Tensor) -> float:
+        return float((log_p.argmax(-1) == labels).double().mean())
+
+    with torch.no_grad():
+        models = [hydractl.load(name, "cpu") for name in ("a.st", "b.st")]
+        inputs = models[0].preprocess([Image.fromarray(x) for x in data["x"][:16]])
+        alone = [model(inputs) for model in models]
+        fused = hydractl.load("h.st", "cpu")
+        after = fused.member_logits(inputs)
+    expected = {
+        "before": ([right(one) for one in alone], right(torch.stack(alone).exp().mean(0))),
+        "after": ([right(one) for one in after], right(fused(inputs))),
+    }
+    told = document["on_data"]
+    assert {key: (told[key]["members"], told[key]["ensemble"]) for key in expected} == expected
+    assert told["n"] == 16 and "accuracy on 16 samples: members" in err
+    description = read_header("h.st").description
+    assert description is not None and description["extra"]["on_data"] == told
+
+
+def test_members_that_do_not_differ_are_said(members: None, capsys: pytest.CaptureFixture[str]) -> None:
+    document, err = fuse(capsys, "a.st", "twin.st")
+    (warning,) = document["warnings"]
+    assert warning.startswith("members hardly differ on 4 random inputs, seed 0: disagreement 0, mutual information")
+    assert warning in err
+    assert main(["eval", "h.st", "a.st", "--data", "d.npz", "--json", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    (warning,) = json.loads(out)["warnings"]
+    assert (
+        warning.startswith("h: members hardly differ on d.npz: disagreement 0, mutual information") and warning in err
+    )
