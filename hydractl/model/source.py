@@ -16,7 +16,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
-from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
@@ -54,6 +54,7 @@ class Source:
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
+        drawn: whether the weights are random numbers: what is trained from them is no relative of another such model.
     """
 
     name: str
@@ -61,11 +62,17 @@ class Source:
     description: Description
     tensors: TensorSource
     file_bytes: int | None = None
+    drawn: bool = False
 
     @property
     def sha256(self) -> str:
         """The digest; all weights are read for it, once."""
         return self.digest if isinstance(self.digest, str) else self.digest()
+
+    @property
+    def lineage(self) -> list[str]:
+        """The digests of the model and of those that it goes back to, the nearest first."""
+        return [self.sha256, *bases_of(self.description.provenance)]
 
     @property
     def family(self) -> ModelFamily:
@@ -235,8 +242,10 @@ def _model_hint(path: Path) -> str:
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
     bare, _, query = rest.partition("?")
-    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
-    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    options = _parse_query(query)
+    loaded = get_family(family_name).load_name(bare, options, seed)
+    source = _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    return replace(source, drawn=not options.get("pretrained", True))
 
 
 def _parse_query(query: str) -> dict[str, Any]:

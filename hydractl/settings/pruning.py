@@ -32,6 +32,7 @@ _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
+_OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
 
 SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
@@ -149,6 +150,7 @@ class CircuitSettings(Batched):
         "[sites; default: none]",
         at_least=1,
     )
+    allow_other_base: bool = which_option(_OTHER_BASE, False)
     bounds: bool = run_option(
         "Stop evaluating a candidate as soon as it can no longer win; the result is the same", True
     )
@@ -180,6 +182,8 @@ class CircuitSettings(Batched):
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
         found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
+        if self.allow_other_base and not (self.given("start_mask") or self.given("share_from")):
+            found.append(f"--allow-other-base{self.where('allow_other_base')} needs --start-mask or --share-from")
         if self.resume and self.output == "-":
             found.append("--resume needs an output file: a search that goes to standard output keeps no journal")
         return found + self.one_from_stdin("start_mask", "share_from", "check_against")
@@ -198,6 +202,7 @@ class PruneSettings(Batched):
     scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE")
     circuit: str | None = source_option("A removal order from extract-circuit; - is standard input", metavar="FILE")
     mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE")
+    allow_other_base: bool = source_option(_OTHER_BASE, False)
     keep: int | None = amount_option(f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0)
     remove: int | None = amount_option(f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0)
     scope: str | None = amount_option(
@@ -234,7 +239,7 @@ class PruneSettings(Batched):
             return dict.fromkeys(("scope", "order", "samples", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
             return dict.fromkeys(("order", "samples", "sample_from", *OWN_OPTIONS), "scores")
-        others = _options_of_others(self.method)
+        others = [*_options_of_others(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
         if self.method in DECIDE:
             return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
         found = dict.fromkeys(("sample_from", *others), "method")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.description import provenance
-from hydractl.files.fingerprints import Entry, merged, seen_in
+from hydractl.files.fingerprints import Entry, checked, merged, seen_in
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
@@ -27,7 +28,7 @@ from hydractl.heads.selection import (
 from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
-from hydractl.model.matching import asked_classes, only_one, sites_of
+from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned
 from hydractl.model.stored import check_finite
 from hydractl.settings.pruning import DECIDE, PruneSettings
@@ -88,8 +89,9 @@ def mask_name(path: Path) -> Path:
 
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any], list[Entry]]:
-    """The mask of the pruned model, what decided it, and the samples that the model, circuit and masks have seen."""
+    """The mask of the pruned model, what decided it, and the samples that the model and what decided it have seen."""
     whole, sites = source.description.mask, source.sites
+    scored: Sequence[Entry] = ()
     documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
@@ -103,29 +105,37 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     elif settings.circuit:
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
     else:
-        mask, details = _from_scores(source, settings, fixed, log)
+        mask, details, scored = _from_scores(source, settings, fixed, log)
+    for path, document in documents.items():
+        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
     details = {
         "keep": settings.keep,
         "remove": settings.remove,
         "share_sites": settings.share_sites,
+        "allow_other_base": settings.allow_other_base or None,
         **asked_classes(source, settings.tower),
         **({"shared": {path: list(kept) for path, kept in fixed.items()}} if fixed else {}),
         **details,
     }
-    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()))
+    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()), scored)
     return mask, details, seen
 
 
-def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log) -> tuple[HeadMask, dict[str, Any]]:
-    """The mask that scores decide, those of a file or measured now, and what is to be said of them."""
+def _from_scores(
+    source: Source, settings: PruneSettings, fixed: Fixed, log: Log
+) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
+    """The mask that scores decide, those of a file or measured now, what is to be said of them, and what they saw."""
     whole = source.description.mask
     if settings.scores:
-        scores = scores_from_json(read_json_file(settings.scores), source.sites, settings.scores)
+        document = read_json_file(settings.scores)
+        scores = scores_from_json(document, source.sites, settings.scores)
+        check_base(document, settings.scores, source, allow_other=settings.allow_other_base, log=log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
     else:
         scores = _score(source, settings, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, Any] = {"scores": origin}
+    seen = checked(scores.info.get("seen"), settings.scores or "scores")
     # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
     fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
@@ -136,15 +146,16 @@ def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log
         decided = scores.info[settings.method]["kept"]
         # At shared sites the other mask decides, and what this model already lost stays lost.
         kept = {p: present.kept[p] if p in fixed else tuple(decided[p]) for p in present.heads}
-        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details
+        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details, seen
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
-        return whole.updated(select_global(lowest(scores, present.kept_heads), present, count, fixed)), details
+        mask = select_global(lowest(scores, present.kept_heads), present, count, fixed)
+        return whole.updated(mask), details, seen
     mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
     # At shared sites the other mask decides; what this model already lost stays lost.
     kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
-    return whole.updated(HeadMask(mask.heads, kept)), details
+    return whole.updated(HeadMask(mask.heads, kept)), details, seen
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
@@ -211,7 +222,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
         log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
-    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout})
+    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)
