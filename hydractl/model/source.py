@@ -135,15 +135,20 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
         UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
     source = _find(ref, options.arch, options.seed, name)
-    if options.max_length is not None:
-        source = _with_max_length(source, options.max_length)
+    source = with_max_length(source, options.max_length)
     if options.labels is not None or options.prompt:
         source = with_labels(source, options.labels, options.prompt)
     return source
 
 
-def _with_max_length(source: Source, tokens: int) -> Source:
-    """The source whose texts are cut at another length. What is made of it keeps that length."""
+def with_max_length(source: Source, tokens: int | None) -> Source:
+    """The source whose texts are cut at another length; None: as it is.
+
+    Raises:
+        UsageError: for a model of images, and a length that the model does not take.
+    """
+    if tokens is None:
+        return source
     description = source.description
     if description.reads != "text":
         raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")

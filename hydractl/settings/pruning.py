@@ -80,7 +80,7 @@ class ScoreSettings(Batched):
 
     def inapplicable(self) -> dict[str, str]:
         """A head count belongs to the sequential order, and a criterion's own options to it."""
-        others = _options_of_others(self.method)
+        others = _without_effect(self.method)
         if self.method in DECIDE:
             return dict.fromkeys(("order", "keep", "remove", *others), "method")
         counts = () if self.order == "sequential" else ("keep", "remove")
@@ -233,13 +233,13 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower")
+            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower", "max_length")
             return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples", *OWN_OPTIONS), "circuit")
+            return dict.fromkeys(("scope", "order", "samples", "max_length", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "sample_from", *OWN_OPTIONS), "scores")
-        others = [*_options_of_others(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
+            return dict.fromkeys(("order", "samples", "sample_from", "max_length", *OWN_OPTIONS), "scores")
+        others = [*_without_effect(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
         if self.method in DECIDE:
             return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
         found = dict.fromkeys(("sample_from", *others), "method")
@@ -262,6 +262,7 @@ class PruneSettings(Batched):
         return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
 
 
-def _options_of_others(method: str | None) -> list[str]:
-    """The options that mean nothing for a criterion, because they are another's."""
-    return [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+def _without_effect(method: str | None) -> list[str]:
+    """The options that mean nothing for a criterion, because they are another's or about data that it does not read."""
+    others = [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+    return others if method is None or method in NEED_DATA else [*others, "max_length"]

@@ -29,7 +29,7 @@ from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
-from hydractl.model.source import Source, open_sources, pruned
+from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.opening import announce_reading, model_options
@@ -42,9 +42,11 @@ Fixed = dict[str, tuple[int, ...]]
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
-    opened = open_sources(settings.model, model_options(settings))
+    # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
+    opened = open_sources(settings.model, replace(model_options(settings), max_length=None))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
+    with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
     layout = settings.layout or ("zeroed" if as_folder else "sliced")
@@ -182,7 +184,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
             f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
         )
-    return score_source(source, settings, log)
+    return score_source(with_max_length(source, settings.max_length), settings, log)
 
 
 def _from_circuit(
