@@ -107,7 +107,7 @@ class Agreement(Form):
 
 
 class Circuit(Form):
-    """An order in which heads are removed: nested masks for every budget up to its length."""
+    """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
     schema_: Literal["hydractl.circuit/1"] = Schema
     arch: str | None = Field(None, description="Architecture of the model.")

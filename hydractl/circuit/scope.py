@@ -10,7 +10,7 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
-from hydractl.heads.selection import leading_sites, total_budget
+from hydractl.heads.selection import check_whole, leading_sites, total_budget
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.model.matching import check_base, sites_of
@@ -168,6 +168,7 @@ def _start(
                 f"{path} removes {len(gone) + len(ranking.removed)} heads, fewer than the {total} of this search",
                 hint="take a longer circuit, or a smaller budget",
             )
+        check_whole(ranking, ranking.removed[total - len(gone) :], path)
         removed = [*sorted(gone), *ranking.removed[: total - len(gone)]]
         start = start.without(head for head in removed if head[0] in leading)
     return start, leading, seen

@@ -70,21 +70,29 @@ class ScoreSettings(Batched):
 
     method: str | None = score_option(_CRITERION, choices=CRITERIA.names)
     samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1)
-    order: str = score_option(
-        "All scores from the full model, or site by site on the model as pruned so far",
-        "one-shot",
-        choices=("one-shot", "sequential"),
+    order: str | None = score_option(
+        "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the full "
+        "model [default: sequential with --keep or --remove, else one-shot]",
+        choices=("sequential", "one-shot"),
     )
-    keep: int | None = score_option(f"{_KEEP} per site, with --order sequential [heads]", at_least=0)
-    remove: int | None = score_option(f"{_REMOVE} per site, with --order sequential [heads]", at_least=0)
+    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0)
+    remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
+
+    def settle(self) -> None:
+        """A head count makes the scores those of ``prune --method`` at this count."""
+        self.order = self.order or ("sequential" if self.given("keep") or self.given("remove") else "one-shot")
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order, and a criterion's own options to it."""
+        """A head count belongs to the sequential order and to data, and a criterion's own options to it."""
         others = _without_effect(self.method)
         if self.method in DECIDE:
             return dict.fromkeys(("order", "keep", "remove", *others), "method")
-        counts = () if self.order == "sequential" else ("keep", "remove")
-        return {**dict.fromkeys(counts, "order"), **dict.fromkeys(others, "method")}
+        found = dict.fromkeys(others, "method")
+        if self.order == "one-shot":
+            found |= dict.fromkeys(("keep", "remove"), "order")
+        elif self.order is None and self.method is not None and self.method not in NEED_DATA:
+            found |= dict.fromkeys(("keep", "remove"), "method")
+        return found
 
     def conflicts(self) -> list[str]:
         """A criterion, its data, and a head count in the sequential order."""

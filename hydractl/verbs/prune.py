@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_fr
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,
+    check_whole,
     lowest,
     sample_ranking,
     select_global,
@@ -133,6 +134,7 @@ def _from_scores(
         scores = scores_from_json(document, source.sites, settings.scores)
         check_base(document, settings.scores, source, allow_other=settings.allow_other_base, log=log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+        _check_order(scores, settings, log)
     else:
         scores = _score(source, settings, log)
         origin = scores.info["source"]["settings"]
@@ -158,6 +160,25 @@ def _from_scores(
     # At shared sites the other mask decides; what this model already lost stays lost.
     kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
     return whole.updated(HeadMask(mask.heads, kept)), details, seen
+
+
+def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
+    """Whether the scores of a file are those that this scope and budget ask for."""
+    source = scores.info.get("source")
+    made: Any = source.get("settings") if isinstance(source, Mapping) else None
+    order = made.get("order") if isinstance(made, Mapping) else None
+    if order == "one-shot" and settings.scope == "site":
+        log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
+    if order != "sequential":
+        return
+    if settings.scope == "global":
+        raise UsageError(
+            f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
+            hint="add --scope site, or score with --order one-shot",
+        )
+    if any(made.get(name) != getattr(settings, name) for name in ("keep", "remove")):
+        budget = " ".join(f"--{name} {made[name]}" for name in ("keep", "remove") if name in made)
+        log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
@@ -211,7 +232,11 @@ def _from_circuit(
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
-    return whole.without(ranking.start).updated(select_global(order, present, max(count, 0), fixed)), details
+        check_whole(ranking, ranking.removed[settings.sample_from :], path)
+    mask = select_global(order, present, max(count, 0), fixed)
+    if settings.sample_from is None:
+        check_whole(ranking, [head for head in mask.kept_heads if head[0] not in fixed], path)
+    return whole.without(ranking.start).updated(mask), details
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
