@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.app import main
+from hydractl.model.source import open_source
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -86,6 +87,13 @@ def test_what_comes_from_the_same_base_is_taken(capsys: pytest.CaptureFixture[st
     run("finetune", "vit.st", *DATA, "--steps", "1", "-o", "sibling.st")
     run("prune", "sibling.st", "--mask", "again.mask.json", "-o", "from-sibling.st")
     assert "both go back to" in capsys.readouterr().err
+
+
+def test_what_is_trained_from_scratch_goes_back_to_nothing() -> None:
+    """Two models trained from the same random weights are no relatives of each other."""
+    run("finetune", BASE, *DATA, "--steps", "1", "-o", "drawn.st")
+    assert open_source("drawn.st").lineage[1:] == open_source("other.st").lineage[1:] == []
+    assert open_source("a.st").lineage[1:] == [open_source("vit.st").sha256]
 
 
 def test_a_mask_that_does_not_say_what_it_was_made_from_is_taken() -> None:
