@@ -22,9 +22,11 @@ class Seen(Form):
     """One use of a data set by what is behind a file."""
 
     by: str = Field(description="The verb that used it.")
-    as_: str = Field(alias="as", description="What it was used as: `id`, `ood`, `train`, `val` or `val_ood`.")
+    as_: str = Field(
+        alias="as", description="What it was used as: `id`, `ood`, `train`, `val`, `val_ood` or `calibration`."
+    )
     data: str = Field(description="Fingerprint of the data set.")
-    n: Count = Field(description="Number of its samples.")
+    n: Count = Field(description="Number of its samples that were used.")
     hashes: str = Field(description="Base64 of the first six bytes of each sample's SHA-256, ascending, each once.")
 
 
@@ -54,6 +56,7 @@ class Scores(Form):
     sites: dict[str, list[Number]] = Field(description="By site one number a head; null for one that is gone.")
     cahp: dict[str, Any] | None = Field(None, description="Of this method how many heads to keep, and which.")
     source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed they were made by.")
+    seen: list[Seen] | None = Field(None, description="The samples that were seen in making them.")
 
 
 class Measured(Form):
@@ -104,7 +107,7 @@ class Agreement(Form):
 
 
 class Circuit(Form):
-    """An order in which heads are removed: nested masks for every budget up to its length."""
+    """An order in which heads are removed: nested masks for every budget up to its length, but for `headmap`."""
 
     schema_: Literal["hydractl.circuit/1"] = Schema
     arch: str | None = Field(None, description="Architecture of the model.")

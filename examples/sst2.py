@@ -56,12 +56,13 @@ def study(data: Path, folder: Path, checkpoint: str, limit: int | None) -> Study
         ood_val=str(data / OOD_VALIDATION),
         ood_test=[f"{name}={data / file}" for name, file in OOD_TEST.items()],
         remove=REMOVED,
-        everywhere="--max-length 128" + (f" --limit {limit}" if limit else ""),
-        scoring=f"--keep {KEPT}",
+        everywhere=f"--limit {limit}" if limit else "",
+        scoring=f"--keep {KEPT} --max-length 128",
+        evaluation="--max-length 128",
         # 72 heads, 24 of them removed: 1,452 evaluations of these samples for each objective. More and longer texts
         # choose better, and cost in proportion.
         search=f"--limit {min(limit or 100, 100)} --max-length 24 --batch-size 8",
-        bench="--batch-size 8 --rounds 10",
+        bench="--batch-size 8 --rounds 10 --max-length 128",
     )
 
 

@@ -163,13 +163,22 @@ def test_scores_through_a_pipe() -> None:
     assert masks[0] == masks[1]
 
 
-def test_sequential_scores_and_sequential_pruning_agree() -> None:
-    data = ["--data", "builtin:digits/train", "--samples", "50", "--keep", "1"]
-    run("score", "base.st", "--method", "taylor", "--order", "sequential", *data, "-o", "s.json")
+def test_scores_for_a_budget_and_pruning_to_it_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default both go site by site; scores without a budget are one-shot, and ``prune`` says so."""
+    how = ["--method", "taylor", "--data", "builtin:digits/train", "--samples", "50"]
+    run("score", "base.st", *how, "--keep", "1", "-o", "s.json")
     run("prune", "base.st", "--scores", "s.json", "--keep", "1", "-o", "two.st")
-    run("prune", "base.st", "--method", "taylor", *data, "-o", "one.st")
+    assert not capsys.readouterr().err.count("scored")
+    run("prune", "base.st", *how, "--keep", "1", "-o", "one.st")
     masks = [json.loads(Path(f"{name}.mask.json").read_text())["sites"] for name in ("one", "two")]
     assert masks[0] == masks[1]
+    run("prune", "base.st", "--scores", "s.json", "--keep", "2", "-o", "other.st")
+    assert "s.json was scored site by site for another budget: '--keep 1'" in capsys.readouterr().err
+    run("prune", "base.st", "--scores", "s.json", "--scope", "global", "--keep", "1", "-o", "global.st", code=2)
+    assert "heads of different sites cannot be compared" in capsys.readouterr().err
+    run("score", "base.st", *how, "-o", "free.json")
+    run("prune", "base.st", "--scores", "free.json", "--keep", "1", "-o", "free.st")
+    assert "free.json is one-shot" in capsys.readouterr().err
 
 
 def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:

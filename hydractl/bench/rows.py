@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
+from hydractl.log import Log
 from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
-from hydractl.model.source import Source, member_source
+from hydractl.model.source import Source, member_source, with_max_length
 from hydractl.model.stored import check_finite, zeroed
+from hydractl.report.texts import input_text
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
 
@@ -59,6 +61,7 @@ class Row:
             cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
         return {
             "kind": self.kind,
+            "input": input_of(sources[0]),
             "members": sum(len(source.description.masks) for source in sources),
             **cost,
             "checkpoint_bytes": self.model.file_bytes,
@@ -101,6 +104,35 @@ def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_la
         message = f"--compare {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems with --compare"
         raise UsageError(message, hint="hydractl bench --help", problems=problems if len(problems) > 1 else ())
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
+
+
+def input_of(source: Source) -> dict[str, Any]:
+    """What one sample of a bench is: the ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
+    example = source.family.example_inputs(source.description.preprocess, 1, 0)
+    if isinstance(example, Tensor):
+        return {"image": list(example.shape[1:])}
+    return {"tokens": next(iter(example.values())).shape[1]}
+
+
+def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
+    """The models as all of them read the same: texts are as long as the model that cuts them shortest takes them.
+
+    Raises:
+        InputError: for models of images and of texts, or of images of different sizes.
+    """
+    inputs = {model.name: input_of(model.sources[0]) for model in models}
+    if not any(one != inputs[models[0].name] for one in inputs.values()):
+        return list(models)
+    if not all("tokens" in one for one in inputs.values()):
+        raise InputError(
+            "these models read different inputs, so their times cannot be compared",
+            hint="bench models of the same input together, or add --unequal-inputs to run each on its own",
+            problems=[f"{name}: {input_text(one)}" for name, one in inputs.items()],
+        )
+    tokens = min(one["tokens"] for one in inputs.values())
+    lengths = ", ".join(f"{name} {one['tokens']}" for name, one in inputs.items())
+    log.warn(f"the models cut texts at different lengths ({lengths}): all run on {tokens} tokens; see --max-length")
+    return [replace(model, sources=[with_max_length(source, tokens) for source in model.sources]) for model in models]
 
 
 def _taken_apart(fused: ModelArgument) -> list[Row]:

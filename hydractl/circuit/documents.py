@@ -63,7 +63,7 @@ def document_of(
         "base": found.base.to_json(objective),
         "removed": removed,
         **({"rounding": rounding} if (rounding := _undecided(objective, found, names)) else {}),
-        "source": provenance("extract-circuit", options.seed, [source.sha256], details),
+        "source": provenance("extract-circuit", options.seed, [source.sha256], details, source.lineage),
     }
     if options.tower not in (None, "both"):
         document["tower"] = options.tower

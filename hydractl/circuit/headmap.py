@@ -5,7 +5,8 @@ the sites are gone through in model order; each head of a site is masked alone, 
 at the sites before; the k heads of the site whose masking gives the highest loss are chosen. The chosen heads are the
 circuit. That takes as many evaluations of the data as there are heads.
 
-A chosen head is masked during the pass only: the result keeps the chosen heads and removes the others.
+A chosen head is masked during the pass only: the result keeps the chosen heads and removes the others. In what order,
+the method does not say: scores of different sites were measured with different numbers of masked heads.
 """
 
 from __future__ import annotations

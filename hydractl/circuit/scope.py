@@ -10,9 +10,10 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
 from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
-from hydractl.heads.selection import leading_sites, total_budget
+from hydractl.heads.selection import check_whole, leading_sites, total_budget
 from hydractl.jsonio import read_json_file
-from hydractl.model.matching import sites_of
+from hydractl.log import Log
+from hydractl.model.matching import check_base, sites_of
 from hydractl.model.source import Source, pruned
 
 
@@ -35,6 +36,7 @@ class SearchOptions:
         batch_size, dtype, device, workers, memory: how the model runs.
         seed: of the provenance.
         resume, force: what becomes of a journal that is there.
+        allow_other_base: take a mask or a circuit that was made from other weights.
     """
 
     data: str
@@ -61,6 +63,7 @@ class SearchOptions:
     seed: int
     resume: bool
     force: bool
+    allow_other_base: bool
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,22 @@ class Scope:
         return self.source.description.mask.at(self.sites).kept_heads
 
 
-def scope_of(source: Source, options: SearchOptions) -> Scope:
+def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     """Where a search begins and how far it goes.
 
     Raises:
         UsageError: for a budget, sites or shares outside what the model has, with the range.
-        InputError: for a mask or a circuit that does not fit the model.
+        InputError: for a mask or a circuit that does not fit the model, or was made from other weights.
     """
     meant = sites_of(source, options.tower)
     before = source.description.mask.at(site.path for site in meant)
     headmap = options.algorithm == "headmap"
     total = 0 if headmap else total_budget(before, options.keep, options.budget, "--budget")
     allowed = _numbered(options.sites, source.sites) if options.sites else [site.path for site in source.sites]
-    start, leading, seen = _start(source, options, meant, before)
+    start, leading, seen = _start(source, options, meant, before, log)
     details: dict[str, Any] = {"share_sites": options.share_sites} if leading else {}
+    if options.allow_other_base:
+        details["allow_other_base"] = True
     if options.sites:
         details["sites"] = options.sites
     after = start.at(before.heads)
@@ -137,7 +142,7 @@ def scope_of(source: Source, options: SearchOptions) -> Scope:
 
 
 def _start(
-    source: Source, options: SearchOptions, meant: Sequence[Site], before: HeadMask
+    source: Source, options: SearchOptions, meant: Sequence[Site], before: HeadMask, log: Log
 ) -> tuple[HeadMask, list[str], list[Entry]]:
     """The heads that a search begins with, the leading sites that a circuit decides, and the samples that these saw."""
     start = source.description.mask
@@ -146,6 +151,7 @@ def _start(
     if (path := options.start_mask) is not None:
         document = read_json_file(path)
         start = start.intersect(mask_from_json(document, source.sites, path, source.description.arch))
+        check_base(document, path, source, allow_other=options.allow_other_base, log=log)
         seen += seen_in(document, path)
     if (path := options.share_from) is not None and options.share_sites is not None:
         leading, fewest = leading_sites(meant, options.share_sites)
@@ -154,6 +160,7 @@ def _start(
         total = total_budget(before, options.keep, options.budget, "--budget")
         document = read_json_file(path)
         ranking = ranking_from_json(document, source.sites, path)
+        check_base(document, path, source, allow_other=options.allow_other_base, log=log)
         seen += seen_in(document, path)
         gone = set(ranking.start) & set(source.description.mask.kept_heads)
         if len(gone) + len(ranking.removed) < total:
@@ -161,6 +168,7 @@ def _start(
                 f"{path} removes {len(gone) + len(ranking.removed)} heads, fewer than the {total} of this search",
                 hint="take a longer circuit, or a smaller budget",
             )
+        check_whole(ranking, ranking.removed[total - len(gone) :], path)
         removed = [*sorted(gone), *ranking.removed[: total - len(gone)]]
         start = start.without(head for head in removed if head[0] in leading)
     return start, leading, seen

@@ -46,7 +46,7 @@ VERBS: dict[str, Verb] = {
   # Taylor scores from 512 labelled samples
   hydractl score vit.st --method taylor --data cal.npz
   # piped into prune, without a file
-  hydractl score vit.st --method taylor --data cal.npz -o - | hydractl prune vit.st --scores - --keep 8 -o a.st
+  hydractl score vit.st --method taylor --keep 8 --data cal.npz -o - | hydractl prune vit.st --scores - --keep 8
 """,
     ),
     "extract-circuit": Verb(

@@ -160,7 +160,8 @@ class Measuring:
         extra = {key: value for key, value in source.description.extra.items() if key not in own}
         extra.update({key: value for key, value in own.items() if value is not None})
         seen = tuple(merged(source.description.seen, fitted_entries(self._sets)))
-        document = replace(source.description, extra=extra, seen=seen, layout="sliced").to_json()
+        origin = {**source.description.provenance, "bases": source.lineage}
+        document = replace(source.description, extra=extra, seen=seen, layout="sliced", provenance=origin).to_json()
         write_checkpoint(output, source.tensors, document)
         return output.path
 

@@ -20,7 +20,9 @@ KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
 
 
-def provenance(verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(
+    verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, Any], bases: Sequence[str] | None = None
+) -> dict[str, Any]:
     """How a file was made. No clock, host, user or path.
 
     Args:
@@ -28,6 +30,8 @@ def provenance(verb: str, seed: int, inputs: Sequence[str], details: Mapping[str
         seed: of all that is drawn.
         inputs: SHA-256 of every input.
         details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...).
+        bases: SHA-256 of the checkpoints whose weights it goes back to, the nearest first; None: the inputs. They are
+            noted where they are not the inputs.
     """
     import torch
 
@@ -37,8 +41,17 @@ def provenance(verb: str, seed: int, inputs: Sequence[str], details: Mapping[str
         "verb": verb,
         "seed": seed,
         "inputs": list(inputs),
+        **({} if bases is None or list(bases) == list(inputs) else {"bases": list(bases)}),
         "settings": {key: value for key, value in details.items() if value is not None},
     }
+
+
+def bases_of(provenance: Any) -> list[str]:
+    """SHA-256 of the checkpoints that a file goes back to, the nearest first; none where it does not say."""
+    if not isinstance(provenance, Mapping):
+        return []
+    found = provenance.get("bases", provenance.get("inputs"))
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,13 @@ class Latency(Form):
     runs: list[Positive] = Field(min_length=1, description="Every run, in the order of the rounds.")
 
 
+class BenchInput(Form):
+    """One sample of the input of a row."""
+
+    image: list[Count] | None = Field(None, description="Channels, height and width of an image.")
+    tokens: Count | None = Field(None, description="Number of tokens of a text.")
+
+
 class BenchRow(Form):
     """One model at one batch size and dtype."""
 
@@ -246,6 +253,7 @@ class BenchRow(Form):
     kind: str | None = Field(None, description="`model`, or of `--compare`: `stock`, `members`, `member` or `deep`.")
     members: Count | None = Field(None, description="Number of members.")
     sha256: Sha256 = None
+    input: BenchInput | None = Field(None, description="What it ran on.")
     batch_size: Positive = Field(description="Samples of a batch.")
     dtype: str = Field(description="Number format of the computation.")
     device: str | None = Field(None, description="Where it ran.")

@@ -1,7 +1,8 @@
 """Which samples a model has seen: short fingerprints that travel with circuits, masks and checkpoints.
 
-A circuit, a temperature or a fine-tuning fits itself to the samples it is given. Measured on these, it looks better
-than it is, so ``eval`` refuses them as test data. What decides is the content of a sample, not the name of its file.
+Scores of heads, a circuit, a temperature or a fine-tuning fits itself to the samples it is given. Measured on these, it
+looks better than it is, so ``eval`` refuses them as test data. What decides is the content of a sample, not the name of
+its file.
 """
 
 from __future__ import annotations
@@ -40,32 +41,35 @@ that does not depend on its order. Of one sample in twenty of the test data, fif
 
 Entry = Mapping[str, Any]
 """``by`` (the verb that saw the samples), ``as`` (what for), ``data`` (fingerprint of the data set), ``n`` (its
-samples) and ``hashes`` (base64 of the kept fingerprints, ascending, 6 bytes each)."""
+samples that were used) and ``hashes`` (base64 of the kept fingerprints, ascending, 6 bytes each)."""
 
 
-def entry(by: str, role: str, dataset: Fingerprinted) -> dict[str, Any]:
+def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> dict[str, Any]:
     """What is noted of one data set.
 
     Args:
         by: the verb, or the part of it, that saw the samples.
-        role: what for: ``id``, ``ood``, ``train`` or ``val``.
+        role: what for: ``id``, ``ood``, ``train``, ``val``, ``val_ood`` or ``calibration``.
         dataset: the samples.
+        used: the indices of those that were used; None: all.
     """
-    hashes = sorted({digest[:_DIGITS] for digest in dataset.sample_fingerprints()})[:MOST]
+    digests = dataset.sample_fingerprints()
+    digests = digests if used is None else [digests[index] for index in used]
+    hashes = sorted({digest[:_DIGITS] for digest in digests})[:MOST]
     return {
         "by": by,
         "as": role,
         "data": dataset.fingerprint(),
-        "n": len(dataset),
+        "n": len(digests),
         "hashes": base64.b64encode(bytes.fromhex("".join(hashes))).decode("ascii"),
     }
 
 
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
-    """All entries, each data set once for each use, in the order of their first appearance."""
-    uses: dict[tuple[str, str, str], Entry] = {}
+    """All entries, the same samples once for each use, in the order of their first appearance."""
+    uses: dict[tuple[str, ...], Entry] = {}
     for use in (use for entries in lists for use in entries):
-        uses.setdefault((use["by"], use["as"], use["data"]), use)
+        uses.setdefault((use["by"], use["as"], use["data"], use["hashes"]), use)
     return list(uses.values())
 
 

@@ -109,4 +109,4 @@ def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:
     """How many samples a data set had, by its fingerprint."""
-    return next((entry["n"] for entry in seen if entry["data"] == fingerprint), None)
+    return next((e["n"] for e in seen if e["by"] == "finetune" and e["data"] == fingerprint), None)

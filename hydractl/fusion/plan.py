@@ -22,7 +22,7 @@ from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import PER_HEAD, HeadWeights
-from hydractl.model.agreement import label_differences, preprocess_differences
+from hydractl.model.agreement import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.model.stored import member_name
@@ -194,9 +194,7 @@ def _check_members(sources: Sequence[Source]) -> None:
     for other in sources[1:]:
         problems += [f"{other.name} against {first.name}: {what}" for what in _differences(first, other)]
     if problems:
-        only = all(": preprocessing max_length " in problem for problem in problems)
-        hint = "--max-length N sets one for the fused model" if only else None
-        raise InputError("these models cannot be members of one fused model", hint, problems)
+        raise InputError("these models cannot be members of one fused model", length_hint(problems), problems)
 
 
 def _differences(a: Source, b: Source) -> list[str]:

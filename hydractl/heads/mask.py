@@ -272,15 +272,18 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
 
 @dataclass(frozen=True)
 class Ranking:
-    """A removal order of heads, as a circuit search gives it: nested masks for every budget up to its length.
+    """The heads that a circuit search removes, as a rule in order: nested masks for every budget up to their number.
 
     Attributes:
         removed: heads in the order of their removal.
         start: heads that were already gone before the first step.
+        nested: whether the first N of them are an answer too. Those of Headmap are not: it decides how many heads each
+            site keeps, and scores of different sites were measured with different numbers of masked heads.
     """
 
     removed: tuple[Head, ...]
     start: tuple[Head, ...] = ()
+    nested: bool = True
 
 
 def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Ranking:
@@ -314,4 +317,4 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
     if twice:
         problems = [f"head {head} of {site} is already gone in its start mask" for site, head in sorted(twice)]
         raise InputError(f"circuit {origin} contradicts itself", problems=problems)
-    return Ranking(tuple(removed), tuple(gone))
+    return Ranking(tuple(removed), tuple(gone), nested=document.get("algorithm") != "headmap")

@@ -135,6 +135,26 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
     return [ranking.removed[i] for i in sorted(drawn)]
 
 
+def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
+    """The heads of a ranking that is not nested are removed together.
+
+    Args:
+        ranking: the heads.
+        kept: what would be kept.
+        origin: what to call the ranking.
+
+    Raises:
+        UsageError: when it is not nested and some of its heads would be kept.
+    """
+    left = len(set(ranking.removed).intersection(kept))
+    if left and not ranking.nested:
+        raise UsageError(
+            f"{origin} is a circuit of headmap, which removes its {len(ranking.removed)} heads together: "
+            f"{left} of them would stay, and it ranks no head of one site against one of another",
+            hint="leave the budget out, or search again: extract-circuit --algorithm headmap --keep K",
+        )
+
+
 def check_scored(scores: HeadScores, present: HeadMask) -> None:
     """Every head that is present must have a score.
 

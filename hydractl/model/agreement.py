@@ -21,6 +21,12 @@ def preprocess_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[s
     return differences
 
 
+def length_hint(problems: Sequence[str]) -> str | None:
+    """What to do where models differ in nothing but the length at which they cut texts."""
+    only = problems and all(": preprocessing max_length " in problem for problem in problems)
+    return "give all of them one length with --max-length" if only else None
+
+
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
     """In what two lists of class names differ, in words; empty when they agree or one is unknown."""
     if a is None or b is None or list(a) == list(b):
@@ -55,7 +61,7 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
                 f"{name} against {known_name}: {what}" for what in label_differences(known.labels, other.labels)
             ]
     if problems:
-        raise InputError("these models cannot be averaged", problems=problems)
+        raise InputError("these models cannot be averaged", length_hint(problems), problems)
 
 
 def _differences(a: Description, b: Description) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
+from hydractl.files.description import bases_of
 from hydractl.heads.mask import Site
+from hydractl.log import Log
 from hydractl.model.source import Source, with_labels
 
 if TYPE_CHECKING:
@@ -57,6 +60,28 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
     if tower not in there:
         raise UsageError(f"--tower {tower}: {source.name} has one tower" if len(there) == 1 else f"no tower {tower!r}")
     return [site for site in sites if site.tower == tower]
+
+
+def check_base(document: Any, origin: str, source: Source, *, allow_other: bool, log: Log) -> None:
+    """Whether a mask, scores or a circuit were made from a model, or from one that shares a base with it.
+
+    A file that does not say what it was made from is taken.
+
+    Raises:
+        InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
+    """
+    made_from = bases_of(document.get("source")) if isinstance(document, Mapping) else []
+    own = source.lineage if made_from else []
+    if not made_from or made_from[0] in own or source.sha256 in made_from:
+        return
+    other = f"{origin} was made from another checkpoint ({made_from[0][:12]}) than {source.name} ({source.sha256[:12]})"
+    if common := [base for base in made_from if base in own]:
+        log.warn(f"{other}; both go back to {common[0][:12]}")
+    elif allow_other:
+        log.warn(other)
+    else:
+        hint = "make it from this model, or add --allow-other-base to use it all the same"
+        raise InputError(other, hint=hint)
 
 
 def check_labels(dataset: Any, source: Source) -> None:

@@ -16,7 +16,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
-from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import PICKLES
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
@@ -53,6 +53,7 @@ class Source:
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
+        drawn: whether the weights are random numbers: what is trained from them is no relative of another such model.
     """
 
     name: str
@@ -60,11 +61,17 @@ class Source:
     description: Description
     tensors: TensorSource
     file_bytes: int | None = None
+    drawn: bool = False
 
     @property
     def sha256(self) -> str:
         """The digest; all weights are read for it, once."""
         return self.digest if isinstance(self.digest, str) else self.digest()
+
+    @property
+    def lineage(self) -> list[str]:
+        """The digests of the model and of those that it goes back to, the nearest first."""
+        return [self.sha256, *bases_of(self.description.provenance)]
 
     @property
     def family(self) -> ModelFamily:
@@ -127,15 +134,20 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
         UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
     source = _find(ref, options.arch, options.seed, name)
-    if options.max_length is not None:
-        source = _with_max_length(source, options.max_length)
+    source = with_max_length(source, options.max_length)
     if options.labels is not None or options.prompt:
         source = with_labels(source, options.labels, options.prompt)
     return source
 
 
-def _with_max_length(source: Source, tokens: int) -> Source:
-    """The source whose texts are cut at another length. What is made of it keeps that length."""
+def with_max_length(source: Source, tokens: int | None) -> Source:
+    """The source whose texts are cut at another length; None: as it is.
+
+    Raises:
+        UsageError: for a model of images, and a length that the model does not take.
+    """
+    if tokens is None:
+        return source
     description = source.description
     if description.reads != "text":
         raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")
@@ -234,8 +246,10 @@ def _model_hint(path: Path) -> str:
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
     bare, _, query = rest.partition("?")
-    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
-    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    options = _parse_query(query)
+    loaded = get_family(family_name).load_name(bare, options, seed)
+    source = _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    return replace(source, drawn=not options.get("pretrained", True))
 
 
 def _parse_query(query: str) -> dict[str, Any]:

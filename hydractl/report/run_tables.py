@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hydractl.report import eval_tables as tables
 from hydractl.report.rich_parts import table
-from hydractl.report.texts import bytes_text, count_text, drawn_names, number
+from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number
 
 # --- evals ------------------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,9 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     compiled = ", compiled" if first.get("compile") else ""
     mode = f" ({first['compile_mode']})" if compiled and first.get("compile_mode") not in (None, "default") else ""
     rounds = len(first["latency_ms"]["runs"])
-    title = f"batch {first['batch_size']}, {first['dtype']}, {first.get('device', '')}{compiled}{mode}, {rounds} rounds"
+    sample = "" if _inputs_differ(rows) or not first.get("input") else f"{input_text(first['input'])}, "
+    where = f"{first['dtype']}, {first.get('device', '')}{compiled}{mode}"
+    title = f"batch {first['batch_size']}, {sample}{where}, {rounds} rounds"
     body = []
     for row in rows:
         low, high = row["ratio_ci"]
@@ -256,14 +258,20 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table(title, columns, body)
 
 
+def _inputs_differ(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row.get("input") != rows[0].get("input") for row in rows)
+
+
 def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """What each row is and holds, whatever the batch size; memory at the largest."""
     last = {row["model"]: row for row in rows}
+    apart = _inputs_differ(rows)
     body = [
         [
             name,
             row.get("kind", "model"),
             str(row.get("members", "-")),
+            *([input_text(row.get("input"))] if apart else []),
             count_text(row["params"]),
             count_text(row["macs"]),
             bytes_text(row.get("checkpoint_bytes")),
@@ -271,7 +279,7 @@ def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         ]
         for name, row in last.items()
     ]
-    columns = ["", "kind", "members", "params", "mult-adds", "file", "memory"]
+    columns = ["", "kind", "members", *(["input"] if apart else []), "params", "mult-adds", "file", "memory"]
     if all(row.get("peak_memory_bytes") is None for row in last.values()):
         columns, body = columns[:-1], [cells[:-1] for cells in body]
     return table("", columns, body, left=2)

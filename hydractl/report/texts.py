@@ -40,6 +40,13 @@ def bytes_text(value: int | None) -> str:
     return f"{count_text(value)}B" if value >= 1000 else f"{value} B"
 
 
+def input_text(one: Mapping[str, Any] | None) -> str:
+    """One sample of a bench: ``3x224x224``, or ``128 tokens``; a dash where it is not known."""
+    if one is None:
+        return "-"
+    return f"{one['tokens']} tokens" if one.get("tokens") else "x".join(map(str, one.get("image") or "?"))
+
+
 def signed_change(before: int, after: int) -> str:
     """The change from one count to another, in percent."""
     return "-" if not before else f"{100 * (after - before) / before:+.1f} %"

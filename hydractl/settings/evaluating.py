@@ -214,7 +214,7 @@ class EvalSettings(Shown):
     )
     resume: bool = eval_option("Resume the unfinished predictions of the same command (--predictions F.st)", False)
     allow_seen: bool = eval_option(
-        "Measure on samples that a circuit, a fine-tuning or a calibration has seen, and mark them", False
+        "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them", False
     )
     require: list[str] = eval_option(
         "Exit with 4 unless it holds in every row, as [NAME:]KEY>=NUMBER; repeat it for more",

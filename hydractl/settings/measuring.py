@@ -73,6 +73,10 @@ class BenchSettings(Measured):
         metavar="NAME,...",
         split=True,
     )
+    unequal_inputs: bool = bench_option(
+        "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)",
+        False,
+    )
     compile: bool = bench_option("Measure the models compiled by torch.compile, each as one graph", False)
     compile_mode: str | None = bench_option(
         "The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]",

@@ -32,6 +32,7 @@ _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
+_OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
 
 SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
@@ -69,21 +70,29 @@ class ScoreSettings(Batched):
 
     method: str | None = score_option(_CRITERION, choices=CRITERIA.names)
     samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1)
-    order: str = score_option(
-        "All scores from the full model, or site by site on the model as pruned so far",
-        "one-shot",
-        choices=("one-shot", "sequential"),
+    order: str | None = score_option(
+        "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the full "
+        "model [default: sequential with --keep or --remove, else one-shot]",
+        choices=("sequential", "one-shot"),
     )
-    keep: int | None = score_option(f"{_KEEP} per site, with --order sequential [heads]", at_least=0)
-    remove: int | None = score_option(f"{_REMOVE} per site, with --order sequential [heads]", at_least=0)
+    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0)
+    remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
+
+    def settle(self) -> None:
+        """A head count makes the scores those of ``prune --method`` at this count."""
+        self.order = self.order or ("sequential" if self.given("keep") or self.given("remove") else "one-shot")
 
     def inapplicable(self) -> dict[str, str]:
-        """A head count belongs to the sequential order, and a criterion's own options to it."""
-        others = _options_of_others(self.method)
+        """A head count belongs to the sequential order and to data, and a criterion's own options to it."""
+        others = _without_effect(self.method)
         if self.method in DECIDE:
             return dict.fromkeys(("order", "keep", "remove", *others), "method")
-        counts = () if self.order == "sequential" else ("keep", "remove")
-        return {**dict.fromkeys(counts, "order"), **dict.fromkeys(others, "method")}
+        found = dict.fromkeys(others, "method")
+        if self.order == "one-shot":
+            found |= dict.fromkeys(("keep", "remove"), "order")
+        elif self.order is None and self.method is not None and self.method not in NEED_DATA:
+            found |= dict.fromkeys(("keep", "remove"), "method")
+        return found
 
     def conflicts(self) -> list[str]:
         """A criterion, its data, and a head count in the sequential order."""
@@ -149,6 +158,7 @@ class CircuitSettings(Batched):
         "[sites; default: none]",
         at_least=1,
     )
+    allow_other_base: bool = which_option(_OTHER_BASE, False)
     bounds: bool = run_option(
         "Stop evaluating a candidate as soon as it can no longer win; the result is the same", True
     )
@@ -180,6 +190,8 @@ class CircuitSettings(Batched):
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
         found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
+        if self.allow_other_base and not (self.given("start_mask") or self.given("share_from")):
+            found.append(f"--allow-other-base{self.where('allow_other_base')} needs --start-mask or --share-from")
         if self.resume and self.output == "-":
             found.append("--resume needs an output file: a search that goes to standard output keeps no journal")
         return found + self.one_from_stdin("start_mask", "share_from", "check_against")
@@ -198,6 +210,7 @@ class PruneSettings(Batched):
     scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE")
     circuit: str | None = source_option("A removal order from extract-circuit; - is standard input", metavar="FILE")
     mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE")
+    allow_other_base: bool = source_option(_OTHER_BASE, False)
     keep: int | None = amount_option(f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0)
     remove: int | None = amount_option(f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0)
     scope: str | None = amount_option(
@@ -228,13 +241,13 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower")
+            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower", "max_length")
             return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples", *OWN_OPTIONS), "circuit")
+            return dict.fromkeys(("scope", "order", "samples", "max_length", *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "sample_from", *OWN_OPTIONS), "scores")
-        others = _options_of_others(self.method)
+            return dict.fromkeys(("order", "samples", "sample_from", "max_length", *OWN_OPTIONS), "scores")
+        others = [*_without_effect(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
         if self.method in DECIDE:
             return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
         found = dict.fromkeys(("sample_from", *others), "method")
@@ -257,6 +270,7 @@ class PruneSettings(Batched):
         return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
 
 
-def _options_of_others(method: str | None) -> list[str]:
-    """The options that mean nothing for a criterion, because they are another's."""
-    return [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+def _without_effect(method: str | None) -> list[str]:
+    """The options that mean nothing for a criterion, because they are another's or about data that it does not read."""
+    others = [name for name, criterion in OWN_OPTIONS.items() if method not in (None, criterion)]
+    return others if method is None or method in NEED_DATA else [*others, "max_length"]

@@ -124,7 +124,7 @@ def drawn(source: Source, seed: int) -> Source:
     description, family = source.description, source.family
     tensors = DictTensors(family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
-    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask))
+    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn=True)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Source:

@@ -29,7 +29,8 @@ CONVENTIONS = {
     "call": "the averaged prediction: log of the mean over members of their softmax; inputs are already on the device",
     "rounds": "each round runs every model once, in an order drawn anew; all models are loaded together",
     "last block": "runs for the tokens that are read out only, but for stock (or all, with --whole-last-block)",
-    "inputs": "random, the same for all models of one input shape",
+    "inputs": "random, the same for all rows; with --unequal-inputs for those of one input",
+    "input": "one sample: image [channels, height, width], or tokens of a text",
     "throughput_per_s": "batch size over median latency",
     "ratio": "median over rounds of this model's time over the first model's in the same round",
     "ratio_ci": f"95 % percentile interval of that median, {RESAMPLES} bootstrap resamples of the rounds",
@@ -95,7 +96,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.bench.measuring import BenchOptions, measure
-    from hydractl.bench.rows import rows_of
+    from hydractl.bench.rows import on_one_input, rows_of
     from hydractl.model.cost import COUNTED
     from hydractl.model.loading import find_models, resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
@@ -103,6 +104,8 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     device = resolve_device(settings.device)
     settings.check_device(device.type)
     models = find_models(settings.model, model_options(settings))
+    if not settings.unequal_inputs:
+        models = on_one_input(models, log)
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
     names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)

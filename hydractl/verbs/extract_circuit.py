@@ -31,7 +31,7 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
     source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
     objectives = list(settings.objective)
     options = settings.fill(SearchOptions)
-    scope = scope_of(source, options)
+    scope = scope_of(source, options, log)
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
 from hydractl.files.description import provenance
-from hydractl.files.fingerprints import Entry, merged, seen_in
+from hydractl.files.fingerprints import Entry, checked, merged, seen_in
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,
+    check_whole,
     lowest,
     sample_ranking,
     select_global,
@@ -27,8 +29,8 @@ from hydractl.heads.selection import (
 from hydractl.jsonio import json_bytes, read_json_file, shown
 from hydractl.log import Log
 from hydractl.model.cost import cost_of
-from hydractl.model.matching import asked_classes, only_one, sites_of
-from hydractl.model.source import Source, open_sources, pruned
+from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
+from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.opening import announce_reading, model_options
@@ -41,9 +43,11 @@ Fixed = dict[str, tuple[int, ...]]
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
-    opened = open_sources(settings.model, model_options(settings))
+    # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
+    opened = open_sources(settings.model, replace(model_options(settings), max_length=None))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
+    with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
     layout = settings.layout or ("zeroed" if as_folder else "sliced")
@@ -88,8 +92,9 @@ def mask_name(path: Path) -> Path:
 
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any], list[Entry]]:
-    """The mask of the pruned model, what decided it, and the samples that the model, circuit and masks have seen."""
+    """The mask of the pruned model, what decided it, and the samples that the model and what decided it have seen."""
     whole, sites = source.description.mask, source.sites
+    scored: Sequence[Entry] = ()
     documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
@@ -103,29 +108,38 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     elif settings.circuit:
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
     else:
-        mask, details = _from_scores(source, settings, fixed, log)
+        mask, details, scored = _from_scores(source, settings, fixed, log)
+    for path, document in documents.items():
+        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
     details = {
         "keep": settings.keep,
         "remove": settings.remove,
         "share_sites": settings.share_sites,
+        "allow_other_base": settings.allow_other_base or None,
         **asked_classes(source, settings.tower),
         **({"shared": {path: list(kept) for path, kept in fixed.items()}} if fixed else {}),
         **details,
     }
-    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()))
+    seen = merged(source.description.seen, *(seen_in(document, path) for path, document in documents.items()), scored)
     return mask, details, seen
 
 
-def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log) -> tuple[HeadMask, dict[str, Any]]:
-    """The mask that scores decide, those of a file or measured now, and what is to be said of them."""
+def _from_scores(
+    source: Source, settings: PruneSettings, fixed: Fixed, log: Log
+) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
+    """The mask that scores decide, those of a file or measured now, what is to be said of them, and what they saw."""
     whole = source.description.mask
     if settings.scores:
-        scores = scores_from_json(read_json_file(settings.scores), source.sites, settings.scores)
+        document = read_json_file(settings.scores)
+        scores = scores_from_json(document, source.sites, settings.scores)
+        check_base(document, settings.scores, source, allow_other=settings.allow_other_base, log=log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
+        _check_order(scores, settings, log)
     else:
         scores = _score(source, settings, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, Any] = {"scores": origin}
+    seen = checked(scores.info.get("seen"), settings.scores or "scores")
     # Of a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     present = whole.at(site.path for site in sites_of(source, settings.tower) if site.path in scores.scores)
     fixed = {path: kept for path, kept in fixed.items() if path in present.heads}
@@ -136,15 +150,35 @@ def _from_scores(source: Source, settings: PruneSettings, fixed: Fixed, log: Log
         decided = scores.info[settings.method]["kept"]
         # At shared sites the other mask decides, and what this model already lost stays lost.
         kept = {p: present.kept[p] if p in fixed else tuple(decided[p]) for p in present.heads}
-        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details
+        return whole.updated(apply_fixed(HeadMask(present.heads, kept), fixed)), details, seen
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
-        return whole.updated(select_global(lowest(scores, present.kept_heads), present, count, fixed)), details
+        mask = select_global(lowest(scores, present.kept_heads), present, count, fixed)
+        return whole.updated(mask), details, seen
     mask = select_per_site(scores, present, site_budget(present, settings.keep, settings.remove))
     # At shared sites the other mask decides; what this model already lost stays lost.
     kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
-    return whole.updated(HeadMask(mask.heads, kept)), details
+    return whole.updated(HeadMask(mask.heads, kept)), details, seen
+
+
+def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
+    """Whether the scores of a file are those that this scope and budget ask for."""
+    source = scores.info.get("source")
+    made: Any = source.get("settings") if isinstance(source, Mapping) else None
+    order = made.get("order") if isinstance(made, Mapping) else None
+    if order == "one-shot" and settings.scope == "site":
+        log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
+    if order != "sequential":
+        return
+    if settings.scope == "global":
+        raise UsageError(
+            f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
+            hint="add --scope site, or score with --order one-shot",
+        )
+    if any(made.get(name) != getattr(settings, name) for name in ("keep", "remove")):
+        budget = " ".join(f"--{name} {made[name]}" for name in ("keep", "remove") if name in made)
+        log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
@@ -171,7 +205,7 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
             f"{settings.method} scores of different towers are compared, though their sizes have little in common: "
             "the paper scores the visual tower only (--tower visual), or searches circuits over both"
         )
-    return score_source(source, settings, log)
+    return score_source(with_max_length(source, settings.max_length), settings, log)
 
 
 def _from_circuit(
@@ -198,7 +232,11 @@ def _from_circuit(
     if settings.sample_from is not None:
         order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
-    return whole.without(ranking.start).updated(select_global(order, present, max(count, 0), fixed)), details
+        check_whole(ranking, ranking.removed[settings.sample_from :], path)
+    mask = select_global(order, present, max(count, 0), fixed)
+    if settings.sample_from is None:
+        check_whole(ranking, [head for head in mask.kept_heads if head[0] not in fixed], path)
+    return whole.without(ranking.start).updated(mask), details
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -211,7 +249,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
         log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
-    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout})
+    origin = provenance("prune", settings.seed, [source.sha256], {**details, "layout": layout}, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)

@@ -15,6 +15,7 @@ from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.description import provenance
+from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
@@ -70,8 +71,10 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     paths = [site.path for site in sites_of(source, settings.tower)]
     model: Any  # or what stands in for one
     measured: dict[str, Any] = {}
+    seen: list[Entry] = list(source.description.seen)
     if criterion.needs_data:
-        source, model, calibration, measured = _with_data(source, settings, own, log)
+        source, model, calibration, measured, used = _with_data(source, settings, own, log)
+        seen = merged(seen, [used])
     else:
         model, calibration = _stored_heads(source, settings), Calibration(lambda: iter(()), 0, settings.seed, log, own)
     indices = [i for i, site in enumerate(model.sites) if site.path in paths]
@@ -99,7 +102,8 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         "arch": source.description.arch,
         "method": criterion.name,
         **decided,
-        "source": provenance("score", settings.seed, [source.sha256], details),
+        "source": provenance("score", settings.seed, [source.sha256], details, source.lineage),
+        **({"seen": seen} if seen else {}),
     }
     return HeadScores(_by_head(source, model, criterion.name, scores), info)
 
@@ -113,8 +117,12 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 
 def _with_data(
     source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
-) -> tuple[Source, HydraModel, Calibration, dict[str, Any]]:
-    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them."""
+) -> tuple[Source, HydraModel, Calibration, dict[str, Any], Entry]:
+    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them.
+
+    Returns:
+        Beside them what the provenance says, and what the leak guard notes.
+    """
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
@@ -140,7 +148,8 @@ def _with_data(
         "batch_size": settings.batch_size,
         "max_length": source.description.preprocess.get("max_length"),
     }
-    return source, model, Calibration(iterate, count, settings.seed, log, own), said
+    used = entry(settings.verb, "calibration", dataset, drawn)
+    return source, model, Calibration(iterate, count, settings.seed, log, own), said, used
 
 
 def _sequential(

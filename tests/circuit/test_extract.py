@@ -448,6 +448,13 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     assert scores == sorted(scores, reverse=True)
     run("prune", "base.st", "--circuit", "h.json", "-o", "h.st")
     assert [len(entry["kept"]) for entry in read("h.mask.json")["sites"].values()] == [2, 2, 2]
+    run("prune", "base.st", "--circuit", "h.json", "--remove", "3", "--sample-from", "3", "-o", "h.st", "--force")
+    capsys.readouterr()
+    for part in (["--remove", "2"], ["--remove", "1", "--sample-from", "2"]):  # it ranks no head against another site's
+        run("prune", "base.st", "--circuit", "h.json", *part, "-o", "part.st", code=2)
+        assert "circuit of headmap, which removes its 3 heads together: " in capsys.readouterr().err
+    run(*SEARCH, "--budget", "2", "--share-from", "h.json", "--share-sites", "1", "-o", "part.json", code=2)
+    assert "1 of them would stay" in capsys.readouterr().err
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--sites", "0-1", "-o", "p.json")  # of two sites of three
     assert read("p.json")["budget"] == len(removed("p.json")) == 2
     run(*SEARCH, "--algorithm", "headmap", "--budget", "6", "--objective", "acc", "-o", "b.json")

@@ -161,22 +161,58 @@ def max_length(path: str) -> Any:
     return open_source(path).description.preprocess["max_length"]
 
 
-def test_max_length_travels_into_what_is_written(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_max_length_travels_into_what_is_trained_or_fused(
+    bert: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = ["--max-length", "6"]
-    run("prune", bert, "--method", "magnitude", "--keep", "2", *short, "-o", "a.st")
     run("prune", bert, "--method", "magnitude", "--keep", "1", "-o", "b.st")
-    assert (max_length(bert), max_length("a.st"), max_length("b.st")) == (16, 6, 16)
-    run("finetune", "b.st", "--data", "data.jsonl", "--steps", "1", *short, "-o", "c.st")
+    for name in "ac":
+        run("finetune", "b.st", "--data", "data.jsonl", "--steps", "1", *short, "-o", f"{name}.st")
     run("fuse", "a.st", "c.st", "-o", "h.st")
     run("fuse", "a.st", "b.st", "--max-length", "9", "-o", "i.st")
     capsys.readouterr()
     run("fuse", "a.st", "b.st", "-o", "j.st", code=3)  # they cut texts at different lengths
-    assert "max_length 16, not 6" in (said := capsys.readouterr().err) and "--max-length N sets one" in said
+    assert "hint: give all of them one length with --max-length" in capsys.readouterr().err
     assert [max_length(path) for path in ("c.st", "h.st", "i.st")] == [6, 6, 9]
     run("eval", "h.st", bert, "--data", "data.jsonl", "--max-length", "7", "-o", "e.json", "--allow-seen")
     assert json.loads(Path("e.json").read_text())["conventions"]["max_length"] == {"h": 7, "bert": 7}
     run("extract-circuit", "a.st", "--data", "data.jsonl", "--objective", "acc", "--budget", "1", "-o", "k.json")
     assert json.loads(Path("k.json").read_text())["source"]["settings"]["max_length"] == 6
+
+
+def test_max_length_of_calibration_changes_no_model(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, taylor = ["--max-length", "6"], ["--method", "taylor", "--data", "data.jsonl"]
+    run("prune", bert, *taylor, "--keep", "2", *short, "-o", "a.st")
+    run("score", bert, *taylor, *short, "-o", "s.json")
+    found = json.loads(Path("a.mask.json").read_text())["source"]["settings"]["scores"]
+    assert found["max_length"] == json.loads(Path("s.json").read_text())["source"]["settings"]["max_length"] == 6
+    run("prune", bert, "--scores", "s.json", "--keep", "2", "-o", "b.st")
+    assert (max_length("a.st"), max_length("b.st")) == (16, 16)
+    run("prune", bert, *taylor, "--keep", "2", "--max-length", "17", "--dry-run", code=2)
+    for which in (["--scores", "s.json"], ["--mask", "a.mask.json"], ["--method", "random"]):
+        run("prune", bert, *which, *short, "-o", "c.st", code=2)
+        assert f"--max-length has no effect with {which[0]}" in capsys.readouterr().err
+
+
+def test_bench_runs_all_rows_on_one_length(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("finetune", bert, "--data", "data.jsonl", "--steps", "1", "--max-length", "6", "-o", "short.st")
+    few = ["--rounds", "1", "--warmup", "0", "--batch-size", "2", "--force"]
+
+    def rows(*options: str) -> list[tuple[dict[str, Any], bool]]:
+        run("bench", bert, "short.st", *few, *options, "-o", "b.json")
+        results = json.loads(Path("b.json").read_text())["results"]
+        return [(row["input"], row["macs"] == results[0]["macs"]) for row in results]
+
+    assert rows() == [({"tokens": 6}, True)] * 2
+    out, said = capsys.readouterr()
+    assert "all run on 6 tokens" in said and "batch 2, 6 tokens, float32" in out
+    assert rows("--max-length", "5") == [({"tokens": 5}, True)] * 2
+    assert rows("--unequal-inputs") == [({"tokens": 16}, True), ({"tokens": 6}, False)]
+    assert "16 tokens" in capsys.readouterr().out
+    run("bench", bert, IMAGES, *few, code=3)
+    said = capsys.readouterr().err
+    assert "read different inputs" in said and "- bert: 16 tokens" in said and ": 1x8x8" in said and "--unequal" in said
+    run("bench", IMAGES, f"large={IMAGES}".replace("img_size=8", "img_size=16"), *few, code=3)
 
 
 def test_max_length_cuts_the_inputs(bert: str, data: Path) -> None:

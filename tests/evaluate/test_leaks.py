@@ -63,6 +63,28 @@ def test_pruning_by_mask_hands_on_what_the_mask_has_seen(run: Any) -> None:
     run("eval", "again.st", *VAL, code=3)
 
 
+@pytest.mark.parametrize("by", ["score", "prune"])
+def test_the_samples_that_scores_were_measured_on_are_no_test_data(
+    run: Any, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    """Those drawn, and not the rest of the set; two draws from one set are two entries."""
+    draw = ["--method", "gate", "--data", "builtin:digits/val", "--samples", "9"]
+    for seed in "01":
+        if by == "score":
+            run("score", "base.st", *draw, "--seed", seed, "-o", f"s{seed}.json")
+            assert seen(f"s{seed}.json")[-1] == ("score", "calibration", 9)
+            draw_or_scores = ["--scores", f"s{seed}.json"]
+        else:
+            draw_or_scores = [*draw, "--seed", seed]
+        run("prune", "base.st", *draw_or_scores, "--keep", "2", "-o", f"m{seed}.st")
+        assert seen(f"m{seed}.mask.json")[-1] == (by, "calibration", 9)
+    run("fuse", "m0.st", "m1.st", "-o", "m.st")
+    capsys.readouterr()
+    run("eval", "m.st", "--data", "builtin:digits/val", code=3)
+    assert f"9 by {by} (calibration), 9 by {by} (calibration)" in capsys.readouterr().err
+    assert 9 < answer("m.st", "--data", "builtin:digits/val", "--allow-seen")["models"][0]["seen"]["id"] <= 18
+
+
 def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has(run: Any) -> None:
     search = ["--data", "builtin:digits/test", "--limit", "20", "--objective", "acc", "--budget", "3"]
     run("extract-circuit", "base.st", *search, "--start-mask", "c.mask.json", "-o", "more.json", "-q")

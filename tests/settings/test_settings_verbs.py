@@ -21,7 +21,7 @@ M = {"model": ["a.st"]}
         ("score", M, ["score needs --method"]),
         ("score", {**M, "method": "taylor"}, ["score --method taylor needs --data"]),
         ("score", {**M, "method": "random", "order": "sequential"}, ["score needs one of --keep, --remove"]),
-        ("score", {**M, "method": "random", "keep": "3"}, ["--keep has no effect with --order one-shot (flag)"]),
+        ("score", {**M, "method": "random", "keep": "3"}, ["--keep has no effect with --method random (flag)"]),
         (
             "extract-circuit",
             {**M, "budget": "3"},
