@@ -247,9 +247,30 @@ def test_unlabelled_data_and_predictions(capsys: pytest.CaptureFixture[str]) -> 
     run("eval", "hydra.st", "--data", "plain.npz", "--predictions", "p.jsonl", "--json")
     assert document(capsys)["models"][0]["id"] == {"n": 3}
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 and set(lines[0]) == {"id", "label", "confidence", "entropy", "mi", "ood_score"}
-    assert lines[0]["id"] == "plain.npz#0" and lines[0]["label"] in [str(i) for i in range(10)]
+    assert len(lines) == 3 and set(lines[0]) == {"id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"}
+    assert lines[0]["id"] == "plain.npz#0" and lines[0]["predicted"] in [str(i) for i in range(10)]
+    assert lines[0]["label"] is None
     assert lines[0]["ood_score"] == pytest.approx(-lines[0]["confidence"])
+
+
+def test_lines_of_labelled_data_hold_the_true_label() -> None:
+    run("eval", "hydra.st", *TEST, "--predictions", "p.csv", "-o", "e.json")
+    lines = [line.split(",") for line in Path("p.csv").read_text().splitlines()[1:]]
+    right = sum(label == predicted for _, label, predicted, *_ in lines) / len(lines)
+    assert right == json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
+
+
+def test_prune_says_how_many_heads_went(capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", "base.st", "--method", "magnitude", "--keep", "2", "-o", "m.st")
+    out, err = capsys.readouterr()
+    assert out == "m.st\nm.mask.json\n"
+    assert "3 of 9 heads removed: parameters -" in err and "%, mult-adds -" in err
+
+
+def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "3", "-o", "new.json", "--dry-run")
+    out = capsys.readouterr().out
+    assert "3 of 9 heads" in out and "about " in out and "new.json" in out and "sample_blocks" not in out
 
 
 def test_requirements_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

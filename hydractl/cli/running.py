@@ -115,18 +115,18 @@ def describe_files(request: Request, answer: Answer) -> None:
             errors.append(error)
     if len(files) == 1 and errors:
         raise errors[0]
-    if errors:
-        raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
     overlap = compare(documents)
     if overlap is not None:
         documents.append(overlap)
     if request.given["json"]:
-        answer.document(documents[0] if len(documents) == 1 else documents)
-        return
-    for number, document in enumerate(documents):
-        if number:
-            answer.text("")
-        answer.table(document)
+        answer.document(documents[0] if len(files) == 1 else documents)
+    else:
+        for number, document in enumerate(documents):
+            if number:
+                answer.text("")
+            answer.table(document)
+    if errors:
+        raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
 
 
 @contextlib.contextmanager

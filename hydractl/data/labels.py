@@ -100,7 +100,7 @@ def resolve_labels(
         ids: sample ids, for messages.
         where: what messages call the data set.
         labels: the checkpoint's names; empty: a checkpoint without names; None: the data's own order counts.
-        label_map: name in the data -> name in the checkpoint.
+        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
         need: refuse a set without labels.
         ignore: a set whose labels cannot be mapped is simply unlabelled.
 
@@ -115,7 +115,7 @@ def resolve_labels(
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
     names = raw.names if labels is None else (list(labels) or None)
     try:
-        found = _indices(raw, ids, where, labels, label_map or {})
+        found = _indices(raw, ids, where, labels, label_map)
     except InputError:
         if not ignore:
             raise
@@ -129,7 +129,7 @@ def resolve_labels(
 
 
 def _indices(
-    raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str]
+    raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str] | None
 ) -> Labels | None:
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
@@ -183,14 +183,14 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
         )
 
 
-def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, str], where: str) -> Labels:
+def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] | None, where: str) -> Labels:
     """For each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
-    known = set(labels)
+    known, label_map = set(labels), given or {}
     unknown = sorted(set(label_map.values()) - known)
     if unknown:
         count = _count(len(unknown), "target of --label-map", "targets of --label-map")
@@ -206,9 +206,12 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
     published = place_of_published(labels, [name for name in mapped if name not in known])
     unknown = [name for name, t in zip(own, mapped, strict=True) if t not in known and t not in published]
     if unknown:
+        way = "map them with --label-map FILE (name in the data: name in the model) to"
+        if given is None:
+            way = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
         raise InputError(
             f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
-            hint=f"map them with --label-map FILE (name in the data: name in the model) to: {some(labels)}",
+            hint=f"{way}: {some(labels)}",
             problems=[_near(name, labels) for name in unknown],
         )
     counts = Counter(labels)

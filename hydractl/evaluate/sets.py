@@ -169,9 +169,9 @@ def _check_classes(one: EvalSet, model: Classifier) -> None:
     )
 
 
-def _label_map(path: str | None) -> Mapping[str, str] | None:
+def _label_map(path: str | None) -> Mapping[str, str]:
     if path is None:
-        return None
+        return {}
     names = read_json_file(path)
     if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise InputError(f"{path} is not a JSON object from name to name")

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.header import CONVERT
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
@@ -184,7 +186,7 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if path.suffix.lower() in _PICKLES:
         raise InputError(
             f"{path} may hold a pickle, which hydractl never opens",
-            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+            hint=CONVERT,
         )
     if not os.path.exists(path):
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
@@ -225,9 +227,9 @@ def _is_file(ref: str) -> bool:
 
 
 def _model_hint(path: Path) -> str:
-    near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
+    near = sorted(p.name for p in path.parent.glob("*.st")) if os.path.isdir(path.parent) else []
     return (
-        f"checkpoints there: {', '.join(near)}"
+        f"checkpoints there: {some(near, 5)}"
         if near
         else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
     )

@@ -16,6 +16,9 @@ general_option = partial(option, "General")
 # What wins over what, and 0 for a built-in default.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
+NO_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".json", ".npz", ".npy")
+"""Endings of other files: a checkpoint named so would be refused when it is read."""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
@@ -226,6 +229,9 @@ class Common:
         found = []
         if self.output == "-" and self.needs_output_file:
             found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
+        if self.needs_output_file and (self.output or "").lower().endswith(NO_WEIGHTS):
+            where = self.where("output")
+            found.append(f"--output {self.output}{where}: {self.verb} writes safetensors, in a file that ends in .st")
         if self.quiet and self.verbose:
             found.append(f"--quiet{self.where('quiet')} and --verbose{self.where('verbose')} exclude each other")
         return found

@@ -30,6 +30,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned
 from hydractl.model.stored import check_finite
+from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -215,6 +216,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)
+    cost = _costs(source, mask)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),
@@ -223,8 +225,9 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         "layout": layout,
         "heads": mask.counts(),
         "mask": mask_document,
-        "cost": _costs(source, mask),
+        "cost": cost,
     }
+    log.info(_saving(source.description.mask, mask, cost))
     if output.is_folder:
         weights = source.family.export_folder(
             output.temporary, description.config, description.preprocess, description.labels
@@ -235,6 +238,13 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         return Outcome(document, files=[output.commit()])
     document["sha256"] = write_checkpoint(output, tensors, description.to_json())
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
+
+
+def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:
+    """How many heads went, and what that saves."""
+    there, left = len(before.kept_heads), len(after.kept_heads)
+    saved = {key: signed_change(cost["before"][key], cost["after"][key]) for key in ("params", "macs")}
+    return f"{there - left} of {there} heads removed: parameters {saved['params']}, mult-adds {saved['macs']}"
 
 
 def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:

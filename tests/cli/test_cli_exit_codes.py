@@ -27,7 +27,6 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        ([], "error: no verb\nhint: hydractl --help\n"),
         (["prnue"], "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"),
         (["a.st"], "error: no such verb: a.st\nhint: hydractl --help\n"),
         (["--"], "error: no verb\nhint: hydractl --help\n"),
@@ -158,8 +157,12 @@ def test_info(hydractl: Run, fake_info: None) -> None:
     result = hydractl("--info", "bad.st")
     assert (result.code, result.out, result.err) == (3, "", "error: bad.st is bad\n")
     result = hydractl("--info", "a.st", "bad1", "bad2")
-    assert (result.code, result.out) == (3, "")
+    assert (result.code, result.out) == (3, "file: a.st\n")
     assert result.err == "error: 2 of 3 files cannot be described\n  - bad1 is bad\n  - bad2 is bad\n"
+
+
+def test_alone_it_prints_the_help(hydractl: Run) -> None:
+    assert hydractl() == hydractl("--help")
 
 
 def test_version(hydractl: Run) -> None:

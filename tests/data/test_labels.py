@@ -68,10 +68,15 @@ def test_label_map_without_a_checkpoint() -> None:
 
 def test_unknown_names_are_all_listed() -> None:
     with pytest.raises(InputError) as error:
-        resolve(RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"])
+        resolve(RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"], label_map={})
     assert error.value.message == "--data s: 3 class names are not among the model's 2"
     assert error.value.problems == ["'Cat' (near: 'cat')", "'x'", "'y'"]
     assert error.value.hint and "--label-map" in error.value.hint and "cat, dog" in error.value.hint
+    with pytest.raises(InputError) as error:  # only eval takes one
+        resolve(RawLabels(["x"], ["x"]), labels=["cat", "dog"])
+    assert error.value.hint == (
+        "rename them in the data, or name the model's classes as the data do with --labels FILE; it has: cat, dog"
+    )
 
 
 @pytest.mark.parametrize("raw", [RawLabels(["a"], ["a"]), integers(0, names=["a"])])
