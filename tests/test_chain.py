@@ -267,6 +267,38 @@ def test_prune_says_how_many_heads_went(capsys: pytest.CaptureFixture[str]) -> N
     assert "3 of 9 heads removed: parameters -" in err and "%, mult-adds -" in err
 
 
+def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    def warned(*command: str, code: int = 0) -> str:
+        capsys.readouterr()
+        run(*command, code=code)
+        return capsys.readouterr().err
+
+    from hydractl.data import open_data
+
+    digits = open_data("builtin:digits/val")
+    assert digits.labels is not None
+    model = hydractl.load("base.st", device="cpu")
+    answers = model(model.preprocess([digits[i] for i in range(300)])).argmax(1).numpy()
+    zeros = np.flatnonzero((digits.labels == 0) & (answers == 0))[:8]
+    np.savez("zeros.npz", x=np.stack([np.asarray(digits[i]) for i in zeros]), y=np.zeros(8, dtype=np.int64))
+    few = ["--data", "zeros.npz", "--objective", "acc", "--budget", "2"]
+    found = warned("extract-circuit", "base.st", *few, "-o", "z.json")
+    assert "all 8 samples are of one class, 0" in found
+    assert "acc: the score is at its maximum, 1, in the first" in found and "--objective nll" in found
+    assert "all 8 samples are of one class, 0" in warned("eval", "base.st", "--data", "zeros.npz", "-o", "z.eval.json")
+    np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
+    plain = ["eval", "base.st", "--data", "plain.npz", "-o", "p.eval.json"]
+    assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
+    assert "it needs labels, and the data have none" in warned(*plain, "--require", "id.accuracy>=0", code=2)
+    assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.jsonl")
+    pruned = warned("prune", "base.st", "--method", "magnitude", "--keep", "3", "-o", "all.st")
+    assert "no head is removed: --keep 3 keeps every head that base has" in pruned
+    drawn = warned("prune", BASE, "--method", "magnitude", "--keep", "2", "--seed", "1", "-o", "r.st")
+    assert "random weights drawn by --seed 1; another seed is another model" in drawn
+
+
 def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "3", "-o", "new.json", "--dry-run")
     out = capsys.readouterr().out

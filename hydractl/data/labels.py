@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,29 @@ class RawLabels:
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
     texts: list[str] | None = None
+
+
+def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
+    """Which samples of a set ``--limit`` takes, in their order.
+
+    The first ones; of a set sorted by class, whose first ones are all of one class, as many of every class as there
+    are, drawn by ``seed``. What a smaller limit takes a larger one takes too.
+
+    Args:
+        labels: of all samples; None where there are none.
+        total: number of samples.
+        limit: how many are wanted; None: all.
+        seed: of the draw.
+    """
+    if limit is None or limit >= total:
+        return list(range(total))
+    runs = [] if labels is None else [len(list(run)) for _, run in itertools.groupby(labels)]
+    if not 1 < len(runs) < total or len(runs) != len(set(labels or ())):
+        return list(range(limit))
+    random = np.random.default_rng(seed)
+    turn = np.repeat(random.permutation(len(runs)), runs)
+    within = np.concatenate([random.permutation(count) for count in runs])
+    return sorted(np.lexsort((turn, within))[:limit].tolist())
 
 
 def raw_labels(

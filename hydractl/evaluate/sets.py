@@ -95,7 +95,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
     """
     labels = _class_names(models)
     reads = {one.name: one.reads for one in models if one.reads is not None}
-    common: dict[str, Any] = {"limit": options.limit, "reads": reads, "on_bad": options.on_bad}
+    common: dict[str, Any] = {"limit": options.limit, "seed": options.seed, "reads": reads, "on_bad": options.on_bad}
     known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(options.label_map), **common}
     if options.data is None:
         sets = models[0].stored_sets()

@@ -56,6 +56,7 @@ class Source:
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
+        drawn_by: the seed of random weights (``pretrained=0``); None of others.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Source:
     description: Description
     tensors: TensorSource
     file_bytes: int | None = None
+    drawn_by: int | None = None
 
     @property
     def sha256(self) -> str:
@@ -237,8 +239,10 @@ def _model_hint(path: Path) -> str:
 
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
     bare, _, query = rest.partition("?")
-    loaded = get_family(family_name).load_name(bare, _parse_query(query), seed)
-    return _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
+    options = _parse_query(query)
+    drawn_by = seed if options.get("pretrained") is False else None
+    loaded = get_family(family_name).load_name(bare, options, seed)
+    return replace(_from_loaded(family_name, loaded, name or bare.replace("/", "_")), drawn_by=drawn_by)
 
 
 def _parse_query(query: str) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class Common:
         metavar="SPEC",
     )
     limit: int | None = file_option(
-        "Use only the first N samples, before anything else [samples; default: all]", at_least=1
+        "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by class "
+        "as many of each class, drawn by --seed [samples; default: all]",
+        at_least=1,
     )
     max_length: int | None = file_option(
         "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint says]",

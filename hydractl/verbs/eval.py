@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data.base import report_skipped
+from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError
@@ -182,6 +182,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         if slow is not None:
             log.warn(slow)
         _report_cut(plan, log)
+        _report_labels(plan, settings, log)
         for one in unused_sets(plan.sets, plan.options):
             log.info(f"{option_of(one)} is not run: nothing is chosen on it, and no predictions are kept")
         measuring = Measuring(plan.sets, plan.options, log)
@@ -240,6 +241,17 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     for one in plan.sets:
         if one.dataset is not None and one.role != CORRUPTION:  # what is left out of --data is told once
             report_skipped(one.dataset, log)
+
+
+def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
+    """Say where labels are missing, or tell little: of predictions of new data that is no surprise."""
+    for one in plan.sets:
+        if one.dataset is not None and one.role in ("id", "val"):
+            report_classes(one.dataset, log)
+    if plan.sets[0].labels is None and settings.predictions is None:
+        hint = getattr(plan.sets[0].dataset, "label_hint", None)
+        text = f"{plan.sets[0].spec} has no labels: accuracy and calibration are not measured"
+        log.warn(text + (f" ({hint})" if hint else ""))
 
 
 def _report_cut(plan: Plan, log: Log) -> None:

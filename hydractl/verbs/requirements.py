@@ -93,6 +93,8 @@ def _guess(key: str, keys: Sequence[str]) -> str:
     outside = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
     if key.startswith(outside) and not any(known.startswith(outside) for known in keys):
         return "; it needs OOD data: --ood NAME=SPEC"
+    if key.startswith("id.") and "id.n" in keys and not any(known.startswith("id.acc") for known in keys):
+        return "; it needs labels, and the data have none"
     return did_you_mean(key, keys)
 
 

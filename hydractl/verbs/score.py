@@ -11,6 +11,7 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
 from hydractl.data import batches, open_data
+from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
@@ -119,7 +120,9 @@ def _with_data(
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
     labels, reads = source.description.labels or [], {source.name: source.description.reads}
-    dataset = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
+    limit, seed = settings.limit, settings.seed
+    dataset = open_data(settings.data, limit=limit, seed=seed, labels=labels, need_labels=True, reads=reads)
+    report_classes(dataset, log)
     check_labels(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
     count = min(settings.samples, len(dataset))

@@ -161,6 +161,21 @@ def test_info(hydractl: Run, fake_info: None) -> None:
     assert result.err == "error: 2 of 3 files cannot be described\n  - bad1 is bad\n  - bad2 is bad\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given 2 times, and prune takes one"),
+        (
+            ["extract-circuit", "a.st", "--ood", "a", "--ood", "b"],
+            "--ood is given 2 times, and extract-circuit takes one",
+        ),
+    ],
+)
+def test_an_option_that_takes_one_value_is_given_once(command: list[str], line: str, hydractl: Run) -> None:
+    result = hydractl(*command)
+    assert (result.code, result.err) == (2, f"error: {line}\nhint: give it once\n")
+
+
 def test_alone_it_prints_the_help(hydractl: Run) -> None:
     assert hydractl() == hydractl("--help")
 
