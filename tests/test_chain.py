@@ -287,7 +287,8 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     found = warned("extract-circuit", "base.st", *few, "-o", "z.json")
     assert "all 8 samples are of one class, 0" in found
     assert "acc: the score is at its maximum, 1, in the first" in found and "--objective nll" in found
-    assert "all 8 samples are of one class, 0" in warned("eval", "base.st", "--data", "zeros.npz", "-o", "z.eval.json")
+    seen = ["eval", "base.st", "--data", "zeros.npz", "--allow-seen", "-o", "z.eval.json"]
+    assert "all 8 samples are of one class, 0" in warned(*seen)
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
     plain = ["eval", "base.st", "--data", "plain.npz", "-o", "p.eval.json"]
     assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
