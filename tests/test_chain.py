@@ -300,6 +300,18 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     assert "random weights drawn by --seed 1; another seed is another model" in drawn
 
 
+def test_runs_that_differ_by_their_seed_alone_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in ("0", "1"):
+        run("prune", "base.st", "--method", "random", "--keep", "2", "--seed", seed)
+        run("score", "base.st", "--method", "random", "--seed", seed)
+    for name in ("base.random-2", "base.random-2.seed1"):
+        assert Path(f"{name}.st").is_file() and Path(f"{name}.mask.json").is_file()
+    assert Path("base.random.scores.json").is_file() and Path("base.random.seed1.scores.json").is_file()
+    capsys.readouterr()
+    run("finetune", "t0.st", "--data", "builtin:digits/train", "--limit", "9", "--seed", "2", "--dry-run", "--json")
+    assert document(capsys)["output"] == "t0.tuned.seed2.st"
+
+
 def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "3", "-o", "new.json", "--dry-run")
     out = capsys.readouterr().out

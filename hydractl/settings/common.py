@@ -107,6 +107,11 @@ class Common:
         """Whether the document that the verb makes goes to standard output instead of a file."""
         return self.output == "-" or (self.json and self.output is None)
 
+    @property
+    def seed_mark(self) -> str:
+        """What tells a default output name of another seed than the default one: ``.seed1``."""
+        return f".seed{self.seed}" if self.seed else ""
+
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
         """A record of options made of the options here that its fields are named after, and of ``own`` values."""
         names = {item.name for item in fields(record)} - own.keys()  # type: ignore[arg-type]

@@ -102,11 +102,17 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     for one in models:
         one.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
-    path = None if settings.to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     plan = Plan(models, sets, options, path, predictions, seen, suite)
     _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
     return plan
+
+
+def _default_name(first: str, settings: EvalSettings) -> str:
+    """After the first row, and another seed where it decides."""
+    drawn = settings.bootstrap or settings.mc_dropout is not None
+    return f"{first}{settings.seed_mark if drawn else ''}.eval.json"
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:

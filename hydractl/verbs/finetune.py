@@ -129,7 +129,7 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
-    output = settings.output or f"{source.name}.tuned.st"
+    output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
     files = RunFiles.of(output, settings.log, settings.snapshots, settings.tensorboard)
     if settings.tensorboard is not None:
         check_tensorboard()

@@ -66,7 +66,7 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
 
 
 def default_name(source: Source, settings: PruneSettings) -> str:
-    """``vit.taylor-8.st``: the input and what was done."""
+    """``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``: the input, what was done, and another seed where it decides."""
     if settings.method:
         how = settings.method
     elif settings.scores:
@@ -77,7 +77,8 @@ def default_name(source: Source, settings: PruneSettings) -> str:
     how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
     amount = f"-{settings.keep}" if settings.keep is not None else ""
     amount += f"-minus{settings.remove}" if settings.remove is not None else ""
-    return f"{source.name}.{how}{amount}.st"
+    seed = settings.seed_mark if settings.method or settings.sample_from is not None else ""
+    return f"{source.name}.{how}{amount}{seed}.st"
 
 
 def mask_name(path: Path) -> Path:

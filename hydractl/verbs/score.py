@@ -36,7 +36,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
     opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "score")
-    path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
+    path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
         check_outputs([] if settings.to_stdout else [path], force=settings.force)
         criterion_of(source, settings)
