@@ -81,6 +81,17 @@ def hydractl(*arguments: str) -> None:
         sys.exit(code)
 
 
+def over(everywhere: str, own: str) -> list[str]:
+    """Options of every command and those of one, which win: no option may be given twice."""
+    words, kept = shlex.split(own), True
+    given = {word for word in words if word.startswith("--")}
+    common = []
+    for word in shlex.split(everywhere):
+        kept = word not in given if word.startswith("--") else kept
+        common += [word] if kept else []
+    return [*common, *words]
+
+
 def run(study: Study) -> None:
     """The study from nothing to the table."""
     started = time.monotonic()
@@ -91,7 +102,9 @@ def run(study: Study) -> None:
     if study.pretraining:
         base = f"{study.runs}/base.st"
         data = ["--data", study.train, "--val", study.val]
-        hydractl("finetune", study.base, *data, *study.pretraining.split(), *more, *again(study), "-o", base, "-q")
+        hydractl(
+            "finetune", study.base, *data, *over(study.everywhere, study.pretraining), *again(study), "-o", base, "-q"
+        )
     ensembles = {kind: scored(study, base, kind) for kind in study.criteria}
     ensembles["circuit"] = circuits(study, base)
     models = [f"single={base}"]
@@ -107,10 +120,10 @@ def run(study: Study) -> None:
         if study.apart:
             models.append(f"ensemble-{kind}={'+'.join(members)}")
     ood = [word for spec in study.ood_test for word in ("--ood", spec)]
-    measure = [*more, *shlex.split(study.evaluation)]
+    measure = over(study.everywhere, study.evaluation)
     hydractl("eval", *models, "--data", study.test, *ood, *measure, "-o", f"{study.runs}/eval.json")
     if study.timed:
-        hydractl("bench", *models, *more, *study.bench.split(), "-o", f"{study.runs}/bench.json")
+        hydractl("bench", *models, *over(study.everywhere, study.bench), "-o", f"{study.runs}/bench.json")
         show(study.runs)
     else:
         show_intervals(study.runs / "eval.json")
@@ -123,7 +136,7 @@ def scored(study: Study, base: str, kind: str) -> list[str]:
     for seed in SEEDS:
         pruned = f"{study.runs}/{kind}{seed}.pruned.st"
         amount = [] if "--keep" in study.scoring else ["--remove", str(study.remove)]
-        how = ["--method", kind, *shlex.split(study.everywhere), *study.scoring.split(), *amount, "--seed", seed]
+        how = ["--method", kind, *over(study.everywhere, study.scoring), *amount, "--seed", seed]
         data = ["--data", study.train, "--samples", str(study.samples)] if kind in ("taylor", "gate") else []
         hydractl("prune", base, *how, *data, "-o", pruned)
         members.append(tuned(study, pruned, f"{study.runs}/{kind}{seed}.st"))
@@ -135,7 +148,7 @@ def deep(study: Study, base: str) -> list[str]:
     members = [base] if study.pretraining else []
     for seed in SEEDS[len(members) :]:
         members.append(f"{study.runs}/deep{seed}.st")
-        how = [*shlex.split(study.everywhere), *shlex.split(study.deep), "--seed", seed, *again(study)]
+        how = [*over(study.everywhere, study.deep), "--seed", seed, *again(study)]
         hydractl("finetune", study.base, "--data", study.train, "--val", study.val, *how, "-o", members[-1], "-q")
     return members
 
@@ -144,7 +157,7 @@ def circuits(study: Study, base: str) -> list[str]:
     """Three members by what their circuits keep best: accuracy, OOD detection, both."""
     more = shlex.split(study.everywhere)
     data = ["--data", study.val, "--ood", study.ood_val, "--objective", ",".join(OBJECTIVES)]
-    how = ["--budget", str(study.remove), *more, *study.search.split()]
+    how = ["--budget", str(study.remove), *over(study.everywhere, study.search)]
     if not all((study.runs / f"circuit.{objective}.json").exists() for objective in OBJECTIVES):
         hydractl("extract-circuit", base, *data, *how, *again(study), "-o", f"{study.runs}/circuit.json", "-q")
     members = []
@@ -164,8 +177,7 @@ def tuned(study: Study, pruned: str, path: str) -> str:
         "finetune",
         pruned,
         *data,
-        *shlex.split(study.everywhere),
-        *study.tuning.split(),
+        *over(study.everywhere, study.tuning),
         *again(study),
         "-o",
         path,

@@ -256,9 +256,75 @@ def test_unlabelled_data_and_predictions(capsys: pytest.CaptureFixture[str]) -> 
     run("eval", "hydra.st", "--data", "plain.npz", "--predictions", "p.jsonl", "--json")
     assert document(capsys)["models"][0]["id"] == {"n": 3}
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 and set(lines[0]) == {"id", "label", "confidence", "entropy", "mi", "ood_score"}
-    assert lines[0]["id"] == "plain.npz#0" and lines[0]["label"] in [str(i) for i in range(10)]
+    assert len(lines) == 3 and set(lines[0]) == {"id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"}
+    assert lines[0]["id"] == "plain.npz#0" and lines[0]["predicted"] in [str(i) for i in range(10)]
+    assert lines[0]["label"] is None
     assert lines[0]["ood_score"] == pytest.approx(-lines[0]["confidence"])
+
+
+def test_lines_of_labelled_data_hold_the_true_label() -> None:
+    run("eval", "hydra.st", *TEST, "--predictions", "p.csv", "-o", "e.json")
+    lines = [line.split(",") for line in Path("p.csv").read_text().splitlines()[1:]]
+    right = sum(label == predicted for _, label, predicted, *_ in lines) / len(lines)
+    assert right == json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
+
+
+def test_prune_says_how_many_heads_went(capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", "base.st", "--method", "magnitude", "--keep", "2", "-o", "m.st")
+    out, err = capsys.readouterr()
+    assert out == "m.st\nm.mask.json\n"
+    assert "3 of 9 heads removed: parameters -" in err and "%, mult-adds -" in err
+
+
+def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    def warned(*command: str, code: int = 0) -> str:
+        capsys.readouterr()
+        run(*command, code=code)
+        return capsys.readouterr().err
+
+    from hydractl.data import open_data
+
+    digits = open_data("builtin:digits/val")
+    assert digits.labels is not None
+    model = hydractl.load("base.st", device="cpu")
+    answers = model(model.preprocess([digits[i] for i in range(300)])).argmax(1).numpy()
+    zeros = np.flatnonzero((digits.labels == 0) & (answers == 0))[:8]
+    np.savez("zeros.npz", x=np.stack([np.asarray(digits[i]) for i in zeros]), y=np.zeros(8, dtype=np.int64))
+    few = ["--data", "zeros.npz", "--objective", "acc", "--budget", "2"]
+    found = warned("extract-circuit", "base.st", *few, "-o", "z.json")
+    assert "all 8 samples are of one class, 0" in found
+    assert "acc: the score is at its maximum, 1, in the first" in found and "--objective nll" in found
+    seen = ["eval", "base.st", "--data", "zeros.npz", "--allow-seen", "-o", "z.eval.json"]
+    assert "all 8 samples are of one class, 0" in warned(*seen)
+    np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
+    plain = ["eval", "base.st", "--data", "plain.npz", "-o", "p.eval.json"]
+    assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
+    assert "it needs labels, and the data have none" in warned(*plain, "--require", "id.accuracy>=0", code=2)
+    assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.jsonl")
+    pruned = warned("prune", "base.st", "--method", "magnitude", "--keep", "3", "-o", "all.st")
+    assert "no head is removed: --keep 3 keeps every head that base has" in pruned
+    drawn = warned("prune", BASE, "--method", "magnitude", "--keep", "2", "--seed", "1", "-o", "r.st")
+    assert "random weights drawn by --seed 1; another seed is another model" in drawn
+
+
+def test_runs_that_differ_by_their_seed_alone_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in ("0", "1"):
+        run("prune", "base.st", "--method", "random", "--keep", "2", "--seed", seed)
+        run("score", "base.st", "--method", "random", "--seed", seed)
+    for name in ("base.random-2", "base.random-2.seed1"):
+        assert Path(f"{name}.st").is_file() and Path(f"{name}.mask.json").is_file()
+    assert Path("base.random.scores.json").is_file() and Path("base.random.seed1.scores.json").is_file()
+    capsys.readouterr()
+    run("finetune", "t0.st", "--data", "builtin:digits/train", "--limit", "9", "--seed", "2", "--dry-run", "--json")
+    assert document(capsys)["output"] == "t0.tuned.seed2.st"
+
+
+def test_the_plan_of_a_search_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    run("extract-circuit", "base.st", *VAL, *OOD, "--budget", "3", "-o", "new.json", "--dry-run")
+    out = capsys.readouterr().out
+    assert "3 of 9 heads" in out and "about " in out and "new.json" in out and "sample_blocks" not in out
 
 
 def test_requirements_decide_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,20 @@ def agreement_text(document: Mapping[str, Any]) -> str:
     return f"Jaccard {jaccard}; Kendall's tau {number(own['kendall_tau'], 3)}; score lost {lost}"
 
 
+def tied_text(document: Mapping[str, Any]) -> str | None:
+    """A warning of a search whose score is at its maximum in the first steps, where ties decide; None for others."""
+    objective, steps = document["objective"], document["removed"]
+    perfect = 1.0 if objective in ("acc", "ood", "avg") else 0.0
+    tied = next((i for i, step in enumerate(steps) if step["score"] < perfect), len(steps))
+    if not tied:
+        return None
+    return (
+        f"{objective}: the score is at its maximum, {perfect:g}, in the first {tied} of {len(steps)} steps, so ties "
+        "and not the data decide which heads they remove: give more --data, or held-out samples that the model was not "
+        "trained on, or --objective nll"
+    )
+
+
 def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:
     """Whether a circuit can be what others are compared with.
 

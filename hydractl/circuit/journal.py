@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import HydraError, InputError, OutputError
-from hydractl.files.atomic import lock, open_locked, open_own, storage_error, sync_folder
+from hydractl.files.atomic import lock, make_folder, open_locked, open_own, storage_error, sync_folder
 from hydractl.jsonio import differences, parse_json, shown
 from hydractl.log import Log
 
@@ -327,7 +327,7 @@ def _claim(path: Path) -> IO[bytes]:
     try:
         if not path.parent.is_dir():
             where = path.parent
-            raise OutputError(f"the folder of the journal does not exist: {where}", hint=f"mkdir -p {where}")
+            raise OutputError(f"the folder of the journal does not exist: {where}", hint=make_folder(where))
         file = open_locked(path, path, buffering=0)
         if not _is_regular(file):
             file.close()

@@ -18,7 +18,7 @@ from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
 from hydractl.log import Log
-from hydractl.report.texts import bytes_text
+from hydractl.report.texts import bytes_text, duration_text
 
 
 @dataclass(frozen=True)
@@ -130,18 +130,9 @@ def tell_plan(log: Log, plan: Plan, bounds: bool) -> None:
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
         f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
-        f"{' before bounds' if bounds else ''}, about {_duration(plan.seconds)}; "
+        f"{' before bounds' if bounds else ''}, about {duration_text(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
-
-
-def _duration(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def tell_work(log: Log, plan: Plan, evaluations: int, work: float, processes: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hydractl import __version__
-from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of
+from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of, tied_text
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
@@ -25,7 +25,7 @@ from hydractl.circuit.search import Found, GreedySearch, check_records
 from hydractl.circuit.shortlist import Shortlist
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, report_classes
 from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
@@ -74,11 +74,12 @@ class Session:
         options, source = self.options, self.scope.source
         labels = source.description.labels or []  # names are never taken by position
         reads = {source.name: source.description.reads}
-        sets = {"id": open_data(options.data, limit=options.limit, labels=labels, need_labels=True, reads=reads)}
+        few: dict[str, Any] = {"limit": options.limit, "seed": options.seed}
+        sets = {"id": open_data(options.data, labels=labels, need_labels=True, reads=reads, **few)}
         check_labels(sets["id"], source)
+        report_classes(sets["id"], self.log)
         if options.ood is not None:
-            limit = options.limit
-            sets["ood"] = open_data(options.ood, option="--ood", limit=limit, ignore_labels=True, reads=reads)
+            sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
             if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
                 raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
         return sets
@@ -265,6 +266,8 @@ class Session:
                 document["agreement"] = agreement(document, *self._exact)
                 self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
+        for text in filter(None, map(tied_text, documents.values())):
+            self.log.warn(text)
         steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
         undecided = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)
         if undecided:

@@ -64,8 +64,8 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if _COMPLETING in os.environ or first in _COMPLETION:
         _complete(arguments, answer)
         return None
-    if not first:
-        raise UsageError("no verb", hint="hydractl --help")
+    if not arguments:
+        arguments, first = ["--help"], "--help"
     if not first.startswith("-") and first not in VERBS:
         raise UsageError(f"no such verb: {first}{did_you_mean(first, VERBS)}", hint="hydractl --help")
     if first == INFO:

@@ -135,7 +135,11 @@ class ConsoleLog(Log):
             return
         with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
             task = _Task(self, bars, self._clock, description, total, unit, columns)
-            yield task
+            try:
+                yield task
+            except BaseException:
+                task.keep_rows()
+                raise
             task.hide()
         task.finish()
 
@@ -193,6 +197,16 @@ class _Task(Progress):
         if self._bars is not None:
             self._bars.remove_task(self._id)
 
+    def keep_rows(self) -> None:
+        """Leave the rows that are shown on the terminal, which the end of the bars clears."""
+        if self._bars is not None:
+            for cells in self._rows:
+                self._log.info(self._row_text(cells))
+
+    def _row_text(self, cells: Sequence[str]) -> str:
+        named = zip_longest(self._columns, cells, fillvalue="")
+        return f"{self._description}: {'  '.join(f'{name} {cell}'.strip() for name, cell in named if cell)}"
+
     def _update(self, **fields: Any) -> bool:
         """Change the bar. Returns whether there is one."""
         if self._bars is not None:
@@ -212,9 +226,7 @@ class _Task(Progress):
         cells = tuple(map(clean, cells))
         self._rows = (*self._rows, cells)[-_ROWS:]
         if not self._update(rows=self._rows):
-            named = zip_longest(self._columns, cells, fillvalue="")
-            texts = (f"{name} {cell}".strip() for name, cell in named if cell)
-            self._log.info(f"{self._description}: {'  '.join(texts)}")
+            self._log.info(self._row_text(cells))
 
     def set_total(self, total: int) -> None:
         self._total = total

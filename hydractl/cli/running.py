@@ -31,15 +31,19 @@ from hydractl.verbs.outcome import Outcome
 
 def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
     """A function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command."""
+    single: list[Option] = []
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
         parameters = [files, _keyword("json", bool | None, typer.Option(None, "--json"))]
     else:
         parameters = [_parameter(option) for option in options_of(SETTINGS[verb])]
+        single = [o for o in options_of(SETTINGS[verb]) if not o.many and o.type is not bool]
     parameters.append(_keyword("help", bool, help_option))
 
     def request(**values: Any) -> Request:
         del values["help"]
+        for option in single:
+            values[option.name] = _once(option, values[option.name] or [], verb)
         return Request(verb, values)
 
     request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -47,12 +51,19 @@ def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
     return request
 
 
+def _once(option: Option, given: list[str], verb: str) -> str | None:
+    if len(given) > 1:
+        raise UsageError(f"{option.flag} is given {len(given)} times, and {verb} takes one", hint="give it once")
+    return given[0] if given else None
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
     long = f"{option.flag}/--no-{option.flag[2:]}" if option.type is bool else option.flag
     flags = [long, option.short] if option.short else [long]
-    annotation = bool | None if option.type is bool else list[str] | None if option.many else str | None
+    # A list of every option with a value: of one that takes a single value, Typer would keep the last in silence.
+    annotation = bool | None if option.type is bool else list[str] | None
     choices = list(option.choices)
     return _keyword(option.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
 
@@ -115,18 +126,18 @@ def describe_files(request: Request, answer: Answer) -> None:
             errors.append(error)
     if len(files) == 1 and errors:
         raise errors[0]
-    if errors:
-        raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
     overlap = compare(documents)
     if overlap is not None:
         documents.append(overlap)
     if request.given["json"]:
-        answer.document(documents[0] if len(documents) == 1 else documents)
-        return
-    for number, document in enumerate(documents):
-        if number:
-            answer.text("")
-        answer.table(document)
+        answer.document(documents[0] if len(files) == 1 else documents)
+    else:
+        for number, document in enumerate(documents):
+            if number:
+                answer.text("")
+            answer.table(document)
+    if errors:
+        raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ VERBS: dict[str, Verb] = {
         examples="""
   # a single model against a fused one
   hydractl eval single=vit.st hydra.st --data test.npz --ood svhn:far=svhn.npz
-  # members run sequentially (deep ensemble)
+  # members run sequentially (of independent trainings: a deep ensemble)
   hydractl eval ensemble=a.st+b.st+c.st --data test.npz
   # a gate for scripts: exit code 4 when it fails
   hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'

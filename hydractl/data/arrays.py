@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, Spec, reason
 from hydractl.data.files import printable
-from hydractl.data.labels import RawLabels
+from hydractl.data.labels import RawLabels, limited
 from hydractl.errors import InputError
 
 QUERY = ("x", "y", "classes")
@@ -51,7 +51,7 @@ class _Header(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def read_npz(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
@@ -78,10 +78,14 @@ def read_npz(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         if problems:
             raise InputError(f"{spec.where}: not a usable image set", problems=[*problems, *label_problems])
         with np.load(path, allow_pickle=False) as arrays:
-            images = np.ascontiguousarray(arrays[name["x"]][:limit])
+            total = headers[name["x"]].shape[0]
+            labels = arrays[name["y"]] if name["y"] in headers and not label_problems else None
+            rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
+            images = np.ascontiguousarray(arrays[name["x"]][rows if len(rows) < total else slice(None)])
             raw = RawLabels(problems=label_problems)
             if not label_problems:
-                raw = _labels(arrays, name, headers, limit)
+                classes = arrays[name["classes"]].tolist() if name["classes"] in headers else None
+                raw = _labels(labels, rows, classes, name["y"])
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
@@ -90,7 +94,7 @@ def read_npz(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raise InputError(f"{spec.where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    ids = [f"{printable(path.name)}#{i}" for i in range(len(images))]
+    ids = [f"{printable(path.name)}#{i}" for i in rows]
     return ArrayImages(spec.text, spec.where, ids, images), raw
 
 
@@ -162,15 +166,13 @@ def _label_problems(name: dict[str, str], headers: dict[str, _Header]) -> list[s
     return problems
 
 
-def _labels(arrays: Any, name: dict[str, str], headers: dict[str, _Header], limit: int | None) -> RawLabels:
-    """Labels and class names of an open file whose headers are in order."""
-    names = arrays[name["classes"]].tolist() if name["classes"] in headers else None
-    if name["y"] not in headers:
+def _labels(every: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
+    """The labels of some samples, out of those of all, and the class names; ``array`` is what their array is called."""
+    if every is None:
         return RawLabels(None, names)
-    every = arrays[name["y"]]
     if every.dtype.kind == "U":
-        return RawLabels(every[:limit].tolist(), names if names is not None else sorted(set(every.tolist())))
-    every = every[:limit]
+        return RawLabels(every[rows].tolist(), names if names is not None else sorted(set(every.tolist())))
+    every = every[rows]
     if every.dtype.kind == "u" and int(every.max()) > np.iinfo(np.int64).max:
-        return RawLabels(problems=[f"{name['y']} has labels beyond 2^63"])
+        return RawLabels(problems=[f"{array} has labels beyond 2^63"])
     return RawLabels(every.astype(np.int64), names)

@@ -137,6 +137,7 @@ class Dataset(ABC):
         ids: one id per sample, the same on every machine.
         labels: int64 ``[samples]``, in the order of the checkpoint's names when such were given; None when unlabelled.
         label_names: the checkpoint's names when such were given, else the data's own; None when there are none.
+        label_hint: where there are no labels, how to say where they are.
         skipped: None where a sample that cannot be read is an error; else such samples are left out of the batches,
             and this says which were met so far: index -> why.
     """
@@ -149,6 +150,7 @@ class Dataset(ABC):
         self.ids = list(ids)
         self.labels: npt.NDArray[np.int64] | None = None
         self.label_names: list[str] | None = None
+        self.label_hint: str | None = None
         self.skipped: dict[int, str] | None = None
         self._fingerprints: list[str] | None = None
 
@@ -219,6 +221,18 @@ def reason(error: Exception) -> str:
     """Why the system or a library failed, in one line."""
     words = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return words.strip().partition("\n")[0] or type(error).__name__
+
+
+def report_classes(dataset: Dataset, log: Log) -> None:
+    """Warn of a labelled set of one class only, which says nothing of the others."""
+    labels = dataset.labels
+    if labels is None or len(labels) < 2 or (labels != labels[0]).any():
+        return
+    name = int(labels[0]) if dataset.label_names is None else dataset.label_names[labels[0]]
+    log.warn(
+        f"{dataset.where}: all {len(labels)} samples are of one class, {name}: give samples of every class; with "
+        "--limit, a file that is sorted by class is to be shuffled first"
+    )
 
 
 def skipped_document(dataset: Dataset) -> dict[str, Any] | None:

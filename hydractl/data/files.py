@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
-from hydractl.data.labels import INTEGER, RawLabels
+from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
@@ -109,7 +109,7 @@ def printable(path: str) -> str:
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open an image list (UTF-8).
 
     Paths are relative to ``?root=``, else to the list's folder. A tab, if there is one, separates path and label. Else
@@ -132,8 +132,9 @@ def read_image_list(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     entries = [(f"line {n}", *split_line(line)) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not entries:
         raise InputError(f"{spec.where}: the image list is empty")
-    raw = _labels(entries, limit)
-    places, names, _ = zip(*entries[:limit], strict=True)
+    rows = limited([label for _, _, label in entries], len(entries), limit, seed)
+    raw = _labels(entries, rows)
+    places, names, _ = zip(*(entries[row] for row in rows), strict=True)
     return listed_images(spec, names, places, raw.problems), raw
 
 
@@ -149,8 +150,8 @@ def split_line(line: str) -> tuple[str, str | None]:
     return path.rstrip(), label
 
 
-def _labels(entries: list[tuple[str, str, str | None]], limit: int | None) -> RawLabels:
-    """The labels of a list: all integers, all names, or none at all."""
+def _labels(entries: list[tuple[str, str, str | None]], rows: Sequence[int]) -> RawLabels:
+    """The labels of some entries of a list: all integers, all names, or none at all."""
     labelled = [(place, label) for place, _, label in entries if label is not None]
     if not labelled:
         return RawLabels()
@@ -162,8 +163,8 @@ def _labels(entries: list[tuple[str, str, str | None]], limit: int | None) -> Ra
         return RawLabels(problems=problems)
     values = [label for _, label in labelled]
     if names:
-        return RawLabels(values[:limit], sorted(set(values)))
-    return RawLabels(np.array([int(label) for label in values[:limit]], dtype=np.int64))
+        return RawLabels([values[row] for row in rows], sorted(set(values)))
+    return RawLabels(np.array([int(values[row]) for row in rows], dtype=np.int64))
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
@@ -200,7 +201,7 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def read_folder(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open a folder.
 
     Every sub-folder is a class and holds its images at any depth; ids are paths relative to the folder, classes and
@@ -232,7 +233,7 @@ def read_folder(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
             problems=problems,
         )
     samples = [(name, f"{name}/{path}") for name in folders for path in found[name]] or [("", path) for path in loose]
-    samples = samples[:limit]
+    samples = [samples[row] for row in limited([name for name, _ in samples], len(samples), limit, seed)]
     paths = [os.path.join(root, path) for _, path in samples]
     dataset = FileImages(spec.text, spec.where, [printable(path) for _, path in samples], paths)
     if not folders:

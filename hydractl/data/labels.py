@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,29 @@ class RawLabels:
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
     texts: list[str] | None = None
+
+
+def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
+    """Which samples of a set ``--limit`` takes, in their order.
+
+    The first ones; of a set sorted by class, whose first ones are all of one class, as many of every class as there
+    are, drawn by ``seed``. What a smaller limit takes a larger one takes too.
+
+    Args:
+        labels: of all samples; None where there are none.
+        total: number of samples.
+        limit: how many are wanted; None: all.
+        seed: of the draw.
+    """
+    if limit is None or limit >= total:
+        return list(range(total))
+    runs = [] if labels is None else [len(list(run)) for _, run in itertools.groupby(labels)]
+    if not 1 < len(runs) < total or len(runs) != len(set(labels or ())):
+        return list(range(limit))
+    random = np.random.default_rng(seed)
+    turn = np.repeat(random.permutation(len(runs)), runs)
+    within = np.concatenate([random.permutation(count) for count in runs])
+    return sorted(np.lexsort((turn, within))[:limit].tolist())
 
 
 def raw_labels(
@@ -100,7 +124,7 @@ def resolve_labels(
         ids: sample ids, for messages.
         where: what messages call the data set.
         labels: the checkpoint's names; empty: a checkpoint without names; None: the data's own order counts.
-        label_map: name in the data -> name in the checkpoint.
+        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
         need: refuse a set without labels.
         ignore: a set whose labels cannot be mapped is simply unlabelled.
 
@@ -115,7 +139,7 @@ def resolve_labels(
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
     names = raw.names if labels is None else (list(labels) or None)
     try:
-        found = _indices(raw, ids, where, labels, label_map or {})
+        found = _indices(raw, ids, where, labels, label_map)
     except InputError:
         if not ignore:
             raise
@@ -129,7 +153,7 @@ def resolve_labels(
 
 
 def _indices(
-    raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str]
+    raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str] | None
 ) -> Labels | None:
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
@@ -183,14 +207,14 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
         )
 
 
-def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, str], where: str) -> Labels:
+def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] | None, where: str) -> Labels:
     """For each of the data's own classes its index among the checkpoint's names: int64 ``[len(own)]``."""
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
-    known = set(labels)
+    known, label_map = set(labels), given or {}
     unknown = sorted(set(label_map.values()) - known)
     if unknown:
         count = _count(len(unknown), "target of --label-map", "targets of --label-map")
@@ -206,9 +230,12 @@ def _name_table(own: list[str], labels: Sequence[str], label_map: Mapping[str, s
     published = place_of_published(labels, [name for name in mapped if name not in known])
     unknown = [name for name, t in zip(own, mapped, strict=True) if t not in known and t not in published]
     if unknown:
+        way = "map them with --label-map FILE (name in the data: name in the model) to"
+        if given is None:
+            way = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
         raise InputError(
             f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
-            hint=f"map them with --label-map FILE (name in the data: name in the model) to: {some(labels)}",
+            hint=f"{way}: {some(labels)}",
             problems=[_near(name, labels) for name in unknown],
         )
     counts = Counter(labels)

@@ -12,7 +12,7 @@ from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
 from hydractl.errors import InputError, UsageError
 
-Reader = Callable[[Spec, "int | None"], "tuple[Dataset, RawLabels]"]
+Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
 # kind -> module, function, and what its samples are; a module is imported when its kind is first met
 _READERS = {
@@ -27,6 +27,8 @@ _READERS = {
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
+_DRAWN = ("npz", "folder", "list", "torchvision")
+"""Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
@@ -43,6 +45,7 @@ def open_data(
     *,
     option: str = "--data",
     limit: int | None = None,
+    seed: int = 0,
     labels: Sequence[str] | None = None,
     label_map: Mapping[str, str] | None = None,
     need_labels: bool = False,
@@ -58,7 +61,9 @@ def open_data(
     Args:
         spec: what to open, see :class:`hydractl.data.base.Spec`.
         option: the option it was given to, for messages.
-        limit: only the first so many samples; class names are still those of the whole set.
+        limit: only so many samples, the first ones, or :func:`hydractl.data.labels.limited` of a set sorted by class;
+            class names are still those of the whole set.
+        seed: of that draw.
         labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
             refused); None where the data's own names define the order (training from scratch).
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
@@ -83,15 +88,17 @@ def open_data(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
     parsed, corruption = take_corruption(parse_spec(spec, option))
-    module, function, samples = _READERS[_kind(parsed)]
+    kind = _kind(parsed)
+    module, function, samples = _READERS[kind]
     if samples:
         _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
-    dataset, raw = reader(parsed, limit)
+    dataset, raw = reader(parsed, limit, seed) if kind in _DRAWN else reader(parsed, limit)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
+    dataset.label_hint = raw.hint
     dataset.skipped = {} if on_bad == "skip" else None
     if corruption is None:
         return dataset

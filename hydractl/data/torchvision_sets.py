@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hydractl.data.base import Dataset, Spec, UnreadableSample
-from hydractl.data.labels import RawLabels
+from hydractl.data.labels import RawLabels, limited
 from hydractl.errors import InputError, UsageError
 from hydractl.families.reading import first_line
 from hydractl.families.torchvision_operators import declare_operators
@@ -25,17 +25,18 @@ class TorchvisionImages(Dataset):
     """A torchvision data set.
 
     Args:
-        spec, where, ids: as of :class:`Dataset`.
+        spec: of the set.
+        rows: which of its samples.
         source: torchvision's own data set, giving ``(PIL image, label)``.
     """
 
-    def __init__(self, spec: str, where: str, ids: list[str], source: Any) -> None:
-        super().__init__(spec, where, ids)
-        self.source = source
+    def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
+        super().__init__(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in rows])
+        self.rows, self.source = rows, source
 
     def _sample(self, i: int) -> Any:
         try:
-            image = self.source[i][0]
+            image = self.source[self.rows[i]][0]
             image.load()
         # A damaged file makes the decoders raise nearly anything.
         except Exception as error:
@@ -47,7 +48,7 @@ class TorchvisionImages(Dataset):
         return [f"{image.mode} {image.size}\n".encode(), image.tobytes()]
 
 
-def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets; nothing is ever downloaded.
 
     Raises:
@@ -64,13 +65,14 @@ def read_torchvision(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]
             hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
         )
     source = _open(spec, name, split)
-    count = len(source) if limit is None else min(limit, len(source))
-    if count == 0:
+    if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
-    dataset = TorchvisionImages(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in range(count)], source)
     found = next(getattr(source, key) for key in ("targets", "labels", "_labels") if hasattr(source, key))
+    labels = np.asarray(found, dtype=np.int64)
+    rows = limited(labels.tolist(), len(source), limit, seed)
+    dataset = TorchvisionImages(spec, rows, source)
     names = getattr(source, "classes", None)
-    return dataset, RawLabels(np.asarray(found, dtype=np.int64)[:count], [str(n) for n in names] if names else None)
+    return dataset, RawLabels(labels[rows], [str(n) for n in names] if names else None)
 
 
 def _open(spec: Spec, name: str, split: str) -> Any:

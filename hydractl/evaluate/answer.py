@@ -109,6 +109,9 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
         keys += [f"ci.{key}.{end}" for key in measured for end in (0, 1)]
         keys += [f"difference.{key}.value" for key in measured]
         keys += [f"difference.{key}.ci.{end}" for key in measured for end in (0, 1)]
+    if sets[0].labels is None:
+        needing = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
+        keys = [key for key in keys if not key.startswith(needing) or key.endswith(".n")]
     return keys
 
 

@@ -217,7 +217,7 @@ def predictions_writer(
 
 # --- predictions as lines: `.jsonl` or `.csv`, one sample each --------------------------------------------------------
 
-FIELDS = ("id", "label", "confidence", "entropy", "mi", "ood_score")
+FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
 """A field more, where a threshold is known."""
 
@@ -225,12 +225,14 @@ FLAG = "is_ood"
 def _sample_rows(
     samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
 ) -> Iterator[dict[str, Any]]:
-    """One mapping per sample: predicted label, its probability, entropy and mutual information (nats), OOD score."""
+    """One mapping per sample: label (or null), predicted label, its probability, entropy and MI (nats), OOD score."""
     for i, sample in enumerate(ids):
+        own = None if samples.labels is None else int(samples.labels[i])
         top = int(samples.predicted[i])
         row = {
             "id": sample,
-            "label": top if labels is None else labels[top],
+            "label": own if own is None or labels is None else labels[own],
+            "predicted": top if labels is None else labels[top],
             "confidence": float(samples.confidence[i]),
             "entropy": float(samples.entropy[i]),
             "mi": float(samples.mi[i]),

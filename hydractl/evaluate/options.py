@@ -38,7 +38,8 @@ class DataOptions:
         ood: the OOD test sets.
         val: SPEC of the ID validation data.
         val_ood: the OOD validation sets.
-        limit: the first samples of each only.
+        limit: so many samples of each only.
+        seed: draws them of a set sorted by class.
         on_bad: what to do with samples that cannot be read.
         label_map: file of an object from labels of the data to labels of the model.
         corruptions, severities: of ``data``, measured as well.
@@ -50,6 +51,7 @@ class DataOptions:
     val: str | None = None
     val_ood: Sequence[OodSet] = ()
     limit: int | None = None
+    seed: int = 0
     on_bad: str = "stop"
     label_map: str | None = None
     corruptions: Sequence[str] = ()

@@ -95,7 +95,7 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
     """
     labels = _class_names(models)
     reads = {model.name: model.reads for model in models if model.reads is not None}
-    common: dict[str, Any] = {"limit": options.limit, "reads": reads, "on_bad": options.on_bad}
+    common: dict[str, Any] = {"limit": options.limit, "seed": options.seed, "reads": reads, "on_bad": options.on_bad}
     known: dict[str, Any] = {"labels": labels or [], "label_map": _label_map(options.label_map), **common}
     if options.data is None:
         sets = models[0].stored_sets()
@@ -169,9 +169,9 @@ def _check_classes(one: EvalSet, model: Classifier) -> None:
     )
 
 
-def _label_map(path: str | None) -> Mapping[str, str] | None:
+def _label_map(path: str | None) -> Mapping[str, str]:
     if path is None:
-        return None
+        return {}
     names = read_json_file(path)
     if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise InputError(f"{path} is not a JSON object from name to name")

@@ -17,6 +17,21 @@ LARGEST = 1 << 14
 """Pixels of a side of an image at most."""
 
 
+def images_of(samples: Sequence[Any]) -> list[Image.Image]:
+    """The images of a batch that a person may have put together.
+
+    Raises:
+        InputError: for one image alone, and for what is no PIL image.
+    """
+    if isinstance(samples, Image.Image):
+        raise InputError("preprocess takes a list of images, not one alone", hint="preprocess([image])")
+    for image in samples:
+        if not isinstance(image, Image.Image):
+            hint = "PIL.Image.fromarray(array) makes one of an array [height, width, 3] of bytes"
+            raise InputError(f"preprocess takes a list of PIL images; one of these is a {type(image).__name__}", hint)
+    return list(samples)
+
+
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """The image in mode ``L`` or ``RGB``.
 

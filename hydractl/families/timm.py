@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels
+from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
 from hydractl.families.reading import (
     download,
     kept,
@@ -201,7 +201,7 @@ class TimmViT(ModelFamily):
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
-        return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in samples])
+        return lambda samples: torch.stack([transform(in_mode(image, mode)) for image in images_of(samples)])
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
         """Standard normal pixels ``[B, C, H, W]``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -49,6 +50,11 @@ def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -
     for path in paths:
         with Output(path, force=force, folder=folder):
             pass
+
+
+def make_folder(folder: Path) -> str:
+    """The command that makes a folder, for hints."""
+    return f"mkdir -p {shlex.quote(str(folder))}"
 
 
 def file_path(text: str) -> Path:
@@ -103,14 +109,14 @@ class Output:
         parent, target = self.target.parent, self.target
         with storing(self.path):  # a name that is too long, a folder that may not be searched
             if not parent.is_dir():
-                raise OutputError(f"the folder of the output does not exist: {parent}", hint=f"mkdir -p {parent}")
+                raise OutputError(f"the folder of the output does not exist: {parent}", hint=make_folder(parent))
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise OutputError(f"the folder of the output is not writable: {parent}")
             if target.exists() and not (target.is_dir() if self.is_folder else target.is_file()):
                 kind = "a folder" if target.is_dir() else "a file" if target.is_file() else "no regular file"
-                raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name with -o")
+                raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name")
             if target.exists() and not force:
-                hint = "add --force to replace it, or choose another -o"
+                hint = "add --force to replace it, or choose another name"
                 raise OutputError(f"the output exists: {self.path}", hint=hint)
 
     def _prepare_folder(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import stat
 import struct
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,11 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TENSORS = 100_000
+CONVERT = (
+    "convert it where you trust it: safetensors.torch.save_file("
+    'torch.load(F, map_location="cpu", weights_only=True), OUT)'
+)
+"""What to do with a pickle."""
 _MAX_DIMENSIONS = 64
 _MAX_COUNT = 2**63 - 1
 
@@ -127,17 +133,25 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     if size < 8:
         raise InputError(f"{path} is {'empty' if size == 0 else f'only {size} bytes long'}, not a safetensors file")
     (length,) = struct.unpack("<Q", start)
-    # Only after the length: that of a header of 640 bytes has the same first bytes as a pickle.
-    if 8 + length > size and start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        raise InputError(
-            f"{path} is a pickle, which hydractl never opens",
-            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
-        )
+    if 8 + length > size:  # only then: the length of a header of 640 bytes has the same first bytes as a pickle
+        _refuse_other(start + handle.read(64), path)
     if length > MAX_HEADER_BYTES:
         raise InputError(f"{path} claims a header of {length} bytes (the limit is {MAX_HEADER_BYTES})")
     if 8 + length > size:
         raise InputError(f"{path} is truncated: its header of {length} bytes does not fit in {size} bytes")
     return handle.read(length)
+
+
+def _refuse_other(start: bytes, path: Path) -> None:
+    """Refuse a file of another kind that begins like this, by its kind."""
+    if start.lstrip()[:1] in (b"{", b"["):
+        raise InputError(
+            f"{path} is JSON, not a checkpoint", hint=f"hydractl --info {shlex.quote(str(path))} says which"
+        )
+    if start.startswith(b"PK\x03\x04") and b".npy" in start:
+        raise InputError(f"{path} is an .npz file of arrays, not a checkpoint", hint="arrays are data: --data FILE.npz")
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        raise InputError(f"{path} is a pickle, which hydractl never opens", hint=CONVERT)
 
 
 def _parse_header(text: bytes, path: Path) -> dict[str, Any]:

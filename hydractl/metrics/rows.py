@@ -130,7 +130,7 @@ def row_keys(ood_sets: Iterable[str]) -> list[str]:
         ood_sets: names of the OOD data sets.
     """
     sets = list(ood_sets)
-    groups = (*(f"ood.{name}" for name in sets), *AVERAGES)
+    groups = (*(f"ood.{name}" for name in sets), *(AVERAGES if sets else ()))
     return [
         "id.n",
         *(f"id.{key}" for metric in metrics("id") for key in metric.keys),

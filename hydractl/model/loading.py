@@ -50,7 +50,7 @@ def resolve_dtype(name: str) -> torch.dtype:
     """``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
     known = ("float32", "bfloat16", "float16", "float64")
     if name not in known:
-        raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(known)}")
+        raise UsageError(f"unknown dtype {name!r}, not one of {', '.join(known)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

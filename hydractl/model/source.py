@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
-from hydractl.files.header import PICKLES
+from hydractl.files.header import CONVERT, PICKLES
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
@@ -53,7 +54,7 @@ class Source:
         description: what the model says of itself.
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
-        drawn: whether the weights are random numbers: what is trained from them is no relative of another such model.
+        drawn_by: the seed of random weights: what is trained from them is no relative of another such model; else None.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Source:
     description: Description
     tensors: TensorSource
     file_bytes: int | None = None
-    drawn: bool = False
+    drawn_by: int | None = None
 
     @property
     def sha256(self) -> str:
@@ -195,7 +196,7 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if path.suffix.lower() in PICKLES:
         raise InputError(
             f"{path} may hold a pickle, which hydractl never opens",
-            hint="convert it where you trust it: safetensors.torch.save_file(torch.load(F, weights_only=True), OUT)",
+            hint=CONVERT,
         )
     if not os.path.exists(path):
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
@@ -236,9 +237,9 @@ def _is_file(ref: str) -> bool:
 
 
 def _model_hint(path: Path) -> str:
-    near = sorted(p.name for p in path.parent.glob("*.st"))[:5] if os.path.isdir(path.parent) else []
+    near = sorted(p.name for p in path.parent.glob("*.st")) if os.path.isdir(path.parent) else []
     return (
-        f"checkpoints there: {', '.join(near)}"
+        f"checkpoints there: {some(near, 5)}"
         if near
         else f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
     )
@@ -247,9 +248,9 @@ def _model_hint(path: Path) -> str:
 def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
     bare, _, query = rest.partition("?")
     options = _parse_query(query)
+    drawn_by = seed if options.get("pretrained") is False else None
     loaded = get_family(family_name).load_name(bare, options, seed)
-    source = _from_loaded(family_name, loaded, name or bare.replace("/", "_"))
-    return replace(source, drawn=not options.get("pretrained", True))
+    return replace(_from_loaded(family_name, loaded, name or bare.replace("/", "_")), drawn_by=drawn_by)
 
 
 def _parse_query(query: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import OutputError, UsageError
-from hydractl.files.atomic import Output, file_path, storage_error, write_with
+from hydractl.files.atomic import Output, file_path, make_folder, storage_error, write_with
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
@@ -112,7 +112,7 @@ def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
         try:
             folder.mkdir()
         except FileNotFoundError:
-            hint = f"mkdir -p {folder.parent}"
+            hint = make_folder(folder.parent)
             raise OutputError(f"the folder of the output does not exist: {folder.parent}", hint=hint) from None
         except OSError as error:
             raise storage_error(error, folder) from error

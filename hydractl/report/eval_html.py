@@ -199,7 +199,7 @@ def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
             text = f"{_names(first)} with {_value(column, first)}"
             text += f", then {_names(second)} with {_value(column, second)}" if second else ""
-            text += _overlap(column, first, rows)
+            text += _significance(column, first, rows)
             lines.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
     return lines
 
@@ -217,13 +217,19 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> str:
     return " and ".join(listed) if not rest else f"{', '.join(listed)} and {rest} more"
 
 
-def _overlap(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many others' intervals meet that of the best: they are not clearly worse."""
-    ends = column.interval(first[0]) if len(first) == 1 else None
-    others = [column.interval(row) for row in rows if not any(row is one for one in first)]
-    if ends is None or not others or None in others:
+def _significance(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the paired differences, which are all to the first row, say of the best; nothing where there are none."""
+    against = shown_name(rows[0]["name"])
+    if any(row is rows[0] for row in first):
+        others = [row for row in rows if not any(row is one for one in first)]
+        found = [column.difference(row) for row in others]
+        if any(one is None or one[1] is None for one in found):
+            return ""
+        apart = sum(tables.excludes_zero(one[1]) for one in found if one is not None)
+        return f"; paired differences to {against} are significant for {apart} of {len(found)} others"
+    difference = column.difference(first[0]) if len(first) == 1 else None
+    if difference is None or difference[1] is None:
         return ""
-    meeting = sum(other[0] <= ends[1] and ends[0] <= other[1] for other in others if other is not None)
-    if not meeting:
-        return "; its interval meets no other row's"
-    return f"; its interval meets {f'those of {meeting} other rows' if meeting > 1 else 'that of 1 other row'}"
+    low, high = map(tables.signed_number, difference[1])
+    text = "significantly different" if tables.excludes_zero(difference[1]) else "not significantly different"
+    return f"; {text} from {against} (paired difference {tables.signed_number(difference[0])}, {low} to {high})"

@@ -10,6 +10,8 @@ from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.texts import count_text, number, shown_name
 
 BEST, SECOND = "best", "second"
+SIGNIFICANT = "*"
+"""Behind a difference whose interval excludes 0."""
 Row = Mapping[str, Any]
 """The entry of one model in the document of an eval."""
 
@@ -244,7 +246,7 @@ def difference_table(rows: Sequence[Row]) -> Table:
     known = {key for row in rows for key in row.get("difference") or {}}
     shown = [column for column in main_columns(rows) if column.key in known]
     lines = [(row["name"], [_difference(column, row) for column in shown]) for row in rows if row.get("difference")]
-    caption = "Bold: the interval of the difference excludes 0. ↑ and ↓: which way is better."
+    caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
     return Table(caption, _heads(metrics=[column.metric for column in shown]), lines if shown else [])
 
 
@@ -253,8 +255,12 @@ def _difference(column: Column, row: Row) -> Cell:
     if found is None:
         return Cell("-")
     value, ends = found
-    significant = ends is not None and not ends[0] <= 0 <= ends[1]
-    return Cell(signed_number(value), BEST if significant else "", ends, signed=True)
+    return Cell(signed_number(value) + SIGNIFICANT * excludes_zero(ends), "", ends, signed=True)
+
+
+def excludes_zero(ends: tuple[float, float] | None) -> bool:
+    """Whether a difference with this interval is significant."""
+    return ends is not None and not ends[0] <= 0 <= ends[1]
 
 
 def signed_number(value: float) -> str:
@@ -341,6 +347,19 @@ def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
         ]
         if shown:
             yield metric_table(rows, shown, f"by severity; {corrupted_samples(rows)}", title)
+
+
+def corrupted_accuracy(rows: Sequence[Row]) -> Table:
+    """Accuracy of every row under each corruption, by severity: one line each."""
+    every = [(row["name"], kind, found) for row in rows for kind, found in (row.get("corruptions") or {}).items()]
+    levels = sorted({level for _, _, found in every for level in found})
+    lines = [
+        (name, [Cell(shown_name(kind), "text"), *[Cell(number(at(found, level, "accuracy"))) for level in levels]])
+        for name, kind, found in every
+        if any(at(entry, "accuracy") is not None for entry in found.values())
+    ]
+    title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
+    return Table("", _heads("corruption", *levels), lines, title)
 
 
 def corrupted_samples(rows: Sequence[Row]) -> str:

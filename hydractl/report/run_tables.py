@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -36,6 +37,7 @@ def eval_table(document: dict[str, Any], width: int) -> RenderableType:
     fitting = _fitting(rows, every, apart, width)
     parts: list[RenderableType] = [part for one in fitting for part in (one, Text(""))]
     parts += [_ood(rows, width), Text("")] if outside else []
+    parts += [part for one in _asked_for(rows, width) for part in (one, Text(""))]
     with_intervals = any("\n" in str(cell) for one in fitting for column in one.columns for cell in column.cells)
     return Group(*parts, _Note(document, with_intervals))
 
@@ -47,6 +49,41 @@ def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence
     found: list[Table] = []
     for parts, intervals, letters in tries:
         found = [_rich(tables.metric_table(rows, columns, "", title), letters, intervals) for title, columns in parts]
+        if all(_ANY_WIDTH.measure(one).maximum <= width for one in found):
+            break
+    return found
+
+
+def _asked_for(rows: Sequence[tables.Row], width: int) -> Iterator[RenderableType]:
+    """Paired differences, corruptions, and what was fitted or given: each where it was asked for."""
+    differences, corrupted = tables.difference_table(rows), tables.corrupted_accuracy(rows)
+    if differences.rows:
+        title = f"paired difference to {drawn_names([rows[0]['name']], _NAMES[-1])[0]}"
+        yield from _in_parts(replace(differences, title=title), width)
+    if corrupted.rows:
+        yield _rich(corrupted, _NAMES[-1], left=2)
+        for mean in list(tables.corruption_tables(rows))[-1:]:
+            yield from _in_parts(mean, width)
+    fitted = [(name, *[cell.text for cell in cells]) for name, cells in tables.settings_table(rows).rows]
+    if fitted:
+        yield table("fitted or given", ("model", "what", ""), fitted, left=3)
+
+
+def _in_parts(shown: tables.Table, width: int) -> list[Table]:
+    """A table with its intervals, below each other as many parts of its columns as the width asks for."""
+    found: list[Table] = []
+    for size in range(len(shown.heads), 0, -1):
+        starts = range(0, len(shown.heads), size)
+        parts = [
+            replace(
+                shown,
+                title="" if start else shown.title,
+                heads=shown.heads[start : start + size],
+                rows=[(name, cells[start : start + size]) for name, cells in shown.rows],
+            )
+            for start in starts
+        ]
+        found = [_rich(part, _NAMES[-1], intervals=True) for part in parts]
         if all(_ANY_WIDTH.measure(one).maximum <= width for one in found):
             break
     return found
@@ -65,13 +102,14 @@ def _text(cell: tables.Cell, intervals: bool) -> Text:
     """A number with its mark, and its interval on a second line."""
     text = Text(cell.text, _STYLES.get(cell.mark, ""))
     if intervals and cell.ends is not None:
-        return Text.assemble(text, "\n", ("-".join(map(_short, cell.ends)), "not bold not underline"))
+        between = " to " if cell.signed else "-"
+        return Text.assemble(text, "\n", (between.join(map(_short, cell.ends)), "not bold not underline"))
     return text
 
 
 def _short(value: float) -> str:
     """Three digits, and no nought before the point: an interval is read beside its number."""
-    return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.3f}"
+    return f"{value:.3f}".replace("0.", ".", 1) if -1 < value < 1 else f"{value:.3f}"
 
 
 def _ood(rows: Sequence[tables.Row], width: int) -> Table:
@@ -95,12 +133,13 @@ class _Note:
         self.intervals = f"{level}intervals: --json, or a wider terminal" if known else ""
         if intervals:
             self.intervals = f"below a number: its {level}interval"
+        compared = any(row.get("difference") for row in rows)
+        self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0" if compared else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         marked = self.marks if console.is_terminal and not console.is_dumb_terminal else ""
         text = "; ".join(part for part in (marked, self.intervals) if part)
-        if text:
-            yield Text(text)
+        yield from (Text(line) for line in (text, self.significant) if line)
 
 
 # --- trainings --------------------------------------------------------------------------------------------------------

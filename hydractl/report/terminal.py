@@ -15,7 +15,7 @@ from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
 from hydractl.report.run_tables import bench_table, eval_table, finetune_table, finetunes_table
-from hydractl.report.texts import bytes_text, count_text, number, signed_change
+from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 
 def render(document: dict[str, Any], width: int) -> RenderableType | None:
@@ -136,7 +136,25 @@ def _scores(document: dict[str, Any], width: int) -> RenderableType:
     return Group(picture, Text(""), table)
 
 
+def _search_plan(document: dict[str, Any]) -> RenderableType:
+    """What a search would take."""
+    naive, here = document["sample_blocks_naive"], document["sample_blocks"]
+    rows = [
+        ("model", document["model"]),
+        ("would remove", f"{document['budget']} of {document['heads']} heads"),
+        ("objectives", ", ".join(document["objectives"])),
+        ("evaluations", f"{document['evaluations_per_objective']:,} of the whole data for each objective"),
+        ("sample-block evaluations", f"about {here:,}, naively {naive:,}"),
+        ("time", f"about {duration_text(document['seconds'])}"),
+        ("states that are kept", bytes_text(document["memory_bytes"])),
+    ]
+    rows += [("data", f"in {document['chunks']} parts, read anew at every step")] if document["chunks"] > 1 else []
+    return _facts([*rows, ("would write", ", ".join(document["files"]) or "to standard output")])
+
+
 def _circuit(document: dict[str, Any], width: int) -> RenderableType:
+    if document.get("dry_run"):
+        return _search_plan(document)
     rows = []
     for step in [{"step": 0, "site": "-", "head": "-", **document["base"]}, *document["removed"]]:
         auroc = None if step["two_u"] is None else step["two_u"] / (2 * step["n_id"] * step["n_ood"])
@@ -225,6 +243,6 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.overlap/1": _overlap,
 }
 _WITH_DRY_RUN = {
-    *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1"],
+    *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.circuit/1"],
     *["hydractl.finetune/1", "hydractl.finetunes/1"],
 }

@@ -52,6 +52,15 @@ def signed_change(before: int, after: int) -> str:
     return "-" if not before else f"{100 * (after - before) / before:+.1f} %"
 
 
+def duration_text(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def short_count(value: float) -> str:
     """A count in four characters or less: 950, 1.2k, 48k, 1.3M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -18,6 +18,9 @@ general_option = partial(option, "General")
 # What wins over what, and 0 for a built-in default.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
+_NO_WEIGHTS = (*PICKLES, ".json", ".npz", ".npy")
+"""Endings of other files: a checkpoint named so would be refused when it is read."""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
@@ -57,7 +60,9 @@ class Common:
         metavar="SPEC",
     )
     limit: int | None = file_option(
-        "Use only the first N samples, before anything else [samples; default: all]", at_least=1
+        "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by class "
+        "as many of each class, drawn by --seed [samples; default: all]",
+        at_least=1,
     )
     max_length: int | None = file_option(
         "Maximum number of tokens of a text; longer texts are truncated [tokens; default: what the checkpoint says]",
@@ -103,6 +108,11 @@ class Common:
     def to_stdout(self) -> bool:
         """Whether the document that the verb makes goes to standard output instead of a file."""
         return self.output == "-" or (self.json and self.output is None)
+
+    @property
+    def seed_mark(self) -> str:
+        """What tells a default output name of another seed than the default one: ``.seed1``."""
+        return f".seed{self.seed}" if self.seed else ""
 
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
         """A record of options made of the options here that its fields are named after, and of ``own`` values."""
@@ -228,7 +238,7 @@ class Common:
         found = []
         if self.output == "-" and self.needs_output_file:
             found.append(f"--output - is for JSON, {self.verb} writes weights{self.where('output')}")
-        elif self.needs_output_file and (self.output or "").lower().endswith((*PICKLES, ".json")):
+        if self.needs_output_file and (self.output or "").lower().endswith(_NO_WEIGHTS):
             better = f"{os.path.splitext(str(self.output))[0]}.st"
             found.append(
                 f"--output {self.output}: {self.verb} writes safetensors, so name it {better}{self.where('output')}"

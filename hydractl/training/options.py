@@ -18,7 +18,8 @@ class DataOptions:
 
     Attributes:
         train, val: SPECs of labelled samples or pairs, and of validation data or None.
-        limit: the first so many samples of each; None: all.
+        limit: so many samples of each; None: all.
+        seed: draws them of a set sorted by class.
         batch_size: samples computed together, by all processes.
         accumulate: batches of a step.
         workers: processes that prepare samples.
@@ -28,6 +29,7 @@ class DataOptions:
     train: str
     val: str | None = None
     limit: int | None = None
+    seed: int = 0
     batch_size: int = 64
     accumulate: int = 1
     workers: int = 0

@@ -142,7 +142,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
     """Write one output and commit it. Returns its SHA-256."""
     source, family = opened.source, opened.source.family
-    bases = [] if source.drawn else source.lineage
+    bases = [] if source.drawn_by is not None else source.lineage
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",

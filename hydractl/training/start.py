@@ -102,7 +102,8 @@ def _with_pairs(source: Source, options: TrainOptions) -> Opened:
 
 def _open(spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None) -> Dataset:
     reads = {source.name: source.description.reads}
-    return open_data(spec, option=option, limit=options.limit, labels=names, need_labels=True, reads=reads)
+    limit, seed = options.limit, options.seed
+    return open_data(spec, option=option, limit=limit, seed=seed, labels=names, need_labels=True, reads=reads)
 
 
 def _classes(dataset: Dataset) -> int:
@@ -124,7 +125,7 @@ def drawn(source: Source, seed: int) -> Source:
     description, family = source.description, source.family
     tensors = DictTensors(family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
-    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn=True)
+    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Source:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data.base import report_skipped
+from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError
@@ -103,11 +103,17 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     for model in models:
         model.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
-    path = None if settings.to_stdout else file_path(settings.output or f"{names[0]}.eval.json")
+    path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     plan = Plan(models, sets, options, path, predictions, seen, suite)
     _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
     return plan
+
+
+def _default_name(first: str, settings: EvalSettings) -> str:
+    """After the first row, and another seed where it decides."""
+    drawn = settings.bootstrap or settings.mc_dropout is not None
+    return f"{first}{settings.seed_mark if drawn else ''}.eval.json"
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
@@ -185,6 +191,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         if slow is not None:
             log.warn(slow)
         _report_cut(plan, log)
+        _report_labels(plan, settings, log)
         for dataset in unused_sets(plan.sets, plan.options):
             log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
         measuring = Measuring(plan.sets, plan.options, log)
@@ -248,6 +255,17 @@ def _report_skipped(plan: Plan, log: Log) -> None:
     for dataset in plan.sets:
         if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --data is told once
             report_skipped(dataset.dataset, log)
+
+
+def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
+    """Say where labels are missing, or tell little: of predictions of new data that is no surprise."""
+    for one in plan.sets:
+        if one.dataset is not None and one.role in ("id", "val"):
+            report_classes(one.dataset, log)
+    if plan.sets[0].labels is None and settings.predictions is None:
+        hint = getattr(plan.sets[0].dataset, "label_hint", None)
+        text = f"{plan.sets[0].spec} has no labels: accuracy and calibration are not measured"
+        log.warn(text + (f" ({hint})" if hint else ""))
 
 
 def _report_cut(plan: Plan, log: Log) -> None:

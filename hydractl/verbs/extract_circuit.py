@@ -35,7 +35,7 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:
-        path = file_path(settings.output or f"{source.name}.circuit.json")
+        path = file_path(settings.output or f"{source.name}.circuit{settings.seed_mark if settings.limit else ''}.json")
         paths = circuit_paths(path, objectives)
         journal = path.with_name(f"{path.name}.journal")
     elif len(objectives) > 1:

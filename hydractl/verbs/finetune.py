@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hydractl
+from hydractl.data.base import report_classes
 from hydractl.distributed import Processes, local_device, processes
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
@@ -128,7 +129,7 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
-    output = settings.output or f"{source.name}.tuned.st"
+    output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
     files = RunFiles.of(output, settings.log, settings.snapshots, settings.tensorboard)
     if settings.tensorboard is not None:
         check_tensorboard()
@@ -136,6 +137,8 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         log.info(note)
     options = train_options(settings)
     opened = open_all(source, options)
+    for one in filter(None, (opened.train_set, opened.val_set)):
+        report_classes(one, log)
     differences = label_differences(
         opened.train_set.label_names, opened.val_set.label_names if opened.val_set else None
     )

@@ -139,7 +139,8 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
     if settings.output is not None and len(settings.model) == 1:
         return [settings.output]
     folder = settings.output or ""
-    return [f"{folder}{source.name}.tuned.st" for source in open_sources(settings.model, model_options(settings))]
+    sources = open_sources(settings.model, model_options(settings))
+    return [f"{folder}{source.name}.tuned{settings.seed_mark}.st" for source in sources]
 
 
 def _checked(

@@ -14,7 +14,7 @@ from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.heads.mask import HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
-from hydractl.jsonio import parse_json
+from hydractl.jsonio import parse_json, shown
 
 INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
@@ -32,7 +32,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     if not path.exists():
         raise InputError(f"no such file: {path}")
     if path.is_dir():
-        raise InputError(f"{path} is a folder", hint="give the files in it")
+        return _describe_folder(path)
     with open(path, "rb") as handle:
         start = handle.read(64).lstrip()
     if start[:1] == b"{":
@@ -40,11 +40,20 @@ def describe(path: str | Path) -> dict[str, Any]:
     return _describe_tensors(path, read_header(path))
 
 
+def _describe_folder(path: Path) -> dict[str, Any]:
+    """What a published folder holds."""
+    from hydractl.model.source import open_source
+
+    source = open_source(str(path))
+    info = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {source.description.family}"}
+    return {**info, **_model(source.description)}
+
+
 def _describe_json(path: Path) -> dict[str, Any]:
     document = parse_json(path.read_bytes(), str(path))
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith("hydractl."):
-        raise InputError(f"{path} is JSON, but not of hydractl (schema {schema!r})")
+        raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
     info: dict[str, Any] = {"schema": INFO_SCHEMA, "file": str(path), "holds": schema}
     for key in ("arch", "objective", "algorithm", "method", "budget"):
         if key in document:
@@ -59,7 +68,9 @@ def _describe_json(path: Path) -> dict[str, Any]:
         info["steps"] = len(document["removed"])
         info["head_map"] = _circuit_map(document)
     if schema in ("hydractl.eval/1", "hydractl.bench/1"):
-        rows = document.get("models", document.get("results", []))
+        rows = document.get("models", document.get("results"))
+        if not isinstance(rows, list):
+            raise InputError(f"{path} has no list of rows, as every {schema} has")
         info["rows"] = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
     if "source" in document:
         info["source"] = document["source"]
@@ -117,15 +128,19 @@ def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
         return {**info, **_predictions(path)}
     if document.get("schema") == TRAINING_SCHEMA:
         return {**info, **unfinished(document)}
-    description = Description.from_json(document, str(path))
-    info.update(
-        kind=description.kind,
-        family=f"{description.family} {description.family_version}",
-        arch=description.arch,
-        layout=description.layout,
-        labels=None if description.labels is None else list(description.labels),
-        preprocess=_readable(description.preprocess),
-    )
+    return {**info, **_model(Description.from_json(document, str(path)))}
+
+
+def _model(description: Description) -> dict[str, Any]:
+    """What a model says of itself."""
+    info: dict[str, Any] = {
+        "kind": description.kind,
+        "family": f"{description.family} {description.family_version}",
+        "arch": description.arch,
+        "layout": description.layout,
+        "labels": None if description.labels is None else list(description.labels),
+        "preprocess": _readable(description.preprocess),
+    }
     if description.prompt is not None:
         info["prompt"] = list(description.prompt)
     if description.merge is not None:

@@ -26,7 +26,11 @@ def model_options(settings: Common) -> ModelOptions:
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Say which big models are hashed and read next."""
+    """Say which big models are hashed and read next, and which have random weights, which depend on ``--seed``."""
+    sources = list(sources)
+    for source in sources:
+        if source.drawn_by is not None:
+            log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
     sizes = {source.name: weight_bytes(source.tensors) for source in sources}
     big = [f"{name} ({size / 1e9:.1f} GB)" for name, size in sizes.items() if size >= _LONG]
     if big:

@@ -32,6 +32,7 @@ from hydractl.model.cost import cost_of
 from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
 from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite
+from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -69,7 +70,7 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
 
 
 def default_name(source: Source, settings: PruneSettings) -> str:
-    """``vit.taylor-8.st``: the input and what was done."""
+    """``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``: the input, what was done, and another seed where it decides."""
     if settings.method:
         how = settings.method
     elif settings.scores:
@@ -80,7 +81,8 @@ def default_name(source: Source, settings: PruneSettings) -> str:
     how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
     amount = f"-{settings.keep}" if settings.keep is not None else ""
     amount += f"-minus{settings.remove}" if settings.remove is not None else ""
-    return f"{source.name}.{how}{amount}.st"
+    seed = settings.seed_mark if settings.method or settings.sample_from is not None else ""
+    return f"{source.name}.{how}{amount}{seed}.st"
 
 
 def mask_name(path: Path) -> Path:
@@ -246,6 +248,9 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
+    if mask.kept == source.description.mask.kept:
+        asked = f"--keep {settings.keep}" if settings.keep is not None else "what was asked for"
+        log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
         log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")
@@ -253,6 +258,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(seen))
     mask_document = mask.to_json(source.description.arch, origin, seen)
+    cost = _costs(source, mask)
     document = {
         "schema": "hydractl.prune/1",
         "output": str(output.path),
@@ -261,8 +267,9 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         "layout": layout,
         "heads": mask.counts(),
         "mask": mask_document,
-        "cost": _costs(source, mask),
+        "cost": cost,
     }
+    log.info(_saving(source.description.mask, mask, cost))
     if output.is_folder:
         weights = source.family.export_folder(
             output.temporary, description.config, description.preprocess, description.labels
@@ -273,6 +280,13 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
         return Outcome(document, files=[output.commit()])
     document["sha256"] = write_checkpoint(output, tensors, description.to_json())
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
+
+
+def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:
+    """How many heads went, and what that saves."""
+    there, left = len(before.kept_heads), len(after.kept_heads)
+    saved = {key: signed_change(cost["before"][key], cost["after"][key]) for key in ("params", "macs")}
+    return f"{there - left} of {there} heads removed: parameters {saved['params']}, mult-adds {saved['macs']}"
 
 
 def _costs(source: Source, mask: HeadMask) -> dict[str, Any]:

@@ -77,12 +77,25 @@ def check_known(
         if not _rows_of(requirement, rows, skip_first, named_only):
             problems.append(f"--require {requirement.text}: {_no_row(requirement, rows)}")
         if requirement.key not in keys:
-            guess = did_you_mean(requirement.key, keys)
+            guess = _guess(requirement.key, keys)
             problems.append(f"--require {requirement.text}: unknown key {requirement.key!r}{guess}")
     if problems:
         message = problems[0] if len(problems) == 1 else f"{len(problems)} problems with --require"
         hint = f"keys: {', '.join(keys)}"
         raise UsageError(message, hint=hint, problems=problems if len(problems) > 1 else ())
+
+
+def _guess(key: str, keys: Sequence[str]) -> str:
+    """What may have been meant by an unknown key: one that ends in it, else one that is like it."""
+    whole = [known for known in keys if known.endswith(f".{key}")]
+    if whole:
+        return f"; did you mean {' or '.join(whole[:3])}?"
+    outside = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
+    if key.startswith(outside) and not any(known.startswith(outside) for known in keys):
+        return "; it needs OOD data: --ood NAME=SPEC"
+    if key.startswith("id.") and "id.n" in keys and not any(known.startswith("id.acc") for known in keys):
+        return "; it needs labels, and the data have none"
+    return did_you_mean(key, keys)
 
 
 _MISSING = object()

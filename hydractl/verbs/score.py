@@ -11,6 +11,7 @@ import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
 from hydractl.data import batches, open_data
+from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
@@ -36,7 +37,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
     opened = open_sources(settings.model, model_options(settings))
     source = only_one(opened, "score")
-    path = file_path(settings.output or f"{source.name}.{settings.method}.scores.json")
+    path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
         check_outputs([] if settings.to_stdout else [path], force=settings.force)
         criterion_of(source, settings)
@@ -127,7 +128,9 @@ def _with_data(
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
     labels, reads = source.description.labels or [], {source.name: source.description.reads}
-    dataset = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
+    limit, seed = settings.limit, settings.seed
+    dataset = open_data(settings.data, limit=limit, seed=seed, labels=labels, need_labels=True, reads=reads)
+    report_classes(dataset, log)
     check_labels(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
     count = min(settings.samples, len(dataset))

@@ -27,7 +27,6 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        ([], "error: no verb\nhint: hydractl --help\n"),
         (["prnue"], "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"),
         (["a.st"], "error: no such verb: a.st\nhint: hydractl --help\n"),
         (["--"], "error: no verb\nhint: hydractl --help\n"),
@@ -158,8 +157,27 @@ def test_info(hydractl: Run, fake_info: None) -> None:
     result = hydractl("--info", "bad.st")
     assert (result.code, result.out, result.err) == (3, "", "error: bad.st is bad\n")
     result = hydractl("--info", "a.st", "bad1", "bad2")
-    assert (result.code, result.out) == (3, "")
+    assert (result.code, result.out) == (3, "file: a.st\n")
     assert result.err == "error: 2 of 3 files cannot be described\n  - bad1 is bad\n  - bad2 is bad\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given 2 times, and prune takes one"),
+        (
+            ["extract-circuit", "a.st", "--ood", "a", "--ood", "b"],
+            "--ood is given 2 times, and extract-circuit takes one",
+        ),
+    ],
+)
+def test_an_option_that_takes_one_value_is_given_once(command: list[str], line: str, hydractl: Run) -> None:
+    result = hydractl(*command)
+    assert (result.code, result.err) == (2, f"error: {line}\nhint: give it once\n")
+
+
+def test_alone_it_prints_the_help(hydractl: Run) -> None:
+    assert hydractl() == hydractl("--help")
 
 
 def test_version(hydractl: Run) -> None:

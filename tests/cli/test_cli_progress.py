@@ -79,6 +79,17 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], terminal: Calla
     assert err.splitlines()[-1].startswith("[outer]: 2/2 steps, ") or "[outer]: 2/2 steps, " in err
 
 
+def test_an_interruption_leaves_the_rows(capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any]) -> None:
+    terminal("stderr")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ConsoleLog().progress("circuit", 9, "evaluations", ("step", "head")) as progress,
+    ):
+        progress.row(["1/4", "7"])
+        raise KeyboardInterrupt
+    assert "circuit: step 1/4  head 7" in capsys.readouterr().err
+
+
 def test_a_dumb_terminal_has_no_bar(
     capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

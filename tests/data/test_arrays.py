@@ -76,6 +76,15 @@ def test_limit_comes_first(tmp_path: Path) -> None:
         open_data(path, limit=0)
 
 
+def test_a_limit_of_sorted_labels_keeps_images_ids_and_labels_together(tmp_path: Path) -> None:
+    images = np.arange(40, dtype=np.uint8).repeat(4).reshape(40, 2, 2)
+    data = open_data(save(tmp_path / "s.npz", x=images, y=np.arange(40) // 10), limit=8, seed=3)
+    assert data.labels is not None and data.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    for i, (sample, label) in enumerate(zip(data.ids, data.labels, strict=True)):
+        place = int(sample.partition("#")[2])
+        assert np.asarray(data[i]).max() == place and place // 10 == label
+
+
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hydractl.data.labels import RawLabels, resolve_labels
+from hydractl.data.labels import RawLabels, limited, resolve_labels
 from hydractl.errors import InputError, UsageError
 
 
@@ -66,12 +67,33 @@ def test_label_map_without_a_checkpoint() -> None:
         resolve(RawLabels(["a"], ["a"]), label_map={"a": "b"})
 
 
+def test_a_limit_of_a_sorted_set_is_drawn_evenly_over_its_classes() -> None:
+    labels = ["a"] * 50 + ["b"] * 50 + ["c"] * 2
+    taken = {seed: limited(labels, 102, 30, seed) for seed in (0, 0, 1)}
+    for rows in taken.values():
+        assert rows == sorted(rows) and len(set(rows)) == 30
+        assert Counter(labels[row] for row in rows) == {"a": 14, "b": 14, "c": 2}
+    assert taken[0] != taken[1] and set(taken[0]) < set(limited(labels, 102, 31, 0))
+    assert len({labels[limited(labels, 102, 1, seed)[0]] for seed in range(20)}) > 1
+
+
+@pytest.mark.parametrize("labels", [None, ["a", "b", "a", "c"], ["a"] * 4, ["a", "b", "c", "d"]])
+def test_a_limit_of_another_set_takes_the_first(labels: list[str] | None) -> None:
+    assert limited(labels, 4, 2, 0) == [0, 1]
+    assert limited(labels, 4, 9, 0) == limited(labels, 4, None, 0) == [0, 1, 2, 3]
+
+
 def test_unknown_names_are_all_listed() -> None:
     with pytest.raises(InputError) as error:
-        resolve(RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"])
+        resolve(RawLabels(["x"], ["Cat", "x", "y"]), labels=["cat", "dog"], label_map={})
     assert error.value.message == "--data s: 3 class names are not among the model's 2"
     assert error.value.problems == ["'Cat' (near: 'cat')", "'x'", "'y'"]
     assert error.value.hint and "--label-map" in error.value.hint and "cat, dog" in error.value.hint
+    with pytest.raises(InputError) as error:  # only eval takes one
+        resolve(RawLabels(["x"], ["x"]), labels=["cat", "dog"])
+    assert error.value.hint == (
+        "rename them in the data, or name the model's classes as the data do with --labels FILE; it has: cat, dog"
+    )
 
 
 @pytest.mark.parametrize("raw", [RawLabels(["a"], ["a"]), integers(0, names=["a"])])

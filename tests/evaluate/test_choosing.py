@@ -115,7 +115,7 @@ def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None
     assert [line["is_ood"] for line in lines] == [line["ood_score"] >= value for line in lines]
     assert 0 < sum(line["is_ood"] for line in lines) <= len(lines)
     run("eval", "k.st", "--data", "builtin:letters", "--predictions", "p.csv", "-o", "g.json")
-    assert Path("p.csv").read_text().splitlines()[0] == "id,label,confidence,entropy,mi,ood_score,is_ood"
+    assert Path("p.csv").read_text().splitlines()[0] == "id,label,predicted,confidence,entropy,mi,ood_score,is_ood"
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         Output(path)
     assert caught.value.message == f"the output exists: {path}"
-    assert caught.value.hint == "add --force to replace it, or choose another -o"
+    assert caught.value.hint == "add --force to replace it, or choose another name"
     assert caught.value.exit_code == 5
     assert (path.read_bytes(), listing(tmp_path)) == (b"old", ["a.st"])
     write(path, force=True)
@@ -159,6 +159,9 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         Output(tmp_path / "no" / "a.st")
     assert caught.value.message == f"the folder of the output does not exist: {tmp_path / 'no'}"
     assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
+    with pytest.raises(OutputError) as caught:
+        Output(tmp_path / "a space" / "a.st")
+    assert caught.value.hint == f"mkdir -p '{tmp_path / 'a space'}'"
 
 
 @pytest.mark.parametrize("force", [False, True])

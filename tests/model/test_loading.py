@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import write_tensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.agreement import check_agreement
-from hydractl.model.loading import SequentialEnsemble, build_model, find_models
+from hydractl.model.loading import SequentialEnsemble, build_model, find_models, resolve_dtype
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import images, shared_stock, source_of, stock
@@ -29,6 +31,23 @@ def write(source: Source, path: Path) -> str:
     with open(path, "wb") as handle:
         write_tensors(handle, source.tensors, source.description.to_json())
     return str(path)
+
+
+def test_preprocess_takes_a_list() -> None:
+    text, image = (build_model(source_of(shared_stock(v, 0), v, name="m")).preprocess for v in ("bert", VARIANT))
+    with pytest.raises(InputError, match="a list of texts, not one alone"):
+        text("a film")  # a list of letters otherwise
+    with pytest.raises(InputError, match="a list of images, not one alone"):
+        image(Image.new("RGB", (8, 8)))
+    for array in (np.zeros((8, 8, 3), np.uint8), [np.zeros((8, 8, 3), np.uint8)]):
+        with pytest.raises(InputError, match="one of these is a ndarray") as caught:
+            image(array)
+        assert caught.value.hint is not None and "PIL.Image.fromarray" in caught.value.hint
+
+
+def test_an_unknown_dtype_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match="unknown dtype 'fp16', not one of float32, bfloat16, float16, float64"):
+        resolve_dtype("fp16")
 
 
 @torch.no_grad()

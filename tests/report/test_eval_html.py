@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.report.eval_html import render
+from hydractl.report.eval_html import best_lines, render
 from tests.report.examples import HOSTILE, SETS, everything, sample, without_values
 from tests.report.pages import Node, parse
 
@@ -197,10 +197,9 @@ def test_differences_pairs_corruptions_and_settings(page: Node, document: dict[s
     hydra = document["models"][2]
     line = cells(page.by_id("difference").all("table")[0])[2]
     found = hydra["difference"]["id.accuracy"]
-    assert line[1].startswith(f"{found['value']:+.4f}")
     clear = found["ci"][0] > 0 or found["ci"][1] < 0
     mark = page.by_id("difference").all("table")[0].all("tr")[2].all("td")[0].attrs.get("class", "")
-    assert mark == ("best" if clear else "")
+    assert mark == "" and line[1].startswith(f"{found['value']:+.4f}{'*' * clear}")  # bold is the best
     pairs = [row for row in cells(page.by_id("diversity").all("table")[0]) if " and " in row[2]]
     assert len(pairs) == 3 * (1 + len(SETS))
     first = hydra["diversity"]["id"]["pairs"][0]
@@ -291,3 +290,20 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
     )  # fmt: skip
     assert run.stdout == hashlib.sha256(render(document)).hexdigest() + "\n"
+
+
+def test_the_summary_judges_by_paired_differences() -> None:
+    """Intervals of two rows may overlap where the samples are the same and the difference is significant."""
+    rows: list[dict[str, Any]] = [
+        {"name": "base", "id": {"n": 9, "accuracy": 0.90}, "ci": {"id.accuracy": [0.85, 0.95]}},
+        {"name": "hydra", "id": {"n": 9, "accuracy": 0.93}, "ci": {"id.accuracy": [0.88, 0.98]}},
+    ]
+    rows[1]["difference"] = {"id.accuracy": {"value": 0.03, "ci": [0.01, 0.05]}}
+    (_, text) = best_lines({"models": rows})[0]
+    assert text.endswith("; significantly different from base (paired difference +0.0300, +0.0100 to +0.0500).")
+    rows[1]["difference"]["id.accuracy"]["ci"] = [-0.01, 0.07]
+    assert "; not significantly different from base (" in best_lines({"models": rows})[0][1]
+    rows[1]["id"]["accuracy"], rows[1]["difference"]["id.accuracy"] = 0.87, {"value": -0.03, "ci": [-0.05, -0.01]}
+    assert best_lines({"models": rows})[0][1].endswith(
+        "; paired differences to base are significant for 1 of 1 others."
+    )

@@ -89,8 +89,20 @@ def test_intervals_stand_below_their_numbers(width: int) -> None:
     at = found[row].index("0.9400") + len("0.9400")
     assert found[row + 1].index(below) + len(below) == at  # aligned to the right
     assert "below a number: its 95 % interval" in found
-    together = any("auroc" in line and "acc" in line.split() for line in found)
+    together = any("auroc" in line and "brier" in line for line in found)
     assert together == (width == 160)
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_all_that_was_asked_for_is_shown(width: int) -> None:
+    text = " ".join(" ".join(lines(everything(), width)).split())
+    assert "paired difference to base" in text and "+0.0500*" in text and ".005 to .083" in text
+    assert "* the interval of a difference excludes 0" in text
+    assert "accuracy under corruptions, by severity (n = 200 each)" in text and "hydra fog 0.9207 0.8563" in text
+    assert "Mean over the corruptions" in text and "ece 5" in text
+    for said in ("temperature 1.2500", "91.0 % of the sets", "msp at least -0.6000"):
+        assert said in text
+    assert "difference" not in "".join(lines(plain_document()))
 
 
 def test_where_intervals_do_not_fit_it_says_where_they_are() -> None:

@@ -129,6 +129,13 @@ def test_settings_built_in_python_are_checked_too() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["h.pt", "h.PTH", "h.json", "h.npz"])
+def test_weights_are_not_written_under_the_name_of_another_kind_of_file(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--output {name}: prune writes safetensors, so name it"):
+        PruneSettings(model=["a.st"], method="random", keep=3, output=name).check()
+    PruneSettings(model=["a.st"], method="random", keep=3, output="vit.taylor-8").check()
+
+
 def test_top_level_keys_of_other_modes_are_no_problem(merged: Callable[..., Any]) -> None:
     """What a file says for every verb is for those that have a use for it."""
     yaml = "model: a.st\nkeep: 8\nsamples: 100\nmomentum: 0.5\n"

@@ -13,6 +13,7 @@ from hydractl.cli.app import main
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
+from tests.pico import published
 
 SITES = [Site("blocks.0.attn", 4, 4, 16), Site("blocks.1.attn", 3, 4, 16)]
 A, B = (site.path for site in SITES)
@@ -53,6 +54,24 @@ def test_all_pairs_of_comparable_files(capsys: pytest.CaptureFixture[str]) -> No
     assert [p["removed"]["overlap"] for p in pairs] == [1 / 2, 1 / 2, 2 / 3]
     assert [p["kept"]["jaccard"] for p in pairs] == [3 / 6, 3 / 6, 3 / 5]
     assert list(pairs[0]["kept"]) == ["counts", "shared", "jaccard", "overlap", "divergence"]
+
+
+def test_a_published_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    document = answer(capsys, str(published("bert", tmp_path / "folder")))
+    assert document["holds"] == "a folder of hf" and document["arch"] and document["head_map"]
+
+
+@pytest.mark.parametrize("rows", [5, None, {"a": 1}])
+def test_a_document_without_rows_is_refused(rows: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    write("e.json", {"schema": "hydractl.eval/1", "models": rows})
+    assert main(["--info", "e.json"]) == 3
+    assert "has no list of rows" in capsys.readouterr().err
+
+
+def test_the_name_of_an_unknown_form_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    write("u.json", {"schema": "x" * 5000})
+    assert main(["--info", "u.json"]) == 3
+    assert len(capsys.readouterr().err) < 200
 
 
 def test_the_list_is_as_before_where_nothing_can_be_compared(capsys: pytest.CaptureFixture[str]) -> None:

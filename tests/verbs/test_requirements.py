@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.metrics.rows import row_keys
 from hydractl.settings.expressions import parse_requirement
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -91,6 +92,20 @@ def test_unknown_keys_and_rows_are_refused_beforehand() -> None:
     ]
     assert caught.value.hint == "keys: ratio, macs"
     check_known(requirements[1:2], ["base", "hydra"], ["ratio"], skip_first=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "sets", "guess"),
+    [
+        ("auroc", ["far"], "; did you mean ood.far.auroc or near_avg.auroc or far_avg.auroc?"),
+        ("accuracy", [], "; did you mean id.accuracy?"),
+        ("ood_avg.auroc", [], "; it needs OOD data: --ood NAME=SPEC"),
+    ],
+)
+def test_a_key_without_its_group_and_one_without_data(key: str, sets: list[str], guess: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_known([parse_requirement(f"{key}>=0.5")], ["vit"], row_keys(sets), skip_first=False)
+    assert caught.value.message == f"--require {key}>=0.5: unknown key '{key}'{guess}"
 
 
 def test_a_requirement_that_would_hold_nothing_is_refused_beforehand() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerF
 
 from hydractl.errors import InputError
 from hydractl.families.base import ImageFormat
-from hydractl.families.pixels import in_mode, input_size, is_size, mode_of
+from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of
 from hydractl.families.reading import kept, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
@@ -128,12 +128,14 @@ class TextCollate:
         self._tokenizer = tokenizer
         self.max_length = max_length
 
-    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
         """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
 
         Raises:
-            InputError: for what is no text.
+            InputError: for what is no text, and for one text alone.
         """
+        if isinstance(samples, str):  # it would be read letter by letter
+            raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
         rows = [_row(sample) for sample in samples]
         options = {"truncation": True, "max_length": self.max_length}
         if len({len(row) for row in rows}) == 1:
@@ -288,7 +290,7 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     if shape != size:
         raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
     mode = mode_of(size[0])
-    return lambda samples: _pixels(processor, [in_mode(image, mode) for image in samples])
+    return lambda samples: _pixels(processor, [in_mode(image, mode) for image in images_of(samples)])
 
 
 def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.pixels import in_mode, is_size
+from hydractl.families.pixels import images_of, in_mode, is_size
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import canonical_json, shown
 
@@ -79,7 +79,7 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
     def eight_bit(image: Image.Image) -> Image.Image:
         return in_mode(image, "RGB") if image.mode.startswith("I;16") else image
 
-    return lambda samples: torch.stack([transform(eight_bit(image)) for image in samples])
+    return lambda samples: torch.stack([transform(eight_bit(image)) for image in images_of(samples)])
 
 
 def _problems(preprocess: Mapping[str, Any]) -> list[str]:
