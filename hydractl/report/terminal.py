@@ -71,7 +71,7 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
     else:
         facts.append(("would write", document["output"]))
     if "on_data" in document:
-        facts.append(("accuracy", data_words(document["on_data"])))
+        facts.append(("on data", data_words(document["on_data"])))
     if "note" in document:
         facts.append(("note", document["note"]))
     facts += _exports(document)
