@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +96,24 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     """The mask of the pruned model, what decided it, and the samples that the model and what decided it have seen."""
     whole, sites = source.description.mask, source.sites
     scored: Sequence[Entry] = ()
+    same_base = partial(check_base, source=source, allow_other=settings.allow_other_base, log=log)
     documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
         other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
+        same_base(document, settings.with_mask)  # before heads are scored, which may take long
         fixed = shared_sites(sites, other, settings.share_sites)
     details: dict[str, Any]
     if settings.mask:
         wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
+        same_base(documents[settings.mask], settings.mask)
         mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
     elif settings.circuit:
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
+        same_base(documents[settings.circuit], settings.circuit)
     else:
         mask, details, scored = _from_scores(source, settings, fixed, log)
-    for path, document in documents.items():
-        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
     details = {
         "keep": settings.keep,
         "remove": settings.remove,
