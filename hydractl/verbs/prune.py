@@ -102,17 +102,18 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
         other = mask_from_json(document, sites, settings.with_mask, source.description.arch)
+        _same_base(document, settings.with_mask, source, settings, log)  # before heads are scored, which may take long
         fixed = shared_sites(sites, other, settings.share_sites)
     details: dict[str, Any]
     if settings.mask:
         wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
+        _same_base(documents[settings.mask], settings.mask, source, settings, log)
         mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
     elif settings.circuit:
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
+        _same_base(documents[settings.circuit], settings.circuit, source, settings, log)
     else:
         mask, details, scored = _from_scores(source, settings, fixed, log)
-    for path, document in documents.items():
-        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
     details = {
         "keep": settings.keep,
         "remove": settings.remove,
@@ -134,7 +135,7 @@ def _from_scores(
     if settings.scores:
         document = read_json_file(settings.scores)
         scores = scores_from_json(document, source.sites, settings.scores)
-        check_base(document, settings.scores, source, allow_other=settings.allow_other_base, log=log)
+        _same_base(document, settings.scores, source, settings, log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
         _check_order(scores, settings, log)
     else:
@@ -162,6 +163,11 @@ def _from_scores(
     # At shared sites the other mask decides; what this model already lost stays lost.
     kept = {p: tuple(h for h in present.kept[p] if h in fixed[p]) if p in fixed else mask.kept[p] for p in mask.kept}
     return whole.updated(HeadMask(mask.heads, kept)), details, seen
+
+
+def _same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
+    if not settings.dry_run:  # that reads no weights, and so knows no digest
+        check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:

@@ -72,10 +72,9 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     paths = [site.path for site in sites_of(source, settings.tower)]
     model: Any  # or what stands in for one
     measured: dict[str, Any] = {}
-    seen: list[Entry] = list(source.description.seen)
+    used: list[Entry] = []
     if criterion.needs_data:
         source, model, calibration, measured, used = _with_data(source, settings, own, log)
-        seen = merged(seen, [used])
     else:
         model, calibration = _stored_heads(source, settings), Calibration(lambda: iter(()), 0, settings.seed, log, own)
     indices = [i for i, site in enumerate(model.sites) if site.path in paths]
@@ -104,7 +103,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         "method": criterion.name,
         **decided,
         "source": provenance("score", settings.seed, [source.sha256], details, source.lineage),
-        **({"seen": seen} if seen else {}),
+        "seen": merged(source.description.seen, used),
     }
     return HeadScores(_by_head(source, model, criterion.name, scores), info)
 
@@ -118,7 +117,7 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 
 def _with_data(
     source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
-) -> tuple[Source, HydraModel, Calibration, dict[str, Any], Entry]:
+) -> tuple[Source, HydraModel, Calibration, dict[str, Any], list[Entry]]:
     """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them.
 
     Returns:
@@ -151,7 +150,7 @@ def _with_data(
         "batch_size": settings.batch_size,
         "max_length": source.description.preprocess.get("max_length"),
     }
-    used = entry(settings.verb, "calibration", dataset, drawn)
+    used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
     return source, model, Calibration(iterate, count, settings.seed, log, own), said, used
 
 
