@@ -318,7 +318,7 @@ def test_the_whole_chain_on_texts() -> None:
         assert rows[name]["ood"]["words"]["auroc"] == pytest.approx(auroc, abs=1e-9)
     written = [json.loads(line) for line in Path("p.hydra.jsonl").read_text().splitlines()]
     assert [line["id"] for line in written] == [f"pairs.tsv#{i}" for i in range(17)]
-    assert [line["label"] for line in written] == [LABELS[i] for i in p.argmax(-1)]
+    assert [line["predicted"] for line in written] == [LABELS[i] for i in p.argmax(-1)]
     assert [line["confidence"] for line in written] == pytest.approx(p.max(-1), rel=1e-4)
     # Fine-tuning changed the MLPs of one member, so averaging them changes what the ensemble says.
     assert rows["merged"]["id"]["nll"] != pytest.approx(rows["hydra"]["id"]["nll"], rel=1e-3)

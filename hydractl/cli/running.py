@@ -52,9 +52,10 @@ def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
 
 
 def _once(option: Option, given: list[str], verb: str) -> str | None:
-    if len(given) > 1:
-        raise UsageError(f"{option.flag} is given {len(given)} times, and {verb} takes one", hint="give it once")
-    return given[0] if given else None
+    values = list(dict.fromkeys(given))
+    if len(values) > 1:
+        raise UsageError(f"{option.flag} is given as {' and as '.join(values)}; {verb} takes one", hint="give it once")
+    return values[0] if values else None
 
 
 def _parameter(option: Option) -> inspect.Parameter:

@@ -218,9 +218,10 @@ def _sha256(pieces: Iterable[bytes]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why the system or a library failed, in one line."""
+    """Why the system or a library failed, in one line; it may quote the bytes of a damaged file."""
     words = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return words.strip().partition("\n")[0] or type(error).__name__
+    line = words.strip().partition("\n")[0] or type(error).__name__
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:

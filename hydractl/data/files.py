@@ -155,7 +155,7 @@ def _labels(entries: list[tuple[str, str, str | None]], rows: Sequence[int]) -> 
     labelled = [(place, label) for place, _, label in entries if label is not None]
     if not labelled:
         return RawLabels()
-    problems = [f"{place}: no label for {name}" for place, name, label in entries if label is None]
+    problems = [f"{place}: no label for {repr(name)[1:-1]}" for place, name, label in entries if label is None]
     names = [(place, label) for place, label in labelled if not INTEGER.fullmatch(label)]
     if 0 < len(names) < len(labelled):
         problems += [f"{place}: label {label!r} is a name, others are numbers" for place, label in names]

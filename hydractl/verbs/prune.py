@@ -254,8 +254,8 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
-    if mask.kept == source.description.mask.kept:
-        asked = f"--keep {settings.keep}" if settings.keep is not None else "what was asked for"
+    if mask.kept == source.description.mask.kept and (settings.keep, settings.remove) != (None, None):
+        asked = f"--keep {settings.keep}" if settings.keep is not None else f"--remove {settings.remove}"
         log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:

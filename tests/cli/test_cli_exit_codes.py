@@ -164,10 +164,10 @@ def test_info(hydractl: Run, fake_info: None) -> None:
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given 2 times, and prune takes one"),
+        (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given as 8 and as 6; prune takes one"),
         (
             ["extract-circuit", "a.st", "--ood", "a", "--ood", "b"],
-            "--ood is given 2 times, and extract-circuit takes one",
+            "--ood is given as a and as b; extract-circuit takes one",
         ),
     ],
 )

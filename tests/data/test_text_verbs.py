@@ -110,7 +110,7 @@ def test_eval_does_not_depend_on_the_grouping(bert: str, data: Path) -> None:
     for document, written in zip(rows, lines, strict=True):
         row = document["models"][0]
         assert [line["id"] for line in written] == [f"data.jsonl#{i}" for i in range(21)]
-        assert [line["label"] for line in written] == [LABELS[i] for i in predicted]
+        assert [line["predicted"] for line in written] == [LABELS[i] for i in predicted]
         assert row["id"]["accuracy"] == pytest.approx((predicted == np.arange(21) % 5).mean())
         assert row["id"]["nll"] == pytest.approx(rows[0]["models"][0]["id"]["nll"], rel=1e-4)
         assert row["ood"]["x"]["auroc"] == pytest.approx(rows[0]["models"][0]["ood"]["x"]["auroc"], abs=1e-9)

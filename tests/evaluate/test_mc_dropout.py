@@ -74,7 +74,7 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answe
     assert Path("e.st").read_bytes() == whole
 
     Path("d.st.part").write_bytes(part)
-    run(*command("d", "--resume", "--samples", "5"), code=3)
+    run(*["5" if word == "4" else word for word in command("d", "--resume")], code=3)
     assert "mc_dropout: " in capsys.readouterr().err
     row, again = json.loads(Path("a.json").read_text())["models"][0], answer("a.st", "--allow-seen")["models"][0]
     assert {**again, "name": "hydra"} == row
@@ -86,7 +86,7 @@ def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answe
         (["base.st", "--samples", "5"], "--samples (flag) needs --mc-dropout"),
         (["base.st", "--mc-dropout", "1"], "--mc-dropout must be less than 1"),
         (["base.st", "--mc-dropout", "-0.1"], "--mc-dropout must be at least 0"),
-        (["base.st", *MC, "--samples", "1"], "--samples must be at least 2"),
+        (["base.st", *MC[:2], "--samples", "1"], "--samples must be at least 2"),
         (["base.st", *MC, "--temperature", "2", "--calibrated", "k.st"], "--calibrated keeps what was chosen for"),
         (["base.st", "p.st", *MC], "--mc-dropout runs a model, and p.st is a predictions file"),
     ],
