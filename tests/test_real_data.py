@@ -85,7 +85,7 @@ def test_predictions_of_minilm_are_the_librarys(
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     p = model(**tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")).logits.softmax(-1)
     names = [model.config.id2label[int(i)] for i in p.argmax(-1)]
-    assert [row["label"] for row in found] == names
+    assert [row["predicted"] for row in found] == names
     assert [row["confidence"] for row in found] == pytest.approx(p.amax(-1).tolist(), rel=1e-5)
     accuracy = json.loads(Path("e.json").read_text())["models"][0]["id"]["accuracy"]
     labels = torch.tensor([int(row["label"]) for row in rows])

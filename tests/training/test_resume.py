@@ -40,7 +40,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
+    assert main(last_of_each(list(arguments))) == code
+
+
+def last_of_each(command: list[str]) -> list[str]:
+    """The command with only the last value of every option, as one option may be given once."""
+    places = {word: place for place, word in enumerate(command) if word.startswith("--")}
+    early = [place for place, word in enumerate(command) if place < places.get(word, 0)]
+    return [word for place, word in enumerate(command) if place not in early and place - 1 not in early]
 
 
 def with_lr(command: list[str], lr: str) -> list[str]:
