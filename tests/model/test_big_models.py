@@ -112,7 +112,7 @@ def test_memory_of_prune_and_fuse(tmp_path: Path) -> None:
     for dtype, found in json.loads(done.stdout.splitlines()[-1]).items():
         assert found["prune random"] < 0.7, (dtype, found)
         assert found["prune magnitude"] < 0.7, (dtype, found)
-        assert found["fuse"] < 1.45, (dtype, found)
+        assert found["fuse"] < 1.55, (dtype, found)
 
 
 class Unreadable:
