@@ -116,6 +116,7 @@ sys.exit(max(main(words) for words in json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.long
 def test_the_same_commands_give_the_same_bytes_under_another_hash_seed() -> None:
     data = ["--data", "builtin:digits/train", "--limit", "80"]
     commands = {

@@ -33,6 +33,7 @@ def run(*arguments: str) -> None:
     assert main(list(arguments)) == 0, arguments
 
 
+@pytest.mark.long
 def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     images = real_data / "images"
@@ -102,6 +103,7 @@ def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest
     assert inside["n"] == 436 and inside["accuracy"] == pytest.approx(377 / 436, abs=1.5 / 436)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

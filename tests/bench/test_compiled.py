@@ -63,6 +63,7 @@ def contest(models: dict[str, nn.Module]) -> Contest:
     return Contest(models, 2, torch.device("cpu"), 0, "default", "here")
 
 
+@pytest.mark.long
 def test_every_model_is_one_graph_at_every_batch_size(graphs: Graphs) -> None:
     rows = measure(batch_size=[1, 2], compile_mode="max-autotune")
     assert [(row["compile"], row["compile_mode"]) for row in rows] == [(True, "max-autotune")] * 4

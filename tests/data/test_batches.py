@@ -109,6 +109,7 @@ def test_a_killed_worker_is_an_error(workers: int) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.long
 def test_a_worker_killed_between_batches_is_no_error_of_the_caller() -> None:
     found = batches(open_data("builtin:photos"), lambda _: os.getpid(), 4, workers=1)
     first: Batch = next(found)

@@ -161,6 +161,7 @@ def test_any_number_can_be_required(run: Any, capsys: pytest.CaptureFixture[str]
     assert "did you mean ci.id.accuracy.1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_exported_file_is_calibrated_too(run: Any) -> None:
     run("eval", "hydra.st", *TEST, "--temperature", "2.5", "--calibrated", "k.st", "-o", "e.json", "--allow-seen")
     run("fuse", "k.st", "--export", "pt2", "-o", "k", "-q")

@@ -213,6 +213,7 @@ def rendered(document: dict[str, Any]) -> str:
     return page.getvalue()
 
 
+@pytest.mark.long
 def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
     words = ["fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "--json"]
     code, planned, _ = run(*words, "--dry-run")

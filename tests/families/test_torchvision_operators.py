@@ -22,6 +22,7 @@ def in_a_fresh_process(code: str) -> str:
     return process.stdout
 
 
+@pytest.mark.long
 def test_timm_and_torchvision_import_after_it() -> None:
     code = """
 import sys

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.campaign import Finding, Watch, check, prepare, search
 from tests.fuzz.readers import CORPUS, READERS
 
-FILES = 12
+FILES = 8
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,7 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
         declaration.metrics("id")
 
 
+@pytest.mark.long
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 

@@ -157,6 +157,7 @@ def test_a_model_in_training_is_copied(adapter: Any) -> None:
         assert not torch.allclose(copied.eval()(inputs("class-token")), before)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_copy_of_a_compiled_model_is_not_compiled() -> None:
     model = own_weights("class-token", NEARLY)
