@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hydractl.files.version import __version__
+
 if TYPE_CHECKING:
     from hydractl.model.loading import load
 
 __all__ = ["__version__", "load"]
 
-__version__ = "0.1.0"
-
 
 def __getattr__(name: str) -> Any:
-    # hydractl.models imports torch, which takes seconds: `hydractl --help` must not wait for it.
+    # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
     if name == "load":
         from hydractl.model.loading import load
 

@@ -123,14 +123,18 @@ def own_imports(files: dict[str, ast.Module]) -> Iterator[tuple[Import, str, str
     """Every import of one module of the package by another: it, and both names without the package's."""
     for found in imports(files):
         name, target = module_name(found.file), found.target.removeprefix("hydractl.")
-        if name and found.target.startswith("hydractl.") and target not in ("__version__", name):
+        if name and found.target.startswith("hydractl.") and target != name:
             yield found, name, target
 
 
 def room_violations(files: dict[str, ast.Module]) -> list[str]:
     names = {room(module_name(file)) for file in files if module_name(file)}
     problems = [f"{name}: has no place; give it one in tests/test_layers.py" for name in sorted(names - {*ROOMS})]
-    problems += [f"{one.file}:{one.line}: a relative import" for one in imports(files) if one.target.startswith(".")]
+    for one in imports(files):
+        if one.target.startswith("."):
+            problems.append(f"{one.file}:{one.line}: a relative import")
+        if one.target in ("hydractl", "hydractl.__version__", "hydractl.load") and one.kind != "string":
+            problems.append(f"{one.file}:{one.line}: imports the package, which imports this")
     for found, name, target in own_imports(files):
         here, there = room(name), room(target)
         if there not in ROOMS:
@@ -251,6 +255,8 @@ BAD = {
     ("families/b.py", "def f():\n    from timm.layers import Attention"): "families/b.py:2: may not import timm",
     ("families/timm.py", "import timm"): "imports timm without hydractl.families.torchvision_operators",
     ("verbs/score.py", "def f():\n    print(1)"): "verbs/score.py:2: print outside cli/console.py",
+    ("files/b.py", "import hydractl"): "files/b.py:1: imports the package, which imports this",
+    ("files/b.py", "from hydractl import __version__"): "files/b.py:1: imports the package, which imports this",
     ("data/utils.py", ""): "data/utils.py: name it after what it does",
     ("utils/a.py", ""): "utils/a.py: name it after what it does",
 }
@@ -261,7 +267,7 @@ def test_a_bad_tree_is_found(bad: tuple[str, str], complaint: str, tmp_path: Pat
     good = {
         "__init__.py": "def __getattr__(name):\n    from hydractl.model.source import load",
         **dict.fromkeys(["__main__.py", "distributed.py", "jsonio.py", "log.py", "errors.py"], ""),
-        "cli/app.py": "import typer\nfrom hydractl import __version__\nfrom hydractl.errors import E",
+        "cli/app.py": "import typer\nfrom hydractl.errors import E",
         "cli/console.py": "print(1)",
         "heads/overlap.py": "if TYPE_CHECKING:\n    from hydractl.heads.mask import Site",
         "families/timm.py": "from hydractl.families.torchvision_operators import declare_operators\nimport timm",

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hydractl import __version__
 from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of, tied_text
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
@@ -30,6 +29,7 @@ from hydractl.data.batching import longest_first
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError
+from hydractl.files.version import __version__
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress

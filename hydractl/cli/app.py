@@ -116,7 +116,7 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: boo
 
     def show_version(value: bool) -> None:
         if value:
-            from hydractl import __version__
+            from hydractl.files.version import __version__
 
             answer.text(f"hydractl {__version__}")
             raise typer.Exit

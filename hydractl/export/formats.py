@@ -18,10 +18,10 @@ from typing import IO, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-import hydractl
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.reading import first_line
 from hydractl.files.description import Description
+from hydractl.files.version import __version__
 from hydractl.jsonio import canonical_json
 from hydractl.model.runtime import HydraModel, calibrated, pooled_log_probs
 
@@ -201,7 +201,7 @@ def metadata_of(description: Description, inputs: list[str]) -> dict[str, str]:
     """Metadata of an exported file, every value a text; ``inputs`` are the SHA-256 of the models it was made of."""
     return {
         "schema": EXPORT_SCHEMA,
-        "hydractl": hydractl.__version__,
+        "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
         "arch": description.arch,
         "members": str(len(description.masks)),
@@ -284,7 +284,7 @@ class Onnx:
         except Exception as error:
             raise HydraError(f"torch cannot turn the graph into ONNX: {first_line(error)}") from error
         _clean(model)
-        model.producer_name, model.producer_version = "hydractl", hydractl.__version__
+        model.producer_name, model.producer_version = "hydractl", __version__
         model.metadata_props.update({f"hydractl.{key}": value for key, value in metadata.items()})
         if data is not None:
             _move_weights(model, data)

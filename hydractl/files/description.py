@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hydractl
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, checked
 from hydractl.files.header import CHECKPOINT_SCHEMA
+from hydractl.files.version import __version__
 from hydractl.heads.mask import HeadMask
 from hydractl.jsonio import shown
 
@@ -36,7 +36,7 @@ def provenance(
     import torch
 
     return {
-        "hydractl": hydractl.__version__,
+        "hydractl": __version__,
         "torch": torch.__version__.split("+")[0],
         "verb": verb,
         "seed": seed,

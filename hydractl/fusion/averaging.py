@@ -70,7 +70,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
         merge: as of :func:`hydractl.fusion.plan.plan_fusion`, or :data:`AUTO`.
         device: where to compute.
         seed: draws the inputs of the check.
-        log: told of warnings and of the check.
+        log: receives warnings and the check.
 
     Raises:
         HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
@@ -137,7 +137,7 @@ def measure_on(
         plan: of the fused model.
         members: its members, whose classes are named.
         run: how to compute.
-        log: told of the progress.
+        log: receives the progress.
 
     Returns:
         ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``

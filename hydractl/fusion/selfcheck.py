@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
 
 EFFECT = ("merge_max_abs", "merge_agreement", "merge_log_p")
-"""What is told of the effect of averaging on each member."""
+"""The measures of the effect of averaging on each member."""
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 

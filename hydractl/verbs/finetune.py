@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-import hydractl
 from hydractl.data.base import report_classes
 from hydractl.distributed import Processes, local_device, processes
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
+from hydractl.files.version import __version__
 from hydractl.log import Log
 from hydractl.model.agreement import label_differences
 from hydractl.model.cost import cost_of
@@ -261,7 +261,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "hydractl": hydractl.__version__,
+        "hydractl": __version__,
         "device": resolve_device(local_device(settings.device)).type,
         "processes": team.size,
         "compile": settings.compile,

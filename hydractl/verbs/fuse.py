@@ -75,7 +75,9 @@ def _opened(settings: FuseSettings, sources: Sequence[Source]) -> tuple[Dataset 
     named = [named_by_data(source, settings.data, settings.limit) for source in sources]
     labels = next((source.description.labels for source in named if source.description.labels is not None), [])
     reads = {source.name: source.description.reads for source in named}
-    dataset = open_data(settings.data, limit=settings.limit, labels=labels, need_labels=True, reads=reads)
+    dataset = open_data(
+        settings.data, limit=settings.limit, seed=settings.seed, labels=labels, need_labels=True, reads=reads
+    )
     check_labels(dataset, named[0])
     return dataset, named
 
