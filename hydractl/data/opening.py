@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
-from hydractl.data.labels import RawLabels, resolve_labels
+from hydractl.data.labels import RawLabels, limited, resolve_labels
+from hydractl.data.part import Part, part_rows, take_part
 from hydractl.errors import InputError, UsageError
 
 Reader = Callable[..., "tuple[Dataset, RawLabels]"]
@@ -53,7 +54,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``.
+    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``, a part of it if ``?part=K/N``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -87,25 +88,31 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed, corruption = take_corruption(parse_spec(spec, option))
+    parsed, part = take_part(parse_spec(spec, option))
+    parsed, corruption = take_corruption(parsed)
     kind = _kind(parsed)
     module, function, samples = _READERS[kind]
     if samples:
         _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
-    dataset, raw = reader(parsed, limit, seed) if kind in _DRAWN else reader(parsed, limit)
+    first = limit if part is None else None  # of a part, the limit comes after it
+    dataset, raw = reader(parsed, first, seed) if kind in _DRAWN else reader(parsed, first)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
     dataset.label_hint = raw.hint
     dataset.skipped = {} if on_bad == "skip" else None
-    if corruption is None:
+    if corruption is not None:
+        # Its SPEC is already that of the corrupted images.
+        dataset = CorruptedImages(dataset, *corruption)
+        dataset.spec = spec
+    if part is None:
         return dataset
-    # Its SPEC is already that of the corrupted images.
-    corrupted = CorruptedImages(dataset, *corruption)
-    corrupted.spec = spec
-    return corrupted
+    rows = part_rows(len(dataset), part, parsed.where)
+    labels = dataset.labels if kind in _DRAWN else None
+    chosen = limited(None if labels is None else labels[list(rows)].tolist(), len(rows), limit, seed)
+    return Part(dataset, spec, [rows[i] for i in chosen])
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
