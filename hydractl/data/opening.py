@@ -110,8 +110,8 @@ def open_data(
     if part is None:
         return dataset
     rows = part_rows(len(dataset), part, parsed.where)
-    labels = dataset.labels if kind in _DRAWN else None
-    chosen = limited(None if labels is None else labels[list(rows)].tolist(), len(rows), limit, seed)
+    own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[list(rows)].tolist()
+    chosen = limited(own, len(rows), limit, seed)
     return Part(dataset, spec, [rows[i] for i in chosen])
 
 
