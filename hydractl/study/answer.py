@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import curve_of
 from hydractl.metrics.rows import measured
 from hydractl.report.texts import number
-from hydractl.study.choosing import AUROC, NLL_TOLERANCE, Candidate, Choice, choose, hindsight
+from hydractl.study.choosing import AUROC, NLL_TOLERANCE, Candidate, Choice, choose, hindsight, own_score
 from hydractl.study.measuring import Measured, fitted_temperature, measure
 from hydractl.study.rows import Row
 from hydractl.study.verdict import Chosen, judge_all, verdict
@@ -25,7 +26,7 @@ RULE = (
     "Candidates are the rows with each OOD score, on the halves of the validation data that the search has not seen. "
     "Admissible are those whose accuracy is not below the single model's by more than {drop:g} and whose NLL after "
     "temperature scaling is not above it by more than {nll:g}. Of the admissible candidates that are not significantly "
-    "worse in mean AUROC than the best one, the one with the fewest mult-adds is taken."
+    "worse in mean AUROC than the best one, the one with the fewest mult-adds is taken; of equals the first."
 )
 _BARELY = 0.1
 """A rise of the AUROC that the search looked for, below which heads hardly matter to it."""
@@ -48,10 +49,10 @@ class Result:
     measured: Measured
     candidates: Sequence[Candidate]
 
-    @property
+    @cached_property
     def best(self) -> Candidate:
-        """Its score of the highest AUROC, the first of equal ones."""
-        return max(self.candidates, key=lambda one: one.mean)
+        """With its own score."""
+        return own_score(self.candidates)
 
 
 class Study:
@@ -111,7 +112,7 @@ class Study:
 
     @property
     def rival(self) -> Candidate:
-        """The single model with its best score."""
+        """The single model with its own score."""
         return self._results[SINGLE].best
 
     def choice_document(self) -> dict[str, Any]:

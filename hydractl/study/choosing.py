@@ -4,7 +4,7 @@ A candidate is a row with a score. It is admissible where its accuracy is not be
 than a limit, and its NLL, both after temperature scaling, not above it by more than :data:`NLL_TOLERANCE`. The
 admissible candidate with the highest mean AUROC is the best one. Of those that are not significantly worse (the paired
 bootstrap interval of the difference includes 0) the cheapest in mult-adds is taken; of equally cheap ones the one of
-fewer members, then of the higher AUROC, then the first.
+fewer members, then the first: MSP, the simplest score, gives way only to one that is significantly better.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class Choice:
     reasons: list[str]
 
 
+def own_score(candidates: Sequence[Candidate]) -> Candidate:
+    """The score of one row: the first that is not significantly worse than the best one."""
+    return candidates[choose(candidates, candidates[0].row, 1.0).chosen]
+
+
 def choose(candidates: Sequence[Candidate], single: str, max_drop: float) -> Choice:
     """Apply the rule of this module.
 
@@ -87,7 +92,7 @@ def choose(candidates: Sequence[Candidate], single: str, max_drop: float) -> Cho
     chosen = min(near, key=lambda place: _price(candidates[place], place))
     for place in near:
         if place != chosen:
-            same = _price(candidates[place], 0)[:2] == _price(candidates[chosen], 0)[:2]
+            same = _price(candidates[place], 0) == _price(candidates[chosen], 0)
             reasons[place] = "not significantly better, " + ("of the same cost" if same else "and more expensive")
     return Choice(chosen, best, reasons)
 
@@ -101,8 +106,8 @@ def _inadmissible(one: Candidate, base: Candidate, max_drop: float) -> str:
     return "" if one.eligible else "no single file can hold it: it is compared only"
 
 
-def _price(one: Candidate, place: int) -> tuple[float, int, float, int]:
-    return (math.inf if one.macs is None else one.macs, one.members, -one.mean, place)
+def _price(one: Candidate, place: int) -> tuple[float, int, int]:
+    return (math.inf if one.macs is None else one.macs, one.members, place)
 
 
 def hindsight(aurocs: Sequence[float | None]) -> int:

@@ -5,8 +5,8 @@ To add one, declare it here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -98,7 +98,8 @@ class Workshop:
         """One search for every objective, as far as the largest row needs; smaller ones take its first removals."""
         names = [f"circuit.{one}.json" for one in self.objectives] if len(self.objectives) > 1 else ["circuit.json"]
         objectives = ",".join(self.objectives)
-        return self._search(objectives, self.share(1 / 3), {}, names, "circuit.json")
+        budget = self.share(1 / 3 if len(self.objectives) > 1 else 1 / 4)
+        return self._search(objectives, budget, {}, names, "circuit.json")
 
     @cached_property
     def late_circuit(self) -> Step:
@@ -150,6 +151,44 @@ class Workshop:
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
         return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in SEEDS]
 
+
+@dataclass(frozen=True)
+class Scale:
+    """How much a study does.
+
+    Attributes:
+        rows: names of rows.
+        approx: of the search; None for an exact one.
+        samples: of each set in the search; None for all.
+        cut: in words, what was left out of what was asked for.
+    """
+
+    rows: Sequence[str]
+    approx: str | None
+    samples: int | None
+    cut: Sequence[str] = ()
+
+
+def smaller(scale: Scale) -> Iterator[Scale]:
+    """The scale that was asked for, and smaller and smaller ones."""
+    yield scale
+    if scale.approx is None:
+        text = "the search is approximated (shortlist:8)"
+        yield (scale := replace(scale, approx="shortlist:8", cut=[*scale.cut, text]))
+    for samples in (1000, 400):
+        if scale.samples is None or scale.samples > samples:
+            text = f"the search takes {samples} samples of each set"
+            yield (scale := replace(scale, samples=samples, cut=[*scale.cut, text]))
+    dear = [name for name in scale.rows if name in (*NEED_THREE, "whole-late")]
+    if dear:
+        rows = [name for name in scale.rows if name not in dear]
+        scale = replace(scale, rows=rows, cut=[*scale.cut, f"the rows {', '.join(dear)} are left out"])
+        yield scale
+    yield replace(scale, samples=min(scale.samples or 150, 150), cut=[*scale.cut, "the search takes 150 samples"])
+
+
+NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
+"""Rows of circuits for three objectives."""
 
 Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()

@@ -78,6 +78,7 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
             "set -eu",
             f'mkdir -p "${{1:-{_quoted(folder.resolve())}}}"',
             f'DIR=$(cd "${{1:-{_quoted(folder.resolve())}}}" && pwd)',
+            'mkdir -p "$DIR/choose" "$DIR/test"',
             f"cd {shlex.quote(str(here))}",
             "export HYDRACTL_CONFIG=/dev/null  # every option is given here",
             "",
@@ -108,4 +109,4 @@ def _in_folder(word: str, folder: Path) -> str:
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)
     rest = path.removeprefix(str(folder))
-    return f'{shlex.quote(name)}{equals}"$DIR"{shlex.quote(rest)}'
+    return f'{shlex.quote(name) if name else ""}{equals}"$DIR"{shlex.quote(rest)}'

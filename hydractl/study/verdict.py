@@ -128,7 +128,12 @@ ANSWERS = {
     "cannot tell": "The test data cannot tell whether {row} is better than the single model with the score {rival}.",
     "score helps": "No ensemble of pruned members is worth its cost here. What helps is the score {score}, on the "
     "single model.",
-    "nothing helps": "No ensemble of pruned members is worth its cost here, and no other score is better than MSP.",
+    "score unclear": "No ensemble of pruned members is worth its cost here. Whether the score {score} helps, the test "
+    "data cannot tell.",
+    "score does not help": "No ensemble of pruned members is worth its cost here, and the score {score}, chosen on "
+    "validation data, is no better than MSP on test data: use the single model with MSP.",
+    "nothing helps": "No ensemble of pruned members is worth its cost here, and on validation data no other score "
+    "is significantly better than MSP.",
 }
 """The first sentence of a verdict, by answer."""
 
@@ -137,7 +142,9 @@ def answer_of(chosen: Chosen) -> str:
     """One of :data:`ANSWERS`."""
     if not chosen.pruned:
         found = chosen.baseline.get(_AUROC)
-        return "score helps" if found is not None and found.kind == BETTER else "nothing helps"
+        if chosen.score == "msp" or found is None:
+            return "nothing helps"
+        return {BETTER: "score helps", UNCLEAR: "score unclear"}.get(found.kind, "score does not help")
     found = chosen.against.get(_AUROC)
     if found is None or found.kind == UNCLEAR:
         return "cannot tell"

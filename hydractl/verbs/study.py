@@ -6,10 +6,15 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydractl.circuit.plan import Plan as SearchPlan
+from hydractl.circuit.scope import SearchOptions, scope_of
+from hydractl.circuit.session import Session
+from hydractl.data import open_data
+from hydractl.distributed import processes
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import differences, read_json_file
@@ -18,11 +23,15 @@ from hydractl.model.matching import only_one
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
+from hydractl.report.texts import duration_text
+from hydractl.settings.common import Common
+from hydractl.settings.expressions import parse_ood_set
+from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS
 from hydractl.study.answer import Study
-from hydractl.study.rows import DEFAULT, MAKERS, NEED_TRAIN, THREE, Row, Workshop
+from hydractl.study.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
 from hydractl.study.steps import Step, Value, in_order, script
 from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
 from hydractl.verbs.opening import announce_reading, model_options
@@ -61,12 +70,11 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     """Run what is missing of a study and give its verdict."""
     source = only_one(open_sources(settings.model, model_options(settings)), "study")
     folder = Path(settings.output or f"{source.name}.study")
-    plan = _plan(settings, source, folder)
     if settings.dry_run:
-        steps = plan.steps(plan.rows[0], "SCORE")
-        return Outcome({"schema": "hydractl.study/1", "dry_run": True, "steps": [step.argv() for step in steps]})
-    _claim(folder, _decided(settings, source, log), settings.force)
+        return _dry_run(settings, source, folder, log)
+    announce_reading([source], log)
     try:
+        plan = _claimed(settings, source, folder, log)
         return _carry_out(plan, settings, source, log)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
@@ -152,14 +160,24 @@ class Plan:
         return in_order([*map(self.choosing, self.rows), *ends])
 
 
-def _plan(settings: StudySettings, source: Source, folder: Path) -> Plan:
+def _asked(settings: StudySettings) -> Scale:
+    """How much is asked for.
+
+    Raises:
+        UsageError: for rows that need training data where there are none.
+    """
     names = list(dict.fromkeys(["single", *(one for name in settings.rows for one in _expanded(name, settings))]))
     lacking = [name for name in names if name in NEED_TRAIN] if settings.data is None else []
     if lacking:
         raise UsageError(f"--rows {lacking[0]} needs --data, labelled training data")
-    search: dict[str, Any] = {} if settings.approx is None else {"approx": settings.approx}
-    if settings.search_samples or settings.limit:
-        search["limit"] = str(settings.search_samples or settings.limit)
+    rows = [name for name in MAKERS if name in names]
+    return Scale(rows, settings.approx, settings.search_samples or settings.limit)
+
+
+def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Plan:
+    search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
+    if scale.samples is not None:
+        search["limit"] = str(scale.samples)
     common: dict[str, dict[str, Any]] = {
         verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()
     }
@@ -174,9 +192,9 @@ def _plan(settings: StudySettings, source: Source, folder: Path) -> Plan:
         search=search,
         common=common,
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
-        objectives=THREE if {"whole-three", "circuits", "circuits-tuned"} & set(names) else ("avg",),
+        objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
     )
-    return Plan(settings, shop, [row for name in MAKERS if name in names for row in MAKERS[name](shop)])
+    return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)])
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
@@ -194,18 +212,14 @@ def _part(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _decided(settings: StudySettings, source: Source, log: Log) -> dict[str, Any]:
-    announce_reading([source], log)
-    return {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
-
-
-def _claim(folder: Path, decided: Mapping[str, Any], force: bool) -> None:
+def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) -> Plan:
     """Make the folder, or go on in the one of the same study.
 
     Raises:
         OutputError: it holds something else, or a study of other settings, whose differences are listed.
     """
     path = folder / "plan.json"
+    decided = {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
     with storing(folder):
         if folder.exists() and not path.exists() and any(folder.iterdir()):
             raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
@@ -220,9 +234,67 @@ def _claim(folder: Path, decided: Mapping[str, Any], force: bool) -> None:
         if problems:
             hint = "give the settings it was begun with, or name another folder with -o"
             raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
-    else:
-        with Output(path) as output:
-            write_json(output, {"schema": PLAN, "settings": dict(decided)})
+        return _plan(settings, source, folder, Scale(**document["scale"]))
+    scale, seconds = _fitting(settings, source, folder, log)
+    log.info(f"searches and evaluations take about {duration_text(seconds)}")
+    for text in scale.cut:
+        log.info(f"to stay within --budget {settings.budget}, {text}")
+    with Output(path) as output:
+        write_json(output, {"schema": PLAN, "settings": decided, "scale": asdict(scale)})
+    return _plan(settings, source, folder, scale)
+
+
+# --- how long it takes ------------------------------------------------------------------------------------------------
+
+
+def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) -> Outcome:
+    """The commands, where the first row is chosen, and an estimate of the time."""
+    scale, seconds = _fitting(settings, source, folder, log)
+    plan = _plan(settings, source, folder, scale)
+    steps = [step.argv() for step in plan.steps(plan.rows[-1], "SCORE")]
+    document = {"schema": "hydractl.study/1", "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    return Outcome(document)
+
+
+def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
+    """The largest scale that stays within the budget, else the smallest, and about how long it takes [s]."""
+    budget = settings.seconds()
+    for scale in smaller(_asked(settings)):
+        seconds = _estimate(_plan(settings, source, folder, scale), len(source.sites))
+        if budget is None or seconds <= budget:
+            return scale, seconds
+    log.warn(f"the smallest study takes longer than --budget {settings.budget}, about {duration_text(seconds)}")
+    return scale, seconds
+
+
+def _estimate(plan: Plan, blocks: int) -> float:
+    """About how long searches and evaluations take [s], judged by one batch of each search; not what is trained."""
+    searches = [step for step in in_order(map(plan.choosing, plan.rows)) if step.verb == "extract-circuit"]
+    probes = [_probe(step) for step in searches or [plan.shop.circuits]]
+    settings, per_block = plan.settings, probes[0].seconds / probes[0].sample_blocks
+    specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
+    specs += [one.spec for one in settings.ood_val_sets()]
+    samples = sum(len(open_data(spec, limit=settings.limit, ignore_labels=True)) for spec in specs)
+    rows = len(plan.rows) + 1  # the one that is chosen is evaluated once more
+    pairs = zip(searches, probes, strict=False)  # without a search, one is probed for the time of a block
+    searching = sum(_shortened(step, plan.shop.total) * probe.seconds for step, probe in pairs)
+    return searching + 2 * rows * samples * blocks * per_block  # a row takes about twice the single model's time
+
+
+def _shortened(step: Step, heads: int) -> float:
+    """The share of candidates that a step of an approximate search evaluates; its gradient counts as three."""
+    if "approx" not in step.options:
+        return 1.0
+    tried = int(str(step.options["approx"]).partition(":")[2]) + 3
+    return min(1.0, tried / (heads - int(str(step.options["budget"])) / 2))
+
+
+def _probe(step: Step) -> SearchPlan:
+    settings = _settings_of(step)
+    assert isinstance(settings, CircuitSettings)
+    source, options = open_sources(settings.model, model_options(settings))[0], settings.fill(SearchOptions)
+    with processes(settings.timeout) as team:
+        return Session(scope_of(source, options, Log()), options, Log(), team).probe()
 
 
 # --- carrying it out --------------------------------------------------------------------------------------------------
@@ -259,9 +331,12 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> N
             log.detail(f"{line}: done before")
             continue
         log.info(line)
-        # Every option is given: neither variables nor hydra.yaml count.
-        settings = merge(SETTINGS[step.verb], step.given, {"HYDRACTL_CONFIG": os.devnull}, Path())
-        _RUNS[step.verb](settings, _StepLog(log))  # type: ignore[operator]
+        _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
+
+
+def _settings_of(step: Step) -> Common:
+    """Every option is given: neither variables nor hydra.yaml count."""
+    return merge(SETTINGS[step.verb], step.given, {"HYDRACTL_CONFIG": os.devnull}, Path())
 
 
 def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) -> Outcome:
