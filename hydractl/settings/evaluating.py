@@ -11,12 +11,15 @@ from typing import Any, ClassVar
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import Batched, file_option
 from hydractl.settings.expressions import (
+    ALL_SCORES,
     CORRUPTIONS,
     OOD_SUITES,
     SEVERITIES,
     OodSet,
     Requirement,
+    ScoreChoice,
     SuiteChoice,
+    parse_ood_score,
     parse_ood_set,
     parse_ood_suite,
     parse_requirement,
@@ -199,7 +202,13 @@ class EvalSettings(Shown):
         names=True,
         check=_check_ood,
     )
-    ood_score: str = eval_option("The score that separates OOD from ID samples", "msp", choices=tuple(SCORES))
+    ood_score: list[str] = eval_option(
+        f"The score that separates OOD from ID samples: {', '.join(SCORES)}; several, or {ALL_SCORES}, to compare them "
+        "in every row; ROW=NAME for one row, repeated [default: what the checkpoint has, else msp]",
+        [],
+        metavar="NAME,...|ROW=NAME",
+        check=parse_ood_score,
+    )
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
         "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none [resamples]",
@@ -249,6 +258,10 @@ class EvalSettings(Shown):
         """The data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]
 
+    def scores(self) -> list[ScoreChoice]:
+        """Every ``--ood-score``, in order."""
+        return [parse_ood_score(text) for text in self.ood_score]
+
     def suite(self) -> SuiteChoice | None:
         """The parsed ``--ood-suite``."""
         return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
@@ -265,6 +278,7 @@ class EvalSettings(Shown):
     def conflicts(self) -> list[str]:
         """What each option of the test data needs beside it."""
         found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
+        found += self._scores_given_twice()
         if self.ood_suite is not None and not self.given("ood_root"):
             found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
         if _ALL in self.corruptions and len(self.corruptions) > 1:
@@ -275,6 +289,16 @@ class EvalSettings(Shown):
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
         return found + self._without_data()
+
+    def _scores_given_twice(self) -> list[str]:
+        """A problem for each name of all rows, and each row, that has been there before; `all` goes alone."""
+        parts = [text.rpartition("=") for text in self.ood_score]
+        names = [name.strip() for row, _, rest in parts if not row for name in rest.split(",")]
+        said = names + [f"{row}=" for row, _, _ in parts if row]
+        found = [f"--ood-score has {one} twice" for at, one in enumerate(said) if one in said[:at]]
+        if ALL_SCORES in names and len({*names}) > 1:
+            found.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
+        return [f"{problem}{self.where('ood_score')}" for problem in found]
 
     def _without_data(self) -> list[str]:
         """Problems of options that would be ignored where the test sets are those of a predictions file."""
