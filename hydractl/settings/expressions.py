@@ -27,6 +27,9 @@ CORRUPTIONS = (
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
+AUTO = "auto"
+"""In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
+
 _PARTIAL = "partial"
 
 
@@ -82,6 +85,11 @@ def parse_ood_set(text: str) -> OodSet:
     if not equals or not spec.strip() or not named:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
     return OodSet(name, group or None, spec.strip())
+
+
+def parse_val_ood(text: str) -> OodSet:
+    """Read ``NAME=SPEC``, or ``auto`` alone."""
+    return OodSet(AUTO, None, AUTO) if text == AUTO else parse_ood_set(text)
 
 
 class SuiteChoice(NamedTuple):
