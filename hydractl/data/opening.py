@@ -10,6 +10,7 @@ from pathlib import Path
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, resolve_labels
+from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 
 Reader = Callable[..., "tuple[Dataset, RawLabels]"]
@@ -53,7 +54,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``.
+    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``, made OOD if it has ``?ood=KIND``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -63,7 +64,7 @@ def open_data(
         option: the option it was given to, for messages.
         limit: only so many samples, the first ones, or :func:`hydractl.data.labels.limited` of a set sorted by class;
             class names are still those of the whole set.
-        seed: of that draw.
+        seed: of that draw, and of OOD samples that are made.
         labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
             refused); None where the data's own names define the order (training from scratch).
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
@@ -87,7 +88,8 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed, corruption = take_corruption(parse_spec(spec, option))
+    parsed, ood = take_ood(parse_spec(spec, option))
+    parsed, corruption = take_corruption(parsed)
     kind = _kind(parsed)
     module, function, samples = _READERS[kind]
     if samples:
@@ -100,12 +102,16 @@ def open_data(
     )
     dataset.label_hint = raw.hint
     dataset.skipped = {} if on_bad == "skip" else None
-    if corruption is None:
-        return dataset
-    # Its SPEC is already that of the corrupted images.
-    corrupted = CorruptedImages(dataset, *corruption)
-    corrupted.spec = spec
-    return corrupted
+    if corruption is not None:
+        dataset = CorruptedImages(dataset, *corruption)
+    if ood is not None:
+        if need_labels:
+            raise UsageError(
+                f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
+            )
+        dataset = PseudoOod(dataset, ood, seed)
+    dataset.spec = spec  # as it was given, with what each of these adds
+    return dataset
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import Batched, file_option
 from hydractl.settings.expressions import (
     ALL_SCORES,
+    AUTO,
     CORRUPTIONS,
     OOD_SUITES,
     SEVERITIES,
@@ -23,6 +24,7 @@ from hydractl.settings.expressions import (
     parse_ood_set,
     parse_ood_suite,
     parse_requirement,
+    parse_val_ood,
 )
 from hydractl.settings.measuring import Measured, show_option
 from hydractl.settings.option import ends_in, option
@@ -73,11 +75,12 @@ class Validated(Measured, Batched):
     )
     val: str | None = val_option("In-distribution validation data, on which something is chosen", metavar="SPEC")
     val_ood: list[str] = val_option(
-        "Out-of-distribution validation data, never the same as a test set; repeat it for more",
+        "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
+        "the samples of --val",
         [],
-        metavar="NAME=SPEC",
+        metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_ood_set,
+        check=parse_val_ood,
     )
     temperature: str | None = val_option(
         "Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and a "
@@ -111,7 +114,7 @@ class Validated(Measured, Batched):
 
     def val_ood_sets(self) -> list[OodSet]:
         """The data sets of ``--val-ood``, in order."""
-        return [parse_ood_set(text) for text in self.val_ood]
+        return [parse_val_ood(text) for text in self.val_ood]
 
     def conflicts(self) -> list[str]:
         """Whatever is chosen needs data to choose on."""
@@ -127,6 +130,8 @@ class Validated(Measured, Batched):
             found.append(f"{needing_val[0]} needs --val, data to choose on that is not tested on")
         if side == "ood" and not self.val_ood:
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
+        if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
+            found.append("--val-ood auto needs --val, of whose samples it is made")
         if self.calibrated is not None and self.temperature is None and self.threshold is None:
             found.append("--calibrated needs something to keep: --temperature or --threshold")
         if self.calibrated is not None and len(self.model) > 1:

@@ -32,6 +32,8 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 ALL_SCORES = "all"
 """The word of ``--ood-score`` for every score there is."""
+AUTO = "auto"
+"""In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
 _PARTIAL = "partial"
 
@@ -113,6 +115,11 @@ def parse_ood_score(text: str) -> ScoreChoice:
     if equals and (not row or len(names) > 1):
         raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
     return ScoreChoice(row if equals else None, names)
+
+
+def parse_val_ood(text: str) -> OodSet:
+    """Read ``NAME=SPEC``, or ``auto`` alone."""
+    return OodSet(AUTO, None, AUTO) if text == AUTO else parse_ood_set(text)
 
 
 class SuiteChoice(NamedTuple):
