@@ -293,8 +293,6 @@ def _check(model: nn.Module) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    if getattr(model, "num_classes", 0) < 1:
-        raise InputError(f"{kind} has no classifier (num_classes=0)", hint="choose a checkpoint with a classifier")
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
     if next(model.buffers(), None) is not None:

@@ -175,7 +175,6 @@ REFUSED = {
     "DebertaV2ForSequenceClassification": ("deberta-v2", "DebertaV2Attention"),
     "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
     "ModernBertForSequenceClassification": ("modernbert", "ModernBertAttention"),
-    "BertForMaskedLM": ("bert", "BertAttention"),
     "SwinForImageClassification": ("swin", "SwinAttention"),
 }
 

@@ -24,8 +24,10 @@ from hydractl.families.hf.architectures import (
     base_of,
     class_name,
     layout_of,
+    library_model,
     meta_model,
     quiet,
+    readout_of,
     without_traces,
 )
 from hydractl.families.hf.inputs import (
@@ -66,6 +68,11 @@ _OTHER_FILES = (
     *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+# How the names of what a body comes with start, its pooler included where a classifier of the library has none.
+_OTHER_TASKS = (
+    r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
+    r"(\w+\.)?pooler)\."
+)
 _LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
 _NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2)"
 
@@ -99,17 +106,21 @@ class HFEncoder(ModelFamily):
         config = _kept(published, str(folder))
         hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
         weights = published_weights(folder / _WEIGHTS, hint)
+        if not config["num_labels"] and not any(re.match(r"(\w+\.)?pooler\.", name) for name in weights.names()):
+            config["add_pooling_layer"] = False
         model = meta_model(config)
         tensors: TensorSource = weights
+        left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # Older names, or a mistake: the library knows the first and the answer to it tells the second.
-            tensors = _converted(weights, model)
+            # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
+            tensors, left = _converted(weights, model)
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
             preprocess=_preprocess(folder, model),
             labels=_labels(published, model.config.num_labels),
+            left=left,
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
@@ -126,6 +137,10 @@ class HFEncoder(ModelFamily):
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
+        if not config["num_labels"]:
+            document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
+            del document["num_labels"]
+            document.pop("add_pooling_layer", None)
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -179,7 +194,7 @@ class HFEncoder(ModelFamily):
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
-        prefix, readout = ARCHITECTURES[type(model).__name__]
+        prefix, readout = ARCHITECTURES[type(model).__name__][0], readout_of(model)
         layers = base.get_submodule(layout.layers)
 
         count = READS.get(readout, 1)
@@ -219,14 +234,11 @@ class HFEncoder(ModelFamily):
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By transformers' own initialisation."""
-        cls = type(meta_model(config))
-        with quiet():
-            library_config = cls.config_class.from_dict(without_traces(config))
-            return cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        return library_model(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_labels``, and no more names of the old ones."""
-        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+        """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "add_pooling_layer")}
         return {**kept, "num_labels": classes}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -278,6 +290,8 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
             raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses")
     config = without_traces(published)
     name = class_name(config)
+    if config["architectures"] != [name]:  # a body, perhaps with the head of another task
+        config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
         names = published.get("id2label")
         # The library's own default, where a file says nothing.
@@ -287,8 +301,11 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return config
 
 
-def _converted(weights: FileTensors, model: Any) -> DictTensors:
+def _converted(weights: FileTensors, model: Any) -> tuple[DictTensors, list[str]]:
     """Weights under the library's present names, read by the library itself, in the dtypes of the file.
+
+    Returns:
+        Beside them, of a body the names in the file of what belongs to another task.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
@@ -296,10 +313,14 @@ def _converted(weights: FileTensors, model: Any) -> DictTensors:
     header, file = weights.header, weights.path
     stored = {info.dtype for info in header.tensors.values()}
     wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
-    with refused_as(f"transformers cannot read {file}"), quiet():
+    config, body = copy.deepcopy(model.config), not model.config.num_labels
+    if body:
+        config.num_labels = 2
+    # The library draws what is missing; the caller's own random numbers go on as if it had not.
+    with refused_as(f"transformers cannot read {file}"), quiet(), torch.random.fork_rng(devices=[]):
         loaded, report = type(model).from_pretrained(
             str(file.parent),
-            config=copy.deepcopy(model.config),
+            config=config,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -308,8 +329,11 @@ def _converted(weights: FileTensors, model: Any) -> DictTensors:
             ignore_mismatched_sizes=True,  # so that they are reported, all of them
             output_loading_info=True,
         )
-    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(report["missing_keys"])]
-    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"])]
+    wanted = set(model.state_dict())
+    missing = set(report["missing_keys"]) & wanted if body else report["missing_keys"]
+    left = sorted(n for n in report["unexpected_keys"] if body and re.match(_OTHER_TASKS, n))
+    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(missing)]
+    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"] - set(left))]
     problems += [
         f"tensor {shown(name, 200)} is {list(found)}, expected {list(expected)}"
         for name, found, expected in sorted(report["mismatched_keys"])
@@ -318,9 +342,9 @@ def _converted(weights: FileTensors, model: Any) -> DictTensors:
     if problems:
         what = f"{file} does not hold the weights of {type(model).__name__}"
         raise InputError(what, problems=problems[:40])
-    state = loaded.state_dict()
+    state = {n: t for n, t in loaded.state_dict().items() if n in wanted}
     only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None
-    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()})
+    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()}), left
 
 
 def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, header: Header) -> torch.dtype:
