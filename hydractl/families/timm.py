@@ -32,6 +32,7 @@ from hydractl.families.reading import (
 )
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
+from hydractl.files.header import CONVERT
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, shown
 
@@ -82,9 +83,7 @@ class TimmViT(ModelFamily):
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
-        weights = published_weights(
-            folder / _WEIGHTS, "hydractl never opens pickles: save the weights with safetensors.torch.save_file"
-        )
+        weights = published_weights(folder / _WEIGHTS, CONVERT)
         model = _build(config)
         return LoadedModel(
             arch=str(config["architecture"]),

@@ -42,8 +42,8 @@ from hydractl.families.hf.inputs import (
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
-from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
-from hydractl.files.header import Header, torch_dtype
+from hydractl.files.checkpoint import DictTensors, TensorSource
+from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.jsonio import shown
 
@@ -65,7 +65,12 @@ class _InPlace(nn.Module):
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("model.safetensors.index.json", "model-*-of-*.safetensors"),
     *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+)
+_NEVER = (
+    ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
+    ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
@@ -104,7 +109,9 @@ class HFEncoder(ModelFamily):
         if published is None or "architectures" not in published or "model_type" not in published:
             return None
         config = _kept(published, str(folder))
-        hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
+        # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
+        published_as = published["architectures"][0]
+        hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
         weights = published_weights(folder / _WEIGHTS, hint)
         if not config["num_labels"] and not any(re.match(r"(\w+\.)?pooler\.", name) for name in weights.names()):
             config["add_pooling_layer"] = False
@@ -113,7 +120,7 @@ class HFEncoder(ModelFamily):
         left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
             # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
-            tensors, left = _converted(weights, model)
+            tensors, left = _converted(weights, folder, model)
         return LoadedModel(
             arch=class_name(config),
             config=config,
@@ -285,9 +292,9 @@ def _is_text(preprocess: Mapping[str, Any]) -> bool:
 
 def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """The configuration of a folder that a checkpoint keeps: without traces of who wrote it, and without labels."""
-    for key, what in (("auto_map", "code of its own"), ("quantization_config", "quantized weights")):
+    for key, what, hint in _NEVER:
         if published.get(key):
-            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses")
+            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
     config = without_traces(published)
     name = class_name(config)
     if config["architectures"] != [name]:  # a body, perhaps with the head of another task
@@ -301,7 +308,7 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return config
 
 
-def _converted(weights: FileTensors, model: Any) -> tuple[DictTensors, list[str]]:
+def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
     """Weights under the library's present names, read by the library itself, in the dtypes of the file.
 
     Returns:
@@ -310,16 +317,16 @@ def _converted(weights: FileTensors, model: Any) -> tuple[DictTensors, list[str]
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
     """
-    header, file = weights.header, weights.path
-    stored = {info.dtype for info in header.tensors.values()}
+    infos = {name: weights.info(name) for name in weights.names()}
+    stored = {info.dtype for info in infos.values()}
     wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
     config, body = copy.deepcopy(model.config), not model.config.num_labels
     if body:
         config.num_labels = 2
     # The library draws what is missing; the caller's own random numbers go on as if it had not.
-    with refused_as(f"transformers cannot read {file}"), quiet(), torch.random.fork_rng(devices=[]):
+    with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
         loaded, report = type(model).from_pretrained(
-            str(file.parent),
+            str(folder),
             config=config,
             local_files_only=True,
             use_safetensors=True,
@@ -340,17 +347,17 @@ def _converted(weights: FileTensors, model: Any) -> tuple[DictTensors, list[str]
     ]
     problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     if problems:
-        what = f"{file} does not hold the weights of {type(model).__name__}"
+        what = f"{folder} does not hold the weights of {type(model).__name__}"
         raise InputError(what, problems=problems[:40])
     state = {n: t for n, t in loaded.state_dict().items() if n in wanted}
-    only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None
-    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()}), left
+    only = torch_dtype(next(iter(infos.values()))) if len(stored) == 1 else None
+    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, infos)) for n, t in state.items()}), left
 
 
-def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, header: Header) -> torch.dtype:
+def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, TensorInfo]) -> torch.dtype:
     """The dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
     published = revert_weight_conversion(loaded, {name: tensor})
-    infos = [header.tensors[n] for n in published if n in header.tensors]
+    infos = [stored[n] for n in published if n in stored]
     return torch_dtype(infos[0]) if len(infos) == 1 else tensor.dtype
 
 
