@@ -11,6 +11,7 @@ from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reas
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, limited, resolve_labels
 from hydractl.data.part import Part, part_rows, take_part
+from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 
 Reader = Callable[..., "tuple[Dataset, RawLabels]"]
@@ -54,7 +55,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``, a part of it if ``?part=K/N``.
+    """Open a data set: corrupted with ``?corruption=``, a part of it with ``?part=K/N``, made OOD with ``?ood=KIND``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -64,7 +65,7 @@ def open_data(
         option: the option it was given to, for messages.
         limit: only so many samples, the first ones, or :func:`hydractl.data.labels.limited` of a set sorted by class;
             class names are still those of the whole set.
-        seed: of that draw.
+        seed: of that draw, and of OOD samples that are made.
         labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
             refused); None where the data's own names define the order (training from scratch).
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
@@ -89,6 +90,7 @@ def open_data(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
     parsed, part = take_part(parse_spec(spec, option))
+    parsed, ood = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
     kind = _kind(parsed)
     module, function, samples = _READERS[kind]
@@ -104,15 +106,19 @@ def open_data(
     dataset.label_hint = raw.hint
     dataset.skipped = {} if on_bad == "skip" else None
     if corruption is not None:
-        # Its SPEC is already that of the corrupted images.
         dataset = CorruptedImages(dataset, *corruption)
-        dataset.spec = spec
-    if part is None:
-        return dataset
-    rows = part_rows(len(dataset), part, parsed.where)
-    own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[list(rows)].tolist()
-    chosen = limited(own, len(rows), limit, seed)
-    return Part(dataset, spec, [rows[i] for i in chosen])
+    if part is not None:
+        rows = part_rows(len(dataset), part, parsed.where)
+        own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[list(rows)].tolist()
+        dataset = Part(dataset, spec, [rows[i] for i in limited(own, len(rows), limit, seed)])
+    if ood is not None:
+        if need_labels:
+            raise UsageError(
+                f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
+            )
+        dataset = PseudoOod(dataset, ood, seed)
+    dataset.spec = spec  # as it was given, with what each of these adds
+    return dataset
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:

@@ -171,13 +171,18 @@ def _pair(path: str, module: str) -> tuple[str, str]:
 
 @dataclass
 class LoadedModel:
-    """A model of a library as it was found, before hydractl touches it."""
+    """A model of a library as it was found, before hydractl touches it.
+
+    Attributes:
+        left: names of the stored tensors that are no part of the model: those of another task's head.
+    """
 
     arch: str
     config: dict[str, Any]
     tensors: TensorSource
     preprocess: dict[str, Any]
     labels: list[str] | None
+    left: Sequence[str] = ()
 
 
 class ModelFamily(ABC):
@@ -229,7 +234,8 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def classes(self, config: Mapping[str, Any]) -> int | None:
-        """Number of classes; None for a model without a classifier, whose classes are given by name (zero-shot)."""
+        """Number of classes; None for a zero-shot model, whose classes are given by name; 0 for a body, which has no
+        classifier yet and reads out features."""
 
     def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
         """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.

@@ -32,6 +32,7 @@ from hydractl.families.reading import (
 )
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
+from hydractl.files.header import CONVERT
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, shown
 
@@ -82,9 +83,7 @@ class TimmViT(ModelFamily):
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
-        weights = published_weights(
-            folder / _WEIGHTS, "hydractl never opens pickles: save the weights with safetensors.torch.save_file"
-        )
+        weights = published_weights(folder / _WEIGHTS, CONVERT)
         model = _build(config)
         return LoadedModel(
             arch=str(config["architecture"]),
@@ -293,8 +292,6 @@ def _check(model: nn.Module) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    if getattr(model, "num_classes", 0) < 1:
-        raise InputError(f"{kind} has no classifier (num_classes=0)", hint="choose a checkpoint with a classifier")
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
     if next(model.buffers(), None) is not None:

@@ -75,11 +75,16 @@ def resample(
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
+    beside = {
+        score: {name: _Curves(values, samples.scores[score]) for name, samples in outside.items()}
+        for score, values in inside.scores.items()
+    }
     per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
         drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
-        of_round = {name: one.drawn(drawn["id"].counts, drawn[name].counts) for name, one in curves.items()}
-        row = dict(_numbers(measured(drawn, groups, of_round)))
+        counts = {name: one.counts for name, one in drawn.items()}
+        others = {score: _drawn(own, counts) for score, own in beside.items()}
+        row = dict(_numbers(measured(drawn, groups, _drawn(curves, counts), others)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)
@@ -167,18 +172,26 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 class _Curves:
     """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew."""
 
-    def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
+    def __init__(self, id_scores: Floats | None, ood_scores: Floats | None) -> None:
+        self.known = id_scores is not None and ood_scores is not None
+        if id_scores is None or ood_scores is None:
+            return
         self.id_order, self.ood_order = (np.argsort(scores, kind="stable") for scores in (id_scores, ood_scores))
         thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
         self.id_below = np.searchsorted(id_scores[self.id_order], thresholds, side="left")
         self.ood_below = np.searchsorted(ood_scores[self.ood_order], thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
-        """From how often each sample is drawn; None when a side is empty."""
-        if not len(inside) or not len(outside):
+        """From how often each sample is drawn; None when a side is empty, or the score says nothing."""
+        if not self.known or not len(inside) or not len(outside):
             return None
         detected = _at_least(outside[self.ood_order], self.ood_below)
         return Curve(detected, _at_least(inside[self.id_order], self.id_below))
+
+
+def _drawn(curves: Mapping[str, _Curves], counts: Mapping[str, Counts]) -> dict[str, Curve | None]:
+    """The curve of every OOD data set, from how often each sample is drawn."""
+    return {name: one.drawn(counts["id"], counts[name]) for name, one in curves.items()}
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:

@@ -91,6 +91,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {shown_name(rows[0]['name'])}", tables.difference_table(rows))
+    yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
     yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
     yield part("roc", "ROC", kind="roc")
     yield part("scores", "OOD scores", kind="scores")
@@ -155,8 +156,13 @@ def measured(document: Mapping[str, Any]) -> list[str]:
     if names:
         sets = [_set_text(name, rows, data) for name in names]
         sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
-        score = tables.at(document, "conventions", "ood_score")
-        sentences += [f"The OOD score is {shown_name(score)}."] if score else []
+        scores = {row["name"]: tables.score_name(document, row) for row in rows}
+        named = {score for score in scores.values() if score}
+        if len(named) == 1:
+            sentences.append(f"The OOD score is {shown_name(named.pop())}.")
+        elif named:
+            each = [f"{shown_name(score)} of {shown_name(name)}" for name, score in scores.items() if score]
+            sentences.append(f"The OOD scores are {', '.join(each)}.")
     else:
         sentences.append("No out-of-distribution data was given.")
     return sentences + _intervals(document) + _cautions(rows)

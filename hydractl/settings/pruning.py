@@ -111,7 +111,9 @@ class CircuitSettings(Batched):
     verb: ClassVar[str] = "extract-circuit"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
-    ood: str | None = search_option("The out-of-distribution data, as a SPEC", metavar="SPEC")
+    ood: str | None = search_option(
+        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data", metavar="SPEC|auto"
+    )
     objective: list[str] = search_option(
         "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
         "[default: avg; nll with --algorithm headmap]",

@@ -12,8 +12,7 @@ from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.bootstrap import Resampled, differences
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.ood import curve_of
-from hydractl.metrics.rows import measured
+from hydractl.metrics.rows import id_block, row_blocks
 from hydractl.report.texts import number
 from hydractl.study.choosing import AUROC, NLL_TOLERANCE, Candidate, Choice, choose, hindsight, own_score
 from hydractl.study.measuring import Measured, fitted_temperature, measure
@@ -88,8 +87,7 @@ class Study:
         found = measure(row.name, path, None, calibration)
         candidates = []
         for score, inside in found.inside.items():
-            curves = {name: curve_of(inside.score, one.score) for name, one in found.outside[score].items()}
-            block = measured({"id": inside, **found.outside[score]}, found.groups, curves)["id"]
+            block = id_block(inside)
             auroc = found.aurocs(score, self._rounds, self._seed)
             own = (found.members, found.macs, block["accuracy"], block["nll"], auroc, row.stored)
             candidates.append(Candidate(row.name, score, *own))
@@ -255,8 +253,7 @@ class Study:
 def _block(found: Measured, score: str) -> dict[str, Any]:
     """The metrics of a row on the test data."""
     inside, outside = found.inside[score], found.outside[score]
-    curves = {name: curve_of(inside.score, one.score) for name, one in outside.items()}
-    return {**measured({"id": inside, **outside}, found.groups, curves), "ood_score": score}
+    return {**row_blocks(inside, outside, found.groups), "ood_score": score}
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:

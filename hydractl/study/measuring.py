@@ -12,12 +12,9 @@ import numpy as np
 from hydractl.evaluate.predictions.reading import Predictions, read_predictions
 from hydractl.metrics import bootstrap
 from hydractl.metrics.calibrators import Calibration, fit
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.samples import Samples, samples_of
-
-OF_SEVERAL = ("mi", "variance")
-"""Scores that are constant for one member."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,14 @@ class Measured:
     def aurocs(self, score: str, rounds: int, seed: int) -> bootstrap.Resampled:
         """The mean AUROC alone, likewise."""
         inside = self.inside[score].score
-        outside = {name: samples.score for name, samples in self.outside[score].items()}
+        outside = {name: own for name, one in self.outside[score].items() if (own := one.score) is not None}
+        assert inside is not None  # scores that say nothing are not among them
         return bootstrap.resample_auroc(inside, outside, rounds=rounds, seed=seed)
 
 
 def scores_for(members: int) -> list[str]:
     """The OOD scores that mean something for so many members."""
-    return [name for name in SCORES if members > 1 or name not in OF_SEVERAL]
+    return [name for name in SCORES if not says_nothing(name, members)]
 
 
 def fitted_temperature(path: Path) -> Calibration:
