@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.settings.common import Batched, Common, run_option
-from hydractl.settings.expressions import OodSet, parse_ood_set
+from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set
 from hydractl.settings.option import option, options_of
 
 study_option = partial(option, "Study")
@@ -42,9 +42,9 @@ class StudySettings(Batched):
     )
     ood_val: list[str] = data_option(
         "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: the "
-        "search takes the first one",
+        "search takes the first one; auto makes them of the samples of --val",
         [],
-        metavar="[NAME=]SPEC",
+        metavar="[NAME=]SPEC|auto",
         names=True,
         check=lambda text: parse_ood_set(_unnamed(text)),
     )
@@ -91,7 +91,9 @@ class StudySettings(Batched):
 
     def ood_val_sets(self) -> list[OodSet]:
         """The data sets of ``--ood-val``, in order."""
-        return [parse_ood_set(_unnamed(text)) for text in self.ood_val]
+        sets = [parse_ood_set(_unnamed(text)) for text in self.ood_val]
+        made = f"{self.val}{'&' if '?' in str(self.val) else '?'}ood={AUTO}"
+        return [one._replace(spec=made) if one.spec == AUTO else one for one in sets]
 
     def seconds(self) -> float | None:
         """The ``--budget``."""

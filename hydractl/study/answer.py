@@ -12,7 +12,7 @@ from hydractl.jsonio import read_json_file
 from hydractl.log import Log
 from hydractl.metrics.bootstrap import Resampled, differences
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.rows import id_block, row_blocks
+from hydractl.metrics.rows import id_block
 from hydractl.report.texts import number
 from hydractl.study.choosing import AUROC, NLL_TOLERANCE, Candidate, Choice, choose, hindsight, own_score
 from hydractl.study.measuring import Measured, fitted_temperature, measure
@@ -84,13 +84,13 @@ class Study:
 
     def _result(self, row: Row, path: Path) -> Result:
         calibration = fitted_temperature(path)
-        found = measure(row.name, path, None, calibration)
-        candidates = []
-        for score, inside in found.inside.items():
-            block = id_block(inside)
-            auroc = found.aurocs(score, self._rounds, self._seed)
-            own = (found.members, found.macs, block["accuracy"], block["nll"], auroc, row.stored)
-            candidates.append(Candidate(row.name, score, *own))
+        found = measure(path, calibration)
+        block = id_block(found.inside)
+        own = (found.members, found.macs, block["accuracy"], block["nll"])
+        candidates = [
+            Candidate(row.name, score, *own, found.aurocs(score, self._rounds, self._seed), row.stored)
+            for score in found.scores
+        ]
         return Result(row, calibration, found, candidates)
 
     @property
@@ -107,6 +107,12 @@ class Study:
     def chosen(self) -> tuple[Row, str]:
         """The row and the score that were chosen."""
         return self._results[self._taken.row].row, self._taken.score
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """The score of each row; of the chosen one what was chosen."""
+        own = {name: result.best.score for name, result in self._results.items()}
+        return {**own, self._taken.row: self._taken.score}
 
     @property
     def rival(self) -> Candidate:
@@ -151,18 +157,15 @@ class Study:
         self._threshold = threshold
         row, score = self.chosen
         for name, result in self._results.items():
-            own = measure(name, predictions[name], [result.best.score], result.calibration)
-            self._tests[name] = _block(own, result.best.score)
-        chosen = self._resampled(predictions[row.name], row.name, score, self._results[row.name].calibration)
-        single = self._results[SINGLE]
-        baseline = self._resampled(predictions[SINGLE], SINGLE, BASELINE, None)
+            self._tests[name] = measure(predictions[name], result.calibration).block(self.scores[name])
+        chosen = self._resampled(row.name, predictions, score)
+        baseline = self._resampled(SINGLE, predictions, BASELINE, calibrated=False)
         against: dict[str, Any] = {}
         if (row.name, score) != (SINGLE, self.rival.score):
-            rival = self._resampled(predictions[SINGLE], SINGLE, self.rival.score, single.calibration)
-            against = differences(rival, chosen)
+            against = differences(self._resampled(SINGLE, predictions, self.rival.score), chosen)
         block = self._tests[SINGLE]
         n = min(block["id"]["n"], *(one["n"] for one in block["ood"].values()))
-        base, own = single.measured, self._results[row.name].measured
+        base, own = self._results[SINGLE].measured, self._results[row.name].measured
         self._verdict = verdict(
             Chosen(
                 row=row.name,
@@ -180,8 +183,10 @@ class Study:
             )
         )
 
-    def _resampled(self, path: Path, name: str, score: str, calibration: Calibration | None) -> Resampled:
-        found = measure(name, path, [score], calibration)
+    def _resampled(
+        self, name: str, predictions: Mapping[str, Path], score: str, *, calibrated: bool = True
+    ) -> Resampled:
+        found = measure(predictions[name], self._results[name].calibration if calibrated else None)
         with self._log.progress(f"intervals of {name}", self._rounds, "resamples") as progress:
             return found.resampled(score, self._rounds, self._seed, progress.advance)
 
@@ -190,7 +195,7 @@ class Study:
         assert self._choice is not None
         others = [result for name, result in self._results.items() if name != SINGLE]
         lines = [text for text in map(_search_text, _longest(others)) if text]
-        differing = [mi for result in others if (mi := result.measured.inside[BASELINE].mi.mean()) is not None]
+        differing = [float(result.measured.inside.mi.mean()) for result in others]
         if differing and max(differing) < _LITTLE_MI:
             lines.append(f"Members hardly differ: their mutual information on ID data is at most {max(differing):.2g}.")
         lost = {
@@ -238,22 +243,16 @@ class Study:
             "params": found.params,
             "mac_ratio": _ratio(found.macs, single.macs),
             "temperature": result.calibration.temperature,
-            "score": result.best.score,
+            "score": self.scores[name],
             "search": _search(result.row),
             "validation": {
                 "accuracy": result.best.accuracy,
                 "nll": result.best.nll,
-                "mi": float(found.inside[BASELINE].mi.mean()),
+                "mi": float(found.inside.mi.mean()),
                 "auroc": {one.score: one.auroc.values[AUROC] for one in result.candidates},
             },
             "test": self._tests[name],
         }
-
-
-def _block(found: Measured, score: str) -> dict[str, Any]:
-    """The metrics of a row on the test data."""
-    inside, outside = found.inside[score], found.outside[score]
-    return {**row_blocks(inside, outside, found.groups), "ood_score": score}
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:

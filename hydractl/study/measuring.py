@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hydractl.evaluate.predictions.reading import Predictions, read_predictions
-from hydractl.metrics import bootstrap
+from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
 from hydractl.metrics.calibrators import Calibration, fit
-from hydractl.metrics.ood_scores import SCORES, says_nothing
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples, samples_of
 
 
@@ -22,42 +23,48 @@ class Measured:
     """One row on ID data and OOD sets.
 
     Attributes:
-        name: of the row.
         members: how many.
         macs, params: of one sample; None where they are not known.
-        calibration: what probabilities are taken with; None for those of the model.
-        inside: the ID samples by OOD score.
-        outside: by OOD score, by set.
+        inside: the ID samples, with every OOD score that means something for them.
+        outside: those of each OOD set, likewise.
         groups: ``near``, ``far`` or None by set.
     """
 
-    name: str
     members: int
     macs: int | None
     params: int | None
-    calibration: Calibration | None
-    inside: Mapping[str, Samples]
-    outside: Mapping[str, Mapping[str, Samples]]
+    inside: Samples
+    outside: Mapping[str, Samples]
     groups: Mapping[str, str | None]
+
+    @property
+    def scores(self) -> list[str]:
+        """The names of the scores."""
+        return [name for name, values in self.inside.scores.items() if values is not None]
+
+    def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
+        """The samples with one score leading, and alone."""
+        inside, *outside = (
+            replace(one, score=one.scores[score], scores={}) for one in (self.inside, *self.outside.values())
+        )
+        return inside, dict(zip(self.outside, outside, strict=True))
+
+    def block(self, score: str) -> dict[str, Any]:
+        """Every metric with this score, as in the row of an eval."""
+        return {**row_blocks(*self._under(score), self.groups), "ood_score": score}
 
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
-    ) -> bootstrap.Resampled:
+    ) -> Resampled:
         """Every metric with this score, on the data and on its resamples; ``advance`` is called after each."""
-        own = (self.inside[score], self.outside[score], self.groups)
-        return bootstrap.resample(*own, rounds=rounds, seed=seed, advance=advance)
+        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, advance=advance)
 
-    def aurocs(self, score: str, rounds: int, seed: int) -> bootstrap.Resampled:
+    def aurocs(self, score: str, rounds: int, seed: int) -> Resampled:
         """The mean AUROC alone, likewise."""
-        inside = self.inside[score].score
-        outside = {name: own for name, one in self.outside[score].items() if (own := one.score) is not None}
-        assert inside is not None  # scores that say nothing are not among them
-        return bootstrap.resample_auroc(inside, outside, rounds=rounds, seed=seed)
-
-
-def scores_for(members: int) -> list[str]:
-    """The OOD scores that mean something for so many members."""
-    return [name for name in SCORES if not says_nothing(name, members)]
+        inside, *outside = (one.scores[score] for one in (self.inside, *self.outside.values()))
+        assert inside is not None  # one of self.scores
+        named = dict(zip(self.outside, outside, strict=True))
+        return resample_auroc(inside, named, rounds=rounds, seed=seed)  # type: ignore[arg-type]
 
 
 def fitted_temperature(path: Path) -> Calibration:
@@ -68,44 +75,24 @@ def fitted_temperature(path: Path) -> Calibration:
     return fit("temperature", pooled_log_probs(logits), labels)
 
 
-def measure(name: str, path: Path, scores: Sequence[str] | None, calibration: Calibration | None) -> Measured:
-    """A row from its predictions file.
-
-    Args:
-        name: of the row.
-        path: of its predictions.
-        scores: the OOD scores; None for all that mean something.
-        calibration: of the averaged prediction.
-    """
+def measure(path: Path, calibration: Calibration | None) -> Measured:
+    """A row from its predictions file; probabilities are taken with the calibration."""
     predictions = read_predictions(path)
-    members = predictions.shape(0)[0]
-    names = scores_for(members) if scores is None else list(scores)
-    inside: dict[str, Samples] = {}
-    outside: dict[str, dict[str, Samples]] = {score: {} for score in names}
-    groups: dict[str, str | None] = {}
+    samples = {}
     for index, entry in enumerate(predictions.sets):
         logits, labels = _all(predictions, index)
-        if entry.role == "ood":
-            groups[entry.name] = entry.group
-        for score in names:
-            own = samples_of(logits, labels if entry.role == "id" else None, score=score, calibration=calibration)
-            if entry.role == "id":
-                inside[score] = own
-            elif entry.role == "ood":
-                outside[score][entry.name] = own
+        own = labels if entry.role == "id" else None
+        samples[entry.name] = samples_of(logits, own, beside=[*SCORES], calibration=calibration, pairs=False)
+    groups = {entry.name: entry.group for entry in predictions.sets if entry.role == "ood"}
     cost: Mapping[str, Any] = predictions.model.get("cost") or {}
-    return Measured(name, members, cost.get("macs"), cost.get("params"), calibration, inside, outside, groups)
+    outside = {name: samples[name] for name in groups}
+    return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), samples["id"], outside, groups)
 
 
 def _all(predictions: Predictions, index: int) -> tuple[Any, Any]:
     """The logits ``[members, N, classes]`` of a set and its labels ``[N]``, without samples that could not be read."""
-    pieces = list(_pieces(predictions, index))
-    labels = predictions.sets[index].labels
-    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _ in pieces])
-    return np.concatenate([logits for _, logits in pieces], axis=1), None if labels is None else labels[rows]
-
-
-def _pieces(predictions: Predictions, index: int) -> Iterator[tuple[Sequence[int], Any]]:
     members, _, classes = predictions.shape(index)
-    yield [], np.zeros((members, 0, classes), dtype=np.float32)
-    yield from predictions.batches(index)
+    pieces = [([], np.zeros((members, 0, classes), dtype=np.float32)), *predictions.batches(index)]
+    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _ in pieces])
+    labels = predictions.sets[index].labels
+    return np.concatenate([logits for _, logits in pieces], axis=1), None if labels is None else labels[rows]

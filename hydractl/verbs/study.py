@@ -139,10 +139,11 @@ class Plan:
         outputs = ["best.json", "best.md", "best.st"]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, row.steps, "best.json")
 
-    def together(self, score: str) -> Step:
-        """All rows in one table, from their predictions."""
+    def together(self, scores: Mapping[str, str]) -> Step:
+        """All rows in one table, each with its score, from their predictions."""
         models = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
-        options: dict[str, Value] = {"ood_score": score, "bootstrap": str(self.settings.bootstrap), "force": True}
+        each = [f"{name}={score}" for name, score in scores.items()]
+        options: dict[str, Value] = {"ood_score": each, "bootstrap": str(self.settings.bootstrap), "force": True}
         seed = {"seed": str(self.settings.seed)} if self.settings.seed else {}
         tests = tuple(self.testing(row) for row in self.rows)
         return Step("eval", tuple(models), {**options, **seed}, (self.shop.folder / "test.json",), tests)
@@ -154,10 +155,15 @@ class Plan:
         models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
         return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score)])]
 
-    def steps(self, row: Row, score: str) -> list[Step]:
-        """Every command, where this row is chosen with this score."""
-        ends = [self.together(score), self.best(row, score), *self.timing(row, score)]
+    def steps(self, row: Row, scores: Mapping[str, str]) -> list[Step]:
+        """Every command, where this row is chosen; ``scores`` are those of all rows."""
+        score = scores[row.name]
+        ends = [self.together(scores), self.best(row, score), *self.timing(row, score)]
         return in_order([*map(self.choosing, self.rows), *ends])
+
+    def outline(self) -> list[Step]:
+        """The commands as far as they are known before anything is chosen."""
+        return self.steps(self.rows[-1], {row.name: "SCORE" for row in self.rows})
 
 
 def _asked(settings: StudySettings) -> Scale:
@@ -251,7 +257,7 @@ def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     """The commands, where the first row is chosen, and an estimate of the time."""
     scale, seconds = _fitting(settings, source, folder, log)
     plan = _plan(settings, source, folder, scale)
-    steps = [step.argv() for step in plan.steps(plan.rows[-1], "SCORE")]
+    steps = [step.argv() for step in plan.outline()]
     document = {"schema": "hydractl.study/1", "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
     return Outcome(document)
 
@@ -342,14 +348,14 @@ def _settings_of(step: Step) -> Common:
 def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) -> Outcome:
     folder = plan.shop.folder
     first = in_order(map(plan.choosing, plan.rows))
-    expected = len(plan.steps(plan.rows[-1], "SCORE"))
+    expected = len(plan.outline())
     _run_steps(first, expected, 0, log)
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
     study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
     with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
         write_json(output, study.choice_document())
-    row, score = study.chosen
-    steps = plan.steps(row, score)
+    row = study.chosen[0]
+    steps = plan.steps(row, study.scores)
     _run_steps([step for step in steps if step not in first], len(steps), len(first), log)
     best = open_sources([str(folder / "best.st")])[0].description.extra
     study.test({row.name: plan.predictions(row, "test") for row in plan.rows}, best.get("threshold"))

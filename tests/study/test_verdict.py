@@ -22,7 +22,7 @@ def rival_and_chosen(n: int, gain: float, drop: float = 0.0) -> dict[str, Any]:
     def row(shift: float, signs: Any) -> Any:
         known = samples_of(np.stack([inside * signs, np.zeros(n)], axis=1)[None], labels)
         strange = samples_of(np.stack([np.abs(outside) * shift, np.zeros(n)], axis=1)[None])
-        return resample(known, {"far": strange}, {"far": "far"}, rounds=200)
+        return resample(known, {"far": strange}, {"far": "far"}, rounds=100)
 
     return differences(row(1.0, np.ones(n)), row(1 - gain, right))
 
@@ -36,10 +36,10 @@ def chosen(n: int, table: dict[str, Any], **others: Any) -> Chosen:
 @pytest.mark.parametrize(
     ("n", "gain", "drop", "answer"),
     [
-        (4000, 0.1, 0.0, "helps"),
-        (4000, 0.1, 0.1, "trades"),
-        (4000, 0.0, 0.0, "no difference"),
-        (4000, -0.1, 0.0, "worse"),
+        (2000, 0.1, 0.0, "helps"),
+        (2000, 0.1, 0.1, "trades"),
+        (2000, 0.0, 0.0, "no difference"),
+        (2000, -0.1, 0.0, "worse"),
     ],
 )
 def test_what_many_samples_say(n: int, gain: float, drop: float, answer: str) -> None:
