@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the top down. A folder (or a module at the root) may import from itself and from those below it.
 ROOMS = (
-    *("__main__", "cli", "verbs", "circuit", "bench", "evaluate", "training", "export", "fusion", "model"),
+    *("__main__", "api", "cli", "verbs", "circuit", "bench", "evaluate", "training", "export", "fusion", "model"),
     *("report", "data", "families", "settings", "criteria", "metrics", "files", "heads"),
     *("distributed", "jsonio", "log", "errors"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
 
@@ -58,31 +58,13 @@ def verb_help(name: str, columns: int) -> str:
     return _page(f"{name} {verb.usage}", verb.about, groups, verb.examples, columns, note=_NOTE)
 
 
-def default_text(option: Option) -> str:
-    """The built-in value of an option, in words; empty if it has none."""
-    if option.default_text is not None:
-        return option.default_text
-    return "" if option.default in (None, []) else value_text(option.default)
-
-
-def value_text(value: Any) -> str:
-    """A value as one would write it after its flag."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list):
-        return ",".join(value_text(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _row(option: Option, settings: type[Common]) -> Row:
     if option.name == "model":
         if settings.many_models:
             return "MODEL...", settings.models_help
         return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
     left = f"{option.short}, {option.flag}" if option.short else f"    {option.flag}"
-    default = default_text(option)
-    notes = [note for note in (option.unit, f"default: {default}" if default else None) if note]
-    return f"{left} {option.placeholder()}".rstrip(), option.help + (f" [{'; '.join(notes)}]" if notes else "")
+    return f"{left} {option.placeholder()}".rstrip(), option.described()
 
 
 def _page(

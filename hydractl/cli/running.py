@@ -19,11 +19,10 @@ import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import ConsoleLog, Stray
-from hydractl.cli.help import value_text
 from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.settings.common import Common
-from hydractl.settings.option import Option, options_of
+from hydractl.settings.option import Option, options_of, value_text
 from hydractl.settings.sources import merge, unknown_variables
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome

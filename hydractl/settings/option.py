@@ -95,6 +95,18 @@ class Option:
             return ""
         return "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.type]
 
+    def default_words(self) -> str:
+        """The built-in value in words; empty if there is none."""
+        if self.default_text is not None:
+            return self.default_text
+        return "" if self.default in (None, []) else value_text(self.default)
+
+    def described(self) -> str:
+        """What the option is, with its unit and default."""
+        default = self.default_words()
+        notes = [note for note in (self.unit, f"default: {default}" if default else None) if note]
+        return self.help + (f" [{'; '.join(notes)}]" if notes else "")
+
     def parse(self, raw: Raw) -> Any:
         """The typed value of what was given.
 
@@ -189,6 +201,15 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
     if isinstance(default, list):
         return field(default_factory=declared.fresh_default, metadata={"option": declared})
     return field(default=default, metadata={"option": declared})
+
+
+def value_text(value: Any) -> str:
+    """A value as one would write it after its flag."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return ",".join(value_text(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:

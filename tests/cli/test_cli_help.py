@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.cli.help import default_text, verb_help
+from hydractl.cli.help import verb_help
 from hydractl.cli.running import request_function
 from hydractl.cli.verbs import APP_EXAMPLES, INFO_EXAMPLES, VERBS
 from hydractl.errors import UsageError
@@ -56,8 +56,8 @@ def test_every_option_is_shown_with_its_default() -> None:
         shown = {re.search(r"MODEL|--[\w-]+", row)[0]: " ".join(row.split()) for row in rows[1:]}  # type: ignore[index]
         for one in options_of(settings):
             assert one.help[:20] in shown[one.label] or one.label == "MODEL"
-            if one.label != "MODEL" and default_text(one):
-                assert f"default: {default_text(one)}]" in shown[one.label]
+            if one.label != "MODEL" and one.default_words():
+                assert f"default: {one.default_words()}]" in shown[one.label]
             if one.unit:
                 assert f"[{one.unit}" in shown[one.label]
 
