@@ -126,11 +126,10 @@ def test_the_zero_shot_commands_of_the_readme(workplace: Path, shell: Shell) -> 
 
 
 def test_the_python_of_the_readme(workplace: Path) -> None:
-    (workplace / "hydra.st").write_bytes((workplace / "vit.st").read_bytes())
-    scope = {"image": Image.new("RGB", (9, 9))}
+    scope = {"images": [Image.new("RGB", (9, 9), color) for color in ("red", "green")], "labels": [0, 1]}
     exec(blocks(README, "python")[0], scope)
-    assert scope["log_p"].shape == (1, 3)  # type: ignore[attr-defined]
-    assert scope["logits"].shape == (1, 1, 3)  # type: ignore[attr-defined]
+    assert scope["log_p"].shape == (2, 3)  # type: ignore[attr-defined]
+    assert scope["logits"].shape == (3, 2, 3)  # type: ignore[attr-defined]
 
 
 def test_the_command_reference_is_current() -> None:

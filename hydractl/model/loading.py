@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def _slow_format(dtype: torch.dtype, device: str) -> str | None:
 
 
 def load(
-    ref: str | Path,
+    ref: str | os.PathLike[str] | Source,
     device: str = "auto",
     dtype: str = "float32",
     arch: str | None = None,
@@ -83,7 +83,7 @@ def load(
     """Load any MODEL reference as an ``nn.Module`` in eval mode.
 
     Args:
-        ref: a ``.st`` file, a published folder, or ``timm:NAME``.
+        ref: a ``.st`` file, a published folder, or ``timm:NAME``; or a source that was opened before.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: the dtype to compute in.
         arch: what a bare safetensors file holds.
@@ -99,7 +99,9 @@ def load(
     slow = _slow_format(resolve_dtype(dtype), resolve_device(device).type)
     if slow is not None:
         warnings.warn(slow, stacklevel=2)
-    model = build_model(open_source(str(ref), ModelOptions(arch)), device, dtype, whole_last_block=whole_last_block)
+    source = ref if isinstance(ref, Source) else open_source(os.fspath(ref), ModelOptions(arch))
+    model = build_model(source, device, dtype, whole_last_block=whole_last_block)
+    model.lineage = source.bases
     if compile:
         model.compile()
     return model

@@ -73,7 +73,9 @@ class Validated(Measured, Batched):
         "error",
         choices=("error", "skip"),
     )
-    val: str | None = val_option("In-distribution validation data, on which something is chosen", metavar="SPEC")
+    val: str | None = val_option(
+        "In-distribution validation data, on which something is chosen", metavar="SPEC", often=True
+    )
     val_ood: list[str] = val_option(
         "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
         "the samples of --val",
@@ -83,10 +85,11 @@ class Validated(Measured, Batched):
         check=parse_val_ood,
     )
     temperature: str | None = val_option(
-        "Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and a "
+        "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
         "bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
         metavar="fit|vector|none|T",
         check=_check_temperature,
+        often=True,
     )
     threshold: str | None = val_option(
         "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
@@ -163,6 +166,7 @@ class Shown(Validated):
         "Also write a report as one .html file, with tables and plots",
         metavar="FILE",
         check=ends_in(".html", any_case=True),
+        often=True,
     )
     plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR")
     card: str | None = show_option(
@@ -199,6 +203,7 @@ class EvalSettings(Shown):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
+    lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
     ood: list[str] = eval_option(
         "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
@@ -206,6 +211,7 @@ class EvalSettings(Shown):
         metavar="NAME=SPEC",
         names=True,
         check=_check_ood,
+        often=True,
     )
     ood_score: list[str] = eval_option(
         f"The score that separates OOD from ID samples: {', '.join(SCORES)}; several, or {ALL_SCORES}, to compare them "
@@ -216,9 +222,10 @@ class EvalSettings(Shown):
     )
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
-        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none [resamples]",
+        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
         0,
         at_least=0,
+        often=True,
     )
     predictions: str | None = eval_option(
         "Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member on "
@@ -235,6 +242,7 @@ class EvalSettings(Shown):
         [],
         metavar="EXPR",
         check=parse_requirement,
+        often=True,
     )
     corruptions: list[str] = eval_option(
         f"Also measure on corrupted images of --data: {_ALL}, or some of {', '.join(CORRUPTIONS)}",

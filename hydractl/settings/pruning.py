@@ -68,14 +68,14 @@ class ScoreSettings(Batched):
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
 
-    method: str | None = score_option(_CRITERION, choices=CRITERIA.names)
-    samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1)
+    method: str | None = score_option(_CRITERION, choices=CRITERIA.names, often=True)
+    samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1, often=True)
     order: str | None = score_option(
         "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the full "
         "model [default: sequential with --keep or --remove, else one-shot]",
         choices=("sequential", "one-shot"),
     )
-    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0)
+    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0, often=True)
     remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
 
     def settle(self) -> None:
@@ -112,7 +112,9 @@ class CircuitSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
     ood: str | None = search_option(
-        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data", metavar="SPEC|auto"
+        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data",
+        metavar="SPEC|auto",
+        often=True,
     )
     objective: list[str] = search_option(
         "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
@@ -121,12 +123,13 @@ class CircuitSettings(Batched):
         choices=OBJECTIVES,
         metavar="acc|ood|avg|nll|brier,...",
         split=True,
+        often=True,
     )
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
     budget: int | None = search_option(f"{_REMOVE} in all [heads]", at_least=1)
-    keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0)
+    keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0, often=True)
     algorithm: str = search_option(
         "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         "greedy",
@@ -137,6 +140,7 @@ class CircuitSettings(Batched):
         "[default: exact]",
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
+        often=True,
     )
     check_against: str | None = search_option(
         "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
@@ -169,7 +173,7 @@ class CircuitSettings(Batched):
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
     )
-    resume: bool = run_option("Resume the search recorded in the journal beside the output", False)
+    resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
     timeout: float = run_option(
         "How long the processes of a distributed search wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
@@ -208,13 +212,19 @@ class PruneSettings(Batched):
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = source_option(_CRITERION, choices=CRITERIA.names)
-    scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE")
-    circuit: str | None = source_option("A removal order from extract-circuit; - is standard input", metavar="FILE")
-    mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE")
+    method: str | None = source_option(_CRITERION, choices=CRITERIA.names, often=True)
+    scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE", often=True)
+    circuit: str | None = source_option(
+        "A removal order from extract-circuit; - is standard input", metavar="FILE", often=True
+    )
+    mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE", often=True)
     allow_other_base: bool = source_option(_OTHER_BASE, False)
-    keep: int | None = amount_option(f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0)
-    remove: int | None = amount_option(f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0)
+    keep: int | None = amount_option(
+        f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True
+    )
+    remove: int | None = amount_option(
+        f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0, often=True
+    )
     scope: str | None = amount_option(
         "Compare heads within each site, or over all sites of the towers; a circuit is always global "
         "[default: site; global for a model of two towers]",
