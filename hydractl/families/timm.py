@@ -51,6 +51,7 @@ from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
+_MOST_BLOCKS = 200
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -271,6 +272,10 @@ def _build(config: Mapping[str, Any]) -> Any:
 
 def _create(config: Mapping[str, Any]) -> Any:
     """The model of a configuration, on the default device."""
+    arguments = config.get("model_args")
+    depth = arguments.get("depth", 1) if isinstance(arguments, Mapping) else 1
+    if type(depth) is not int or depth > _MOST_BLOCKS:  # each would be built before any is compared with the weights
+        raise InputError(f"the configuration of {shown(config.get('architecture'))} has {shown(depth)} blocks")
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(canonical_json(config), encoding="utf-8")
