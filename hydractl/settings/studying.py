@@ -38,7 +38,7 @@ class StudySettings(Batched):
     needs_output_file: ClassVar[bool] = True
 
     val: str | None = data_option(
-        "In-distribution validation data: one half for the search, the other one to choose by",
+        "In-distribution validation data; one half is for the search, the other one to choose by",
         metavar="SPEC",
         often=True,
     )
@@ -71,7 +71,7 @@ class StudySettings(Batched):
     )
     max_drop: float = study_option("Accuracy that may be lost on validation data", 0.01, at_least=0, at_most=1)
     budget: str | None = study_option(
-        "Time that the study may take, such as 10m, 1h or 8h: where an estimate is longer, the search is approximated, "
+        "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is approximated, "
         "takes fewer samples, and rows are left out; the plan says what [default: no limit]",
         metavar="TIME",
         pattern=r"[0-9]{1,6}[smh]",
