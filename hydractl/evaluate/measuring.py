@@ -151,6 +151,8 @@ class Measuring:
     def _scores(self, model: Model) -> RowScores:
         """The OOD scores of a row, with a warning of those that say nothing of it."""
         scores = row_scores(model, self._options)
+        if model.stored.score is not None and not self._options.fit.scores.told:
+            self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
         idle = [name for name in dict.fromkeys([scores.leading, *scores.beside]) if says_nothing(name, model.members)]
         if idle:
             names = " and ".join(idle)
@@ -187,7 +189,7 @@ class Measuring:
         own: dict[str, Any] = {"calibration": calibration, "threshold": fitted.threshold, "ood_score": None}
         tensors: TensorSource = source.tensors
         scores, detector = row_scores(model, self._options), model.detector
-        if self._options.fit.scores.names or self._options.fit.scores.of_rows or model.stored.score:
+        if self._options.fit.scores.told or model.stored.score:
             own["ood_score"] = {"score": scores.leading}
             if detector is not None and scores.leading in detector.names:
                 own["ood_score"]["fitted_on"] = dict(detector.fitted_on)

@@ -20,12 +20,12 @@ from hydractl.evaluate.sets import CORRUPTION, FIT, ID, OOD, EvalSet, of_role
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.header import read_header
 from hydractl.files.training_history import trainings_of
-from hydractl.jsonio import shown
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.cost import dense_macs, macs, parameters
 from hydractl.model.detection import Detector, ensemble_features, fit_detector
 from hydractl.model.loading import ModelArgument, find_models, with_classes
@@ -65,7 +65,7 @@ class StoredFit:
         try:
             threshold = stored_threshold(document.get("threshold"))
             own: dict[str, Any] = {"threshold": threshold}
-            own["score"] = _stored_score(document.get("ood_score") or threshold or {})
+            own["score"] = stored_score(document)
             if calibration is None:
                 return cls(**own)
             checked = Calibration.from_json(calibration)
@@ -75,18 +75,6 @@ class StoredFit:
             return cls(checked, fitted_on=where, **own)
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
-
-
-def _stored_score(document: Any) -> str | None:
-    """The OOD score that a file names for itself or its threshold.
-
-    Raises:
-        InputError: for a score that there is not.
-    """
-    name: str | None = document.get("score") if isinstance(document, Mapping) else shown(document)
-    if name is not None and name not in (*SCORES, *ON_FEATURES):
-        raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
-    return name
 
 
 class Model(ABC):
@@ -368,7 +356,7 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
     unless = {
         "calibration": fit.temperature,
         "threshold": fit.threshold or fit.temperature,
-        "ood_score": "told" if fit.scores.names else None,
+        "ood_score": "told" if fit.scores.told else None,
     }
     unused = [
         key for key, value in unless.items() if value is None and any(document.get(key) for document in documents)

@@ -98,6 +98,11 @@ class ScoreOptions:
     every: bool = False
 
     @property
+    def told(self) -> bool:
+        """Whether the command names any."""
+        return bool(self.names or self.of_rows)
+
+    @property
     def beside(self) -> Sequence[str]:
         """The scores that some row may report beside the one that leads."""
         return list(dict.fromkeys([*self.names, *self.of_rows.values()])) if len(self.names) > 1 else []

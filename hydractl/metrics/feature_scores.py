@@ -141,14 +141,14 @@ def _fit_knn(data: Training) -> Statistics:
             hint="give more training data, or a smaller --knn-k",
         )
     bank = _unit(data.features).astype(np.float32).astype(np.float64)  # half as large in a file
-    return {"bank": bank, "k": np.array([float(data.neighbours)])}
+    return {"bank": bank, "squares": np.square(bank).sum(axis=1), "k": np.array([float(data.neighbours)])}
 
 
 @_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
 def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
-    place, bank, own = int(fitted["k"][0]) - 1, fitted["bank"], _unit(features)
-    apart = np.square(own).sum(axis=1)[:, None] - 2 * own @ bank.T + np.square(bank).sum(axis=1)
+    place, own = int(fitted["k"][0]) - 1, _unit(features)
+    apart = np.square(own).sum(axis=1)[:, None] - 2 * own @ fitted["bank"].T + fitted["squares"]
     return np.asarray(np.sqrt(np.maximum(np.partition(apart, place, axis=1)[:, place], 0.0)))
 
 

@@ -23,6 +23,7 @@ Network = Any
 
 _AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05
+_AGAIN = "write it again: eval --ood-score NAME --fit SPEC --calibrated F.st"
 
 
 # --- features and classifier ------------------------------------------------------------------------------------------
@@ -130,22 +131,19 @@ class Detector:
 
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
         """By name the scores ``[M, B]`` of samples, float64, from what :func:`read_features` gives."""
-        pairs = [(_numbers(own), _numbers(z)) for own, z in zip(features, logits, strict=True)]
-        return {
-            name: np.stack(
-                [
-                    FEATURE_SCORES[name].score(fitted[name], own, z)
-                    for fitted, (own, z) in zip(self.members, pairs, strict=True)
-                ]
-            )
-            for name in self.names
-        }
+        each = [(fitted, _numbers(x), _numbers(z)) for fitted, x, z in zip(self.members, features, logits, strict=True)]
+        try:
+            return {
+                name: np.stack([FEATURE_SCORES[name].score(fitted[name], x, z) for fitted, x, z in each])
+                for name in self.names
+            }
+        except (LookupError, ValueError):  # parts that are missing, or of other shapes
+            raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
 
     def with_scores(self, other: Detector) -> Detector:
         """With the scores of another one of the same members."""
-        return Detector(
-            [{**one, **more} for one, more in zip(self.members, other.members, strict=True)], self.fitted_on
-        )
+        members = [{**one, **more} for one, more in zip(self.members, other.members, strict=True)]
+        return Detector(members, self.fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """What one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
@@ -157,10 +155,11 @@ class Detector:
         return found
 
 
-def stored_detector(document: Mapping[str, Any], tensors: FileTensors, members: int) -> Detector:
+def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
     """The detector that a checkpoint holds.
 
     Args:
+        score: its score.
         document: ``ood_score`` of its description.
         tensors: its tensors.
         members: of the model.
@@ -168,14 +167,15 @@ def stored_detector(document: Mapping[str, Any], tensors: FileTensors, members: 
     Raises:
         InputError: it is not whole.
     """
-    score, found = document["score"], []
+    found = []
     for member in range(members):
         start = f"{BESIDE}ood.{member}."
         own = [name for name in tensors.header.tensors if name.startswith(start)]
         found.append({score: {name.removeprefix(start): _numbers(tensors.read(name)) for name in own}})
     if not all(one[score] for one in found):
-        raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint="write it again: eval --calibrated")
-    return Detector(found, document.get("fitted_on") or {})
+        raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
+    fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
+    return Detector(found, fitted_on if isinstance(fitted_on, Mapping) else {})
 
 
 def fit_detector(

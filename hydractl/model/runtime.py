@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.samples import samples_of
+from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
@@ -74,7 +76,7 @@ class HydraModel(nn.Module):
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
         self.detector: Detector | None = None
-        self._detection = {key: description.extra.get(key) or {} for key in ("ood_score", "threshold", "calibration")}
+        self._stored: Mapping[str, Any] = description.extra
         # Of this model and of every zero-shot view of it: they share weights.
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
@@ -109,7 +111,7 @@ class HydraModel(nn.Module):
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
         view.calibration = view.detector = None  # they were fitted for the classes of the checkpoint
-        view._detection = {}
+        view._stored = {}
         return view
 
     def with_classes(self) -> HydraModel:
@@ -282,8 +284,7 @@ class HydraModel(nn.Module):
             InputError: for a score on features whose training data are not in the file.
             NonFiniteError: for logits that are NaN or infinite.
         """
-        name = (self._detection.get("ood_score") or self._detection.get("threshold") or {}).get("score", "msp")
-        stored = self._detection.get("calibration")
+        name, stored = stored_score(self._stored) or "msp", self._stored.get("calibration")
         with torch.no_grad():
             given: dict[str, Any] = {}
             if name in ON_FEATURES:
@@ -306,10 +307,10 @@ class HydraModel(nn.Module):
         Raises:
             UsageError: it holds none.
         """
-        value = (self._detection.get("threshold") or {}).get("value")
-        if value is None:
+        threshold = stored_threshold(self._stored.get("threshold"))
+        if threshold is None:
             raise UsageError("the checkpoint holds no threshold", hint="eval --threshold RULE --calibrated F.st")
-        return self.ood_score(inputs) >= float(value)
+        return self.ood_score(inputs) >= float(threshold["value"])
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.

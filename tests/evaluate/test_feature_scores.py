@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 
 import hydractl
 from hydractl.data import open_data
 from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.files.header import read_header
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 
@@ -111,6 +114,8 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
         run("--info", name, "--json")
     kept, plain = (json.loads(text)["parameters"] for text in re.split(r"\n(?={)", capsys.readouterr().out))
     assert kept == plain
+    run("fuse", "k.st", "--export", "pt2", "-o", "x", code=2)
+    assert "the OOD score knn of this checkpoint is taken of features" in capsys.readouterr().err
     run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st", "-q")
     assert answer("p.st", *TEST)["models"][0]["ood_score"] == "msp"
     assert answer("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
@@ -119,6 +124,26 @@ def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callab
     run("eval", "k.st", "--data", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
     with pytest.raises(hydractl.errors.UsageError, match="holds no threshold"):
         hydractl.load("k.st", device="cpu").is_ood(given)
+
+
+@pytest.mark.parametrize(
+    ("part", "score", "complaint"),
+    [
+        ("hydractl.ood.0.centre", "mahalanobis", "what the OOD score was fitted to does not fit the model"),
+        ("", "kmn", "there is no OOD score 'kmn'"),
+        ("hydractl.ood.0.", "mahalanobis", "the checkpoint holds a broken OOD score 'mahalanobis'"),
+    ],
+)
+def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str, complaint: str) -> None:
+    run("eval", "base.st", *TEST, *FIT, "--ood-score", "mahalanobis", "--calibrated", "k.st", "-o", "e.json")
+    header = read_header("k.st")
+    with safetensors.safe_open("k.st", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if not part or not name.startswith(part)}  # noqa: SIM118
+    document = {**header.description, "extra": {"ood_score": {"score": score}}}
+    with open("broken.st", "wb") as handle:
+        write_tensors(handle, DictTensors(tensors), document)
+    run("eval", "broken.st", *TEST, "-o", "f.json", code=3)
+    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
