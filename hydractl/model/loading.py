@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
+from hydractl.files.checkpoint import FileTensors
 from hydractl.log import Log
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.agreement import check_agreement
+from hydractl.model.detection import stored_detector
 from hydractl.model.machine import slow_format
 from hydractl.model.matching import named_by_data
 from hydractl.model.runtime import HydraModel, pooled_log_probs
@@ -62,6 +66,10 @@ def build_model(
     check_finite(source.name, source.tensors)
     model = HydraModel(source.description, source.tensors, resolve_device(device), resolve_dtype(dtype))
     model.whole_last_block = whole_last_block
+    extra = source.description.extra
+    score = stored_score(extra)
+    if score in ON_FEATURES and isinstance(source.tensors, FileTensors):
+        model.detector = stored_detector(score, extra.get("ood_score"), source.tensors, model.members)
     return model
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from hydractl.errors import did_you_mean
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 _REQUIREMENT = re.compile(
@@ -133,7 +133,7 @@ def parse_ood_score(text: str) -> ScoreChoice:
     """Read ``NAME,...``, ``all`` or ``ROW=NAME``."""
     row, equals, rest = text.rpartition("=")
     names = tuple(name.strip() for name in rest.split(","))
-    known = (*SCORES, *(() if equals else (ALL_SCORES,)))
+    known = (*SCORES, *ON_FEATURES, *(() if equals else (ALL_SCORES,)))
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None:
         raise ValueError(f"must be one of {', '.join(known)}, not {wrong!r}{did_you_mean(wrong, known)}")
