@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hydractl.circuit.documents import repeated_text
 from hydractl.cli.app import main
 from tests.forked import team
 
@@ -371,6 +372,26 @@ def test_a_budget_that_cannot_be(more: list[str], message: str, capsys: pytest.C
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_says_what_its_samples_gained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gain" not in read("full.acc.json")
+    gain, steps, base = (read("full.ood.json")[key] for key in ("gain", "removed", "base"))
+    before, after = (one["two_u"] / (2 * 40 * 30) for one in (base, steps[-1]))
+    assert (gain["before"], gain["after"]) == (before, after)
+    assert gain["corrected"] == pytest.approx(1 - (1 - after) / (1 - before)) and gain["low"] == (
+        gain["corrected"] < 0.2
+    )
+    run(*SEARCH, "--objective", "ood,avg", "--sites", "2", "--budget", "1", "-o", "low.json")
+    low = read("low.ood.json")["gain"]
+    assert low["low"]  # one head of one site of a model with random weights
+    told = f"ood: validation AUROC {low['before']:.3f} -> {low['after']:.3f}, {low['corrected']:.0%} of the wrongly"
+    said = capsys.readouterr().err
+    assert f"warning: {told}" in said and "compare them on a set of its own" in said
+    same = removed("low.ood.json") == removed("low.avg.json")
+    assert ("the same heads are removed: ood and avg" in said) == same
+    twice = {"a": read("full.acc.json"), "b": read("full.ood.json"), "c": read("full.acc.json")}
+    assert "the same heads are removed: a and c: fused" in str(repeated_text(twice))
 
 
 def test_losses_and_their_unit_in_the_file() -> None:
