@@ -62,6 +62,9 @@ _DISTILBERT = {
     "hidden_dim": 32,
     "max_position_embeddings": 20,
 }
+# The second and third layers see one token to each side.
+_MODERNBERT = {**_TEXT, "local_attention": 2, "global_attn_every_n_layers": 3, "pad_token_id": 0}
+_MODERNBERT |= {"cls_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
 
 # Name -> the library's class, its configuration class, what is set.
@@ -73,6 +76,12 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", _DISTILBERT),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 16}),
     "electra-unprojected": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 24}),
+    "modernbert": ("ModernBertForSequenceClassification", "ModernBertConfig", _MODERNBERT),
+    "modernbert-mean": (
+        "ModernBertForSequenceClassification",
+        "ModernBertConfig",
+        {**_MODERNBERT, "classifier_pooling": "mean", "attention_bias": True},
+    ),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -109,6 +118,11 @@ _HF_PARTS = {
         "mlp": r"distilbert\.transformer\.layer\.\d+\.ffn\.",
         "norm": r"distilbert\.transformer\.layer\.\d+\.(sa|output)_layer_norm\.",
         "embed": r"distilbert\.embeddings\.",
+    },
+    "ModernBertForSequenceClassification": {
+        "mlp": r"model\.layers\.\d+\.mlp\.",
+        "norm": r"model\.(layers\.\d+\.(attn|mlp)_norm|final_norm)\.",
+        "embed": r"model\.embeddings\.",
     },
     "ViTForImageClassification": {
         "mlp": r"(vit|deit)\.layers\.\d+\.mlp\.",
@@ -215,7 +229,7 @@ def publish(model: Any, variant: str, folder: Path) -> None:
         return
     model.save_pretrained(folder)
     if variant in HF and "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
 
 
 WORDS = ["a", "film", "fine", "dull", "not", "so", "##s", "un", "##kind", "!", ".", ","]
@@ -289,7 +303,7 @@ def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
         (out,) = (
-            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj") if name in modules
+            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo") if name in modules
         )
         width = out.in_features // 3  # every pico model has three heads
         found.append(out.weight.detach()[:, head * width : (head + 1) * width])
@@ -308,7 +322,7 @@ def inputs(variant: str) -> Any:
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])
     ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(1))
     batch = {
-        "input_ids": torch.where(mask == 1, ids, 1 if "pad_token_id" in HF[variant][2] else 0),
+        "input_ids": torch.where(mask == 1, ids, HF[variant][2].get("pad_token_id", 0)),
         "attention_mask": mask,
     }
     if variant in PAIRS:
