@@ -87,6 +87,11 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
     "hf-deit-distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", _IMAGE),
     "hf-dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "mlp_ratio": 2}),
+    "hf-dinov2-registers": (
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        {**_IMAGE, "mlp_ratio": 2, "num_register_tokens": 2},
+    ),
     "hf-dinov2-swiglu": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "use_swiglu_ffn": True}),
 }
 PAIRS = ("bert", "electra", "electra-unprojected")
@@ -137,6 +142,10 @@ _HF_PARTS = {
 }
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
+_HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
+    part: pattern.replace("dinov2", "dinov2_with_registers")
+    for part, pattern in _HF_PARTS["Dinov2ForImageClassification"].items()
+}
 for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
     _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
 

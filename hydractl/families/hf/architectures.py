@@ -57,6 +57,7 @@ LAYOUTS = {
     "vit": _VIT,
     "deit": _VIT,
     "dinov2": _DINOV2,
+    "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
 }
 
@@ -83,8 +84,8 @@ def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
-    hidden = base.layernorm(state.hidden)
-    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1:].mean(dim=1)], dim=1))
+    hidden, registers = base.layernorm(state.hidden), getattr(model.config, "num_register_tokens", 0)
+    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1 + registers :].mean(dim=1)], dim=1))
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
@@ -110,6 +111,7 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "DeiTForImageClassification": ("deit", _class_token),
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
+    "Dinov2WithRegistersForImageClassification": ("dinov2_with_registers", _token_and_mean),
     "ModernBertForSequenceClassification": ("model", _modern),
 }
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
@@ -291,5 +293,6 @@ def _attention_of(name: str) -> str | None:
         module = sys.modules[getattr(transformers, name).__module__]
     except Exception:  # no model of this version, or one that needs another library
         return None
-    kinds = [kind for kind, cls in vars(module).items() if kind.endswith("Attention") and isinstance(cls, type)]
+    classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
+    kinds = [cls.__name__ for cls in classes if cls.__name__.endswith("Attention")]
     return min(kinds, key=len, default=None)  # the others are parts or variants of it

@@ -84,6 +84,7 @@ _NEVER = (
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
     r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
@@ -107,7 +108,7 @@ class HFEncoder(ModelFamily):
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings\.",
         "position": r"\w+\.embeddings\.position_embeddings",
-        "class_token": r"\w+\.embeddings\.(cls|distillation|mask)_token$",
+        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens)$",
         "words": r"\w+\.embeddings\.(word|tok)_embeddings\.",
         "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
     }
@@ -390,7 +391,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         types = getattr(config, "type_vocab_size", 1)
         return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
     size = None  # DINOv2 stretches its positions to any size
-    if prefix != "dinov2":
+    if not prefix.startswith("dinov2"):
         height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
         size = (int(height), int(width))
     return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)
