@@ -7,6 +7,7 @@ sequences or images is looked up.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hydractl.families.timm import check_model
 get_family("timm")
 
 import timm  # noqa: E402
+import transformers  # noqa: E402
 from timm.models import model_entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
@@ -62,20 +64,21 @@ def _several(names: list[str]) -> str:
 
 
 def transformers_rows() -> list[Row]:
-    """One row for each class of the library that sorts sequences or images into classes, and each body that works."""
-    rows = []
+    """One row for each class of the library that sorts sequences or images into classes."""
+    known: set[str] = set(ARCHITECTURES)
     for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
-        names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values()
-        for name in dict.fromkeys(n for some in names for n in ([some] if isinstance(some, str) else some)):
-            try:
-                class_name({"architectures": [name]})
-                reason = ""
-            except InputError as error:
-                reason = error.message.partition("its attention is ")[2] or "no attention of its own"
-            body = next((body for body, of in BODIES.items() if of == name), None)
-            rows.append((name, f"and bodies: `{body}Model`, `{body}For...`" if body else "", reason))
-    left = [(name, "", "") for name in ARCHITECTURES if name not in {row[0] for row in rows}]
-    return sorted(rows + left)
+        for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+            known.update([names] if isinstance(names, str) else names)
+    bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items()}
+    return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
+
+
+def _refusal(name: str) -> str:
+    try:
+        class_name({"architectures": [name]})
+    except InputError as error:
+        return error.message.partition("its attention is ")[2] or "no attention of its own"
+    return ""
 
 
 def table(rows: Iterable[Row], second: str) -> str:
@@ -86,9 +89,17 @@ def table(rows: Iterable[Row], second: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def transformers_text() -> str:
+    """The classes that work as a table, the others by their attention."""
+    rows = transformers_rows()
+    refused = ", ".join(f"{name} ({reason})" for name, _, reason in rows if reason)
+    lines = textwrap.wrap(f"Refused, for an attention of their own: {refused}.", 120, break_long_words=False)
+    return f"{table((row for row in rows if not row[2]), 'bodies')}\n" + "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     path = Path(__file__).with_name("models.md")
     text = path.read_text(encoding="utf-8").partition(MARK)[0]
     text += f"{MARK}\n## timm {timm.__version__}\n\n{table(timm_rows(timm_names()), 'models')}"
-    text += f"\n## transformers\n\n{table(transformers_rows(), 'beside')}"
+    text += f"\n## transformers {transformers.__version__}\n\n{transformers_text()}"
     path.write_text(text, encoding="utf-8")

@@ -45,6 +45,11 @@ TIMM = {
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
+TORCHVISION = {
+    "torchvision": "vit_b_16?pretrained=0&image_size=16&patch_size=8&hidden_dim=24&num_layers=3&num_heads=3&mlp_dim=32"
+    "&num_classes=5",
+}
+
 _TEXT = {
     "vocab_size": 40,
     "hidden_size": 24,
@@ -105,13 +110,18 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-VARIANTS = [*TIMM, *HF, *CLIP]
+VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
     "mlp": r"blocks\.\d+\.mlp\.",
     "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
     "embed": r"patch_embed\.|(pos_embed|cls_token|reg_token|dist_token)$",
+}
+_TORCHVISION_PARTS = {
+    "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",
+    "norm": r"encoder\.(layers\.encoder_layer_\d+\.ln_[12]|ln)\.",
+    "embed": r"conv_proj\.|class_token$|encoder\.pos_embedding$",
 }
 _HF_PARTS = {
     "BertForSequenceClassification": {
@@ -154,7 +164,7 @@ def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
     """The parameters that are averaged when these parts are."""
     if variant in CLIP:
         return merged_clip_names(model, merge)
-    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS
+    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS if variant in TIMM else _TORCHVISION_PARTS
     return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
 
 
@@ -175,10 +185,13 @@ def stock(variant: str, seed: int = 0) -> Any:
 
 def _timm_model(variant: str) -> Any:
     import timm
+    from torchvision.models.vision_transformer import VisionTransformer
 
-    name, _, query = TIMM[variant].partition("?")
+    name, _, query = {**TIMM, **TORCHVISION}[variant].partition("?")
     options = {k: yaml.safe_load(v) for k, v in (part.split("=") for part in query.split("&"))}
     options.pop("pretrained")
+    if variant in TORCHVISION:
+        return VisionTransformer(**options).eval()
     return timm.create_model(name, pretrained=False, **options).eval()
 
 
@@ -215,6 +228,8 @@ def source_of(model: Any, variant: str, name: str = "pico") -> Source:
 def _opened(variant: str) -> Source:
     if variant in TIMM:
         return open_source(f"timm:{TIMM[variant]}")
+    if variant in TORCHVISION:
+        return open_source(f"torchvision:{TORCHVISION[variant]}")
     source = open_source(_published(variant).name)
     return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
 

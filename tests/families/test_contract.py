@@ -176,6 +176,7 @@ PARTS = {
         "blocks.1.norm2.bias": "norm",
     },
     "layer-scale": {"blocks.1.ls1.gamma": "own"},
+    "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
     "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
     "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
     "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
