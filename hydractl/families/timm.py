@@ -113,7 +113,7 @@ class TimmViT(ModelFamily):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
-            _check(model)
+            check_model(model)
             config = _published_config(model)
         return LoadedModel(
             arch=str(config["architecture"]),
@@ -263,7 +263,7 @@ def _build(config: Mapping[str, Any]) -> Any:
     """The model of a configuration on the meta device."""
     with torch.device("meta"):
         model = _create(config)
-    _check(model)
+    check_model(model)
     for module in model.modules():  # the library makes its buffers anew: they are no part of a checkpoint
         module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
     reinit_non_persistent_buffers(model)
@@ -283,12 +283,11 @@ def _create(config: Mapping[str, Any]) -> Any:
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
 
 
-def _check(model: Any) -> None:
+def check_model(model: Any) -> None:
     """Refuse what cannot be pruned head by head."""
     kind = type(model).__name__
     if not isinstance(model, VisionTransformer | timm_eva.Eva):
-        modules = [type(m) for name, m in model.named_modules() if name.endswith("attn")]
-        met = next((m for m in modules if m is not nn.Identity), None)
+        met = next((type(m) for m in model.modules() if re.search("Attn|Attention", type(m).__name__)), None)
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
             f"timm's {kind} is not supported: {attention_met}",

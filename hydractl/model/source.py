@@ -330,7 +330,7 @@ def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None)
     if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
-            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
+            hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
