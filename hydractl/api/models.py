@@ -22,7 +22,7 @@ from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.model import loading
+from hydractl.model.loading import load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite
@@ -82,7 +82,7 @@ class Model:
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """As :func:`load`."""
-        return loading.load(self.source, device, dtype, **options)
+        return load_source(self.source, device, dtype, **options)
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
