@@ -39,6 +39,10 @@ TIMM = {
     "layer-scale": f"vit_tiny_patch16_224?{SMALL}&init_values=0.3",
     "pre-norm-no-bias": f"vit_tiny_patch16_224?{SMALL}&pre_norm=true&qkv_bias=false",
     "map-pooling": f"vit_tiny_patch16_224?{SMALL}&global_pool=map&class_token=false",
+    "eva": f"eva02_tiny_patch14_224?{SMALL}",
+    "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
+    "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
+    "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
 _TEXT = {

@@ -69,7 +69,12 @@ def document_of(
         document["tower"] = options.tower
     if not mask.is_full:
         document["start_mask"] = mask.to_json()
-    own = [entry("extract-circuit", role, dataset) for role, dataset in data.items()]
+    own = [
+        entry("extract-circuit", role, part)
+        for role, dataset in data.items()
+        for part in dataset.origins()
+        if part is dataset or part.fingerprint() != details["data"]
+    ]
     document["seen"] = [dict(one) for one in merged(source.description.seen, scope.seen, own)]
     return document
 

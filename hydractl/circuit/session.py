@@ -26,6 +26,7 @@ from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.data.batching import longest_first
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError
@@ -36,6 +37,7 @@ from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
 from hydractl.report.texts import number
+from hydractl.settings.expressions import AUTO
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -79,7 +81,10 @@ class Session:
         check_labels(sets["id"], source)
         report_classes(sets["id"], self.log)
         if options.ood is not None:
-            sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
+            if options.ood == AUTO:
+                sets["ood"] = PseudoOod(sets["id"], AUTO, options.seed, "--ood auto")
+            else:
+                sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
             if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
                 raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
         return sets

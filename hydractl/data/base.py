@@ -178,6 +178,10 @@ class Dataset(ABC):
     def _content(self, i: int) -> Iterable[bytes]:
         """The bytes that make sample ``i`` what it is, in pieces of any size."""
 
+    def origins(self) -> list[Dataset]:
+        """This set, and those that its samples were made of: who sees the one has seen the others."""
+        return [self]
+
     def lengths(self) -> list[int] | None:
         """Length of each sample if batches of similar length are cheaper (texts: characters); else None."""
         return None

@@ -35,7 +35,8 @@ def row_of(
         sets: the data sets.
         gathered: the samples of those that are measured, by name.
         fitted: what it was measured with.
-        extras: what only some commands ask for (``conformal``, ``seen``, ``ci``, ...); None is left out.
+        extras: ``ood_score``, and what only some commands ask for (``conformal``, ``seen``, ``ci``, ...); None is left
+            out.
     """
     tests = tested(sets)
     inside = gathered[tests[0].name].samples
@@ -43,6 +44,7 @@ def row_of(
     row: dict[str, Any] = {
         "name": model.name,
         "sha256": model.sha256,
+        "ood_score": extras["ood_score"],
         **row_blocks(inside, outside, {dataset.name: dataset.group for dataset in tests[1:]}),
         "members": [id_block(member) for member in gathered[tests[0].name].members],
         "curves": curves.curves(inside, outside),
@@ -54,8 +56,8 @@ def row_of(
     calibration = fitted.calibration_json()
     if calibration is not None:
         row["calibration"] = calibration
-    if fitted.threshold is not None:
-        scores = {name: samples.score for name, samples in outside.items()}
+    if fitted.threshold is not None and inside.score is not None:
+        scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
         row["threshold"] = threshold.threshold_block(**fitted.threshold, id_scores=inside.score, ood_scores=scores)
     row.update(corruptions([(dataset, gathered[dataset.name].samples) for dataset in of_role(sets, CORRUPTION)]))
     row.update({key: value for key, value in extras.items() if value is not None})
@@ -93,7 +95,7 @@ def _by_severity() -> list[str]:
 def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
     """The dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
     names = [dataset.name for dataset in tested(sets)[1:]]
-    of_metrics = row_keys(names)
+    of_metrics = row_keys(names, options.fit.scores.beside)
     keys = [*of_metrics, "cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     keys += [f"threshold.ood_flagged.{name}" for name in names] + ["calibration.temperature"]
     for dataset in of_role(sets, CORRUPTION):
@@ -137,17 +139,17 @@ def sentences() -> dict[str, str]:
     }
 
 
-def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model], score: str) -> dict[str, Any]:
+def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
     """One sentence on everything in the rows; the OOD score; how texts are cut and zero-shot models are prompted.
 
     Args:
         rows: of the answer.
         models: what they are about.
-        score: the OOD score.
     """
     there = {"probability", *(key for row in rows for key in _keys(row))}
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}
-    explained["ood_score"] = score
+    scores = {row["name"]: row["ood_score"] for row in rows}
+    explained["ood_score"] = scores if len({*scores.values()}) > 1 else rows[0]["ood_score"]
     for model in models:
         for key, value in model.conventions.items():
             explained.setdefault(key, {})[model.name] = value

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from hydractl.evaluate.gathering import Logits, Reader, gather
 from hydractl.evaluate.models import Model
-from hydractl.evaluate.options import EvalOptions, FitOptions
+from hydractl.evaluate.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, of_role
 from hydractl.metrics import conformal, threshold
 from hydractl.metrics.calibrators import Calibration, fit
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.probabilities import pooled_log_probs
 from hydractl.metrics.samples import samples_of
 
@@ -53,32 +54,38 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     return idle + ([] if options.fit.needs_val_ood else of_role(sets, VAL_OOD))
 
 
-def fit_on_validation(model: Model, sets: Sequence[EvalSet], options: FitOptions, read: Reader) -> Fitted:
+def fit_on_validation(
+    model: Model, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: Reader
+) -> Fitted:
     """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it."""
-    logits = labels = None
-    if options.needs_val:
-        (val,) = of_role(sets, VAL)  # the settings hold it
-        kept = Logits()
-        rows = gather(read(val), val, model.name, pairs=False, sinks=[kept]).rows
-        logits = kept.logits()
-        assert val.labels is not None  # opened with need_labels
-        labels = val.labels[rows]
-    fitted = _calibrated(options, model, None if logits is None else val, logits, labels)
-    fitted = replace(fitted, threshold=_threshold(options, model, sets, read, fitted.calibration, logits))
+    val = _validation(model, sets, read) if options.needs_val else None
+    fitted = _calibrated(options, model, val)
+    fitted = replace(fitted, threshold=_threshold(options, model, scores.leading, sets, read, fitted.calibration, val))
     if options.conformal is None:
         return fitted
-    assert logits is not None and labels is not None
+    assert val is not None
     own: dict[str, Any] = {"method": options.conformal_score, "alpha": options.conformal}
-    return replace(fitted, conformal=conformal.fit(logits, labels, calibration=fitted.calibration, **own))
+    return replace(fitted, conformal=conformal.fit(val.logits, val.labels, calibration=fitted.calibration, **own))
 
 
-def _calibrated(
-    options: FitOptions,
-    model: Model,
-    val: EvalSet | None,
-    logits: npt.NDArray[Any] | None,
-    labels: npt.NDArray[Any] | None,
-) -> Fitted:
+@dataclass(frozen=True)
+class _Validation:
+    """The ID validation set: its logits ``[M, N, C]`` and labels ``[N]``."""
+
+    source: EvalSet
+    logits: npt.NDArray[Any]
+    labels: npt.NDArray[np.int64]
+
+
+def _validation(model: Model, sets: Sequence[EvalSet], read: Reader) -> _Validation:
+    (val,) = of_role(sets, VAL)  # the settings hold it
+    kept = Logits()
+    rows = gather(read(val), val, model.name, pairs=False, sinks=[kept]).rows
+    assert val.labels is not None  # opened with need_labels
+    return _Validation(val, kept.logits(), val.labels[rows])
+
+
+def _calibrated(options: FitOptions, model: Model, val: _Validation | None) -> Fitted:
     requested = options.temperature
     if requested is None:
         stored = model.stored
@@ -87,35 +94,37 @@ def _calibrated(
         return Fitted()
     if not options.fits_calibration:
         return Fitted(Calibration.of_temperature(float(requested)))
-    assert val is not None and logits is not None and labels is not None
+    assert val is not None
     kind = "temperature" if requested == "fit" else "vector"
-    return Fitted(fit(kind, pooled_log_probs(logits), labels), val.to_json())
+    return Fitted(fit(kind, pooled_log_probs(val.logits), val.labels), val.source.to_json())
 
 
 def _threshold(
     options: FitOptions,
     model: Model,
+    score: str,
     sets: Sequence[EvalSet],
     read: Reader,
     calibration: Calibration | None,
-    logits: npt.NDArray[Any] | None,
+    val: _Validation | None,
 ) -> dict[str, Any] | None:
-    score, rule = options.ood_score, options.threshold
+    rule = options.threshold
     if rule is None:
         stored = model.stored.threshold
         # A threshold of another score, or of other probabilities, says nothing here.
         right = stored is not None and stored.get("score") == score and options.temperature is None
         return dict(stored) if stored is not None and right else None
+    if says_nothing(score, model.members):
+        return None
     if ":" not in rule:
         return {"score": score, "value": float(rule), "rule": "given"}
     parsed = threshold.parse_rule(rule)
     if parsed.side == "id":
-        assert logits is not None
-        scores = samples_of(logits, score=score, calibration=calibration).score
+        assert val is not None
+        parts = [samples_of(val.logits, score=score, calibration=calibration)]
     else:
-        parts = [
-            gather(read(dataset), dataset, model.name, score=score, calibration=calibration, pairs=False)
-            for dataset in of_role(sets, VAL_OOD)
-        ]
-        scores = np.concatenate([part.samples.score for part in parts])
+        how: dict[str, Any] = {"scores": RowScores(score), "calibration": calibration, "pairs": False}
+        outside = of_role(sets, VAL_OOD)
+        parts = [gather(read(dataset), dataset, model.name, **how).samples for dataset in outside]
+    scores = np.concatenate([part.score for part in parts if part.score is not None])
     return {"score": score, "value": threshold.choose(parsed, scores), "rule": str(parsed)}

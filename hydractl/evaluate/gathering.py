@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hydractl.data.batching import longest_first
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluate.models import Batches, Model, RunningModel
+from hydractl.evaluate.options import MSP, RowScores
 from hydractl.evaluate.predictions.store import PredictionsWriter
 from hydractl.evaluate.sets import EvalSet, option_of
 from hydractl.log import Log
@@ -45,7 +46,7 @@ def gather(
     one: EvalSet,
     name: str,
     *,
-    score: str = "msp",
+    scores: RowScores = MSP,
     calibration: Calibration | None = None,
     alone: bool = False,
     pairs: bool = True,
@@ -57,7 +58,7 @@ def gather(
         batches: every sample that can be read once, in any order.
         one: the data set.
         name: of the model, for errors.
-        score: the OOD score.
+        scores: the OOD scores.
         calibration: of the averaged prediction.
         alone: whether each member is measured alone as well.
         pairs: whether each two members are compared.
@@ -74,9 +75,15 @@ def gather(
         check_finite(logits, part, one, name)
         labels = None if one.labels is None else one.labels[list(part)]
         rows.append(part)
-        pooled.append(samples_of(logits, labels, score=score, calibration=calibration, pairs=pairs))
+        own: dict[str, Any] = {
+            "score": scores.leading,
+            "beside": scores.beside,
+            "calibration": calibration,
+            "pairs": pairs,
+        }
+        pooled.append(samples_of(logits, labels, **own))
         if alone and len(logits) > 1:
-            members.append([samples_of(logits[m : m + 1], labels, score=score) for m in range(len(logits))])
+            members.append([samples_of(logits[m : m + 1], labels) for m in range(len(logits))])
         for sink in sinks:
             sink(part, logits)
     if not rows:
@@ -95,9 +102,15 @@ def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samp
         own = [getattr(part, one.name) for part in parts]
         if one.name == "pair_mi":  # a mean over samples already
             values[one.name] = (np.stack(own) * counts[:, None]).sum(axis=0) / counts.sum()
+        elif one.name == "scores":
+            values[one.name] = {name: _in_order([scores[name] for scores in own], order) for name in own[0]}
         else:
-            values[one.name] = None if own[0] is None else np.concatenate(own, axis=-1)[..., order]
+            values[one.name] = _in_order(own, order)
     return Samples(**values)
+
+
+def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts, axis=-1)[..., order]
 
 
 def check_finite(logits: npt.NDArray[Any], rows: Sequence[int], one: EvalSet, name: str) -> None:

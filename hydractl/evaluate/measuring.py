@@ -17,7 +17,7 @@ from hydractl.evaluate.answer import row_of
 from hydractl.evaluate.fitting import Fitted, fit_on_validation
 from hydractl.evaluate.gathering import Gathered, Reading, Sink, gather
 from hydractl.evaluate.models import Model, RunningModel
-from hydractl.evaluate.options import EvalOptions
+from hydractl.evaluate.options import EvalOptions, RowScores
 from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
 from hydractl.evaluate.sets import CORRUPTION, EvalSet, fitted_entries, of_role, tested
@@ -27,6 +27,7 @@ from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.samples import Samples
 
 
@@ -37,12 +38,16 @@ class Measuring:
         sets: all data sets.
         options: of the evaluation.
         log: hears of the progress.
+
+    Attributes:
+        warnings: of the rows measured so far.
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
         self._sets, self._options, self._log = list(sets), options, log
         self._first: bootstrap.Resampled | None = None
         self._fitted: dict[str, Fitted] = {}
+        self.warnings: list[str] = []
 
     def row(self, model: Model, output: Output | None, seen: Mapping[str, int]) -> dict[str, Any]:
         """Measure one model; its predictions go to ``output``.
@@ -104,8 +109,10 @@ class Measuring:
         self, model: Model, writer: PredictionsWriter | None, seen: Mapping[str, int]
     ) -> tuple[dict[str, Any], Gathered]:
         read = Reading(model, self._sets, writer, self._log)
-        fitted = self._fitted[model.name] = fit_on_validation(model, self._sets, self._options.fit, read)
-        how: dict[str, Any] = {"score": self._options.fit.ood_score, "calibration": fitted.calibration}
+        scores = self._scores(model)
+        fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
+        self._fitted[model.name] = fitted
+        how: dict[str, Any] = {"scores": scores, "calibration": fitted.calibration}
         tests, gathered = tested(self._sets), {}
         counts = None
         for dataset in tests:
@@ -122,12 +129,23 @@ class Measuring:
         for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
             gather(read(one), one, model.name, pairs=False)
         extras: dict[str, Any] = {
+            "ood_score": scores.leading,
             "mc_dropout": model.mc_dropout,
             "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
             **self._intervals(model, tests, gathered),
         }
         return row_of(model, self._sets, gathered, fitted, extras), gathered[tests[0].name]
+
+    def _scores(self, model: Model) -> RowScores:
+        """The OOD scores of a row, with a warning of those that say nothing of it."""
+        stored = (model.stored.threshold or {}).get("score")
+        scores = self._options.fit.scores.of(model.name, model.members, stored)
+        idle = [name for name in dict.fromkeys([scores.leading, *scores.beside]) if says_nothing(name, model.members)]
+        if idle:
+            names = " and ".join(idle)
+            self.warnings.append(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
+        return scores
 
     def _intervals(self, model: Model, tests: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> dict[str, Any]:
         """``ci`` of the row, and ``difference`` to the first row."""
@@ -236,9 +254,9 @@ def _sample_rows(
             "confidence": float(samples.confidence[i]),
             "entropy": float(samples.entropy[i]),
             "mi": float(samples.mi[i]),
-            "ood_score": float(samples.score[i]),
+            "ood_score": None if samples.score is None else float(samples.score[i]),
         }
-        if threshold is not None:
+        if threshold is not None and samples.score is not None:
             row[FLAG] = bool(samples.score[i] >= threshold)
         yield row
 

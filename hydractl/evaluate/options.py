@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.settings.expressions import OodSet
 
 
@@ -60,20 +61,68 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
+class RowScores:
+    """The OOD scores of one row.
+
+    Attributes:
+        leading: the score of its OOD blocks, curves and threshold.
+        beside: the scores whose metrics are reported beside, where several were asked for.
+    """
+
+    leading: str
+    beside: Sequence[str] = ()
+
+
+MSP = RowScores("msp")
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The OOD scores of all rows.
+
+    Attributes:
+        names: of all rows, the first one leads; empty: what a checkpoint holds, else ``msp``.
+        of_rows: the score that leads in the row of a name instead.
+        every: whether all there are were asked for, so that those that say nothing of a row are left out.
+    """
+
+    names: Sequence[str] = ()
+    of_rows: Mapping[str, str] = field(default_factory=dict)
+    every: bool = False
+
+    @property
+    def beside(self) -> Sequence[str]:
+        """The scores that some row may report beside the one that leads."""
+        return list(dict.fromkeys([*self.names, *self.of_rows.values()])) if len(self.names) > 1 else []
+
+    def of(self, name: str, members: int, stored: str | None) -> RowScores:
+        """Those of one row.
+
+        Args:
+            name: of the row.
+            members: how many it has.
+            stored: the score that its file holds.
+        """
+        leading = self.of_rows.get(name) or next(iter(self.names), stored or "msp")
+        several = [score for score in self.names if not (self.every and says_nothing(score, members))]
+        return RowScores(leading, tuple(dict.fromkeys([*several, leading])) if len(self.names) > 1 else ())
+
+
+@dataclass(frozen=True)
 class FitOptions:
     """What is fitted on validation data, or taken from the command instead.
 
     Attributes:
         temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
         threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
-        ood_score: name of the score that separates ID from OOD samples.
+        scores: the OOD scores.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
     """
 
     temperature: str | None = None
     threshold: str | None = None
-    ood_score: str = "msp"
+    scores: ScoreOptions = field(default_factory=ScoreOptions)
     conformal: float | None = None
     conformal_score: str = "lac"
 

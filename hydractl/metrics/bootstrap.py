@@ -14,6 +14,7 @@ Source: Efron and Tibshirani 1993, chapters 13 (percentile interval) and 8.3 (se
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics.ood import Curve
+from hydractl.metrics.ood import Curve, auroc
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import measured, row_blocks
 from hydractl.metrics.samples import Resample, Samples
@@ -74,15 +75,43 @@ def resample(
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     curves = {name: _Curves(inside.score, samples.score) for name, samples in outside.items()}
+    beside = {
+        score: {name: _Curves(values, samples.scores[score]) for name, samples in outside.items()}
+        for score, values in inside.scores.items()
+    }
     per_round = {key: np.empty(rounds) for key, value in values.items() if value is not None}
     for i in range(rounds):
         drawn = {name: Resample(samples, next(draws[name])) for name, samples in sets.items()}
-        of_round = {name: one.drawn(drawn["id"].counts, drawn[name].counts) for name, one in curves.items()}
-        row = dict(_numbers(measured(drawn, groups, of_round)))
+        counts = {name: one.counts for name, one in drawn.items()}
+        others = {score: _drawn(own, counts) for score, own in beside.items()}
+        row = dict(_numbers(measured(drawn, groups, _drawn(curves, counts), others)))
         for key, of_rounds in per_round.items():
             of_rounds[i] = row[key]
         advance(1)
     return Resampled(values, per_round)
+
+
+def resample_auroc(
+    id_scores: Floats, ood_scores: Mapping[str, Floats], *, rounds: int = 1000, seed: int = 0
+) -> Resampled:
+    """``ood_avg.auroc`` alone, in the same rounds as :func:`resample` and much faster.
+
+    Args:
+        id_scores: OOD scores of the ID samples, [N].
+        ood_scores: those of each OOD data set, by its name.
+        rounds, seed: as there.
+    """
+    sizes = {"id": len(id_scores), **{name: len(scores) for name, scores in ood_scores.items()}}
+    curves = {name: _Curves(id_scores, scores) for name, scores in ood_scores.items()}
+    draws = {name: draw(seed, name, size) for name, size in sizes.items()}
+
+    def mean(counts: Mapping[str, Counts]) -> float:
+        found = [one.drawn(counts["id"], counts[name]) for name, one in curves.items()]
+        return math.fsum(auroc(curve) for curve in found if curve is not None) / len(found)
+
+    once = {name: np.ones(size, dtype=np.int64) for name, size in sizes.items()}
+    of_rounds = [mean({name: next(own) for name, own in draws.items()}) for _ in range(rounds)]
+    return Resampled({"ood_avg.auroc": mean(once)}, {"ood_avg.auroc": np.asarray(of_rounds)})
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
@@ -143,18 +172,26 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 class _Curves:
     """The curve of one OOD data set on resamples: the thresholds stay, only what they flag is counted anew."""
 
-    def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
+    def __init__(self, id_scores: Floats | None, ood_scores: Floats | None) -> None:
+        self.known = id_scores is not None and ood_scores is not None
+        if id_scores is None or ood_scores is None:
+            return
         self.id_order, self.ood_order = (np.argsort(scores, kind="stable") for scores in (id_scores, ood_scores))
         thresholds = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
         self.id_below = np.searchsorted(id_scores[self.id_order], thresholds, side="left")
         self.ood_below = np.searchsorted(ood_scores[self.ood_order], thresholds, side="left")
 
     def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
-        """From how often each sample is drawn; None when a side is empty."""
-        if not len(inside) or not len(outside):
+        """From how often each sample is drawn; None when a side is empty, or the score says nothing."""
+        if not self.known or not len(inside) or not len(outside):
             return None
         detected = _at_least(outside[self.ood_order], self.ood_below)
         return Curve(detected, _at_least(inside[self.id_order], self.id_below))
+
+
+def _drawn(curves: Mapping[str, _Curves], counts: Mapping[str, Counts]) -> dict[str, Curve | None]:
+    """The curve of every OOD data set, from how often each sample is drawn."""
+    return {name: one.drawn(counts["id"], counts[name]) for name, one in curves.items()}
 
 
 def _at_least(counts: Counts, below: Counts) -> Counts:

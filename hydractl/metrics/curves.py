@@ -29,24 +29,27 @@ CONVENTIONS = {
     " of the accuracy (low, high); null where a bin is empty.",
     "roc": "Share of OOD samples flagged (tpr) against share of ID samples flagged (fpr), from (0, 0) to (1, 1); of"
     " more than 201 points those are kept that are evenly spaced along fpr + tpr.",
-    "scores": "Histograms of the OOD score: 40 bins of equal width from the lowest to the highest score of all data"
-    " sets, [edge_k, edge_k+1), the last one closed.",
+    "scores": "In curves, histograms of the OOD score: 40 bins of equal width from the lowest to the highest score of"
+    " all data sets, [edge_k, edge_k+1), the last one closed. Beside them, OOD metrics by each OOD score asked for;"
+    " null where a score is constant for a single model.",
 }
 
 
 def curves(inside: Samples, outside: Mapping[str, Samples]) -> dict[str, Any]:
-    """All curves of a model.
+    """All curves of a model; ``roc`` and ``scores`` are None where the OOD score says nothing of it.
 
     Args:
         inside: the ID samples; without labels, or without any sample, ``reliability`` and ``risk_coverage`` are None.
         outside: the samples of each OOD data set, by its name.
     """
     labelled = inside.labels is not None and len(inside) > 0
+    sets = {"id": inside, **outside}
+    scores = {name: samples.score for name, samples in sets.items() if samples.score is not None}
     return {
         "reliability": reliability(inside) if labelled else None,
         "risk_coverage": risk_coverage(inside) if labelled else None,
-        "roc": {name: roc(inside.score, samples.score) for name, samples in outside.items()},
-        "scores": histograms({"id": inside.score, **{name: samples.score for name, samples in outside.items()}}),
+        "roc": {name: roc(scores["id"], scores[name]) for name in outside} if scores else None,
+        "scores": histograms(scores) if scores else None,
     }
 
 

@@ -16,24 +16,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OodScore:
-    """One score: its function of a block of n samples -> float64 [n], and the sentence that defines it."""
+    """One score.
+
+    Attributes:
+        function: of a block of n samples -> float64 [n].
+        convention: the sentence that defines it.
+        of_several: whether it says something of several members only, and is constant for one.
+    """
 
     function: Callable[[Block], Floats]
     convention: str
+    of_several: bool = False
 
     def __call__(self, block: Block) -> Floats:
         return self.function(block)
 
 
+_GEN_GAMMA, _GEN_CLASSES = 0.1, 100
+
 SCORES: dict[str, OodScore] = {}
 """The scores by name, in the order of their declarations."""
 
 
-def ood_score(convention: str) -> Callable[[Callable[[Block], Floats]], OodScore]:
+def says_nothing(name: str, members: int) -> bool:
+    """Whether a score is the same for all samples of so few members."""
+    return members == 1 and name in SCORES and SCORES[name].of_several
+
+
+def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callable[[Block], Floats]], OodScore]:
     """Declare the function below as the score of its name."""
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
-        SCORES[function.__name__] = OodScore(function, convention)
+        SCORES[function.__name__] = OodScore(function, convention, of_several)
         return SCORES[function.__name__]
 
     return declare
@@ -51,6 +65,24 @@ def entropy(block: Block) -> Floats:
     return block.entropy
 
 
+@ood_score("OOD score: the second highest p minus the highest.")
+def margin(block: Block) -> Floats:
+    """The second highest p minus the highest, [n], -1..0; minus p for one class. Source: Scheffer et al. 2001."""
+    ordered = block.probs.copy()
+    ordered.sort(axis=1)
+    return ordered[:, -2] - ordered[:, -1] if ordered.shape[1] > 1 else -ordered[:, 0]
+
+
+@ood_score("OOD score: sum of (p_k (1 - p_k))^0.1 over the 100 classes of highest p.")
+def gen(block: Block) -> Floats:
+    """Generalised entropy of p, [n]. Source: Liu et al. 2023, gamma = 0.1 and M = 100."""
+    highest = block.probs.copy()
+    highest.sort(axis=1)
+    highest = highest[:, -_GEN_CLASSES:]
+    spread = highest * (1.0 - highest)
+    return (spread**_GEN_GAMMA).sum(axis=1)
+
+
 @ood_score("OOD score: mean over members of -logsumexp of the logits (temperature 1).")
 def energy(block: Block) -> Floats:
     """Mean over members of the energy -logsumexp(logits), [n]. Source: Liu et al. 2020, equation 4, T = 1."""
@@ -63,7 +95,7 @@ def maxlogit(block: Block) -> Floats:
     return -block.highest.mean(axis=0)
 
 
-@ood_score("OOD score: H(p) - mean over members of H(p_m), in nats; constant for one member.")
+@ood_score("OOD score: H(p) - mean over members of H(p_m), in nats; constant for one member.", of_several=True)
 def mi(block: Block) -> Floats:
     """Mutual information in nats, [n]; 0 for one member. Source: Depeweg et al. 2018."""
     return block.mi
@@ -71,7 +103,8 @@ def mi(block: Block) -> Floats:
 
 @ood_score(
     "OOD score: population variance over members of the probability of the class with the highest p;"
-    " constant for one member."
+    " constant for one member.",
+    of_several=True,
 )
 def variance(block: Block) -> Floats:
     """Population variance over members of the probability of the ensemble's predicted class, [n]; 0 for one member."""

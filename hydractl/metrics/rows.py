@@ -10,6 +10,7 @@ import numpy as np
 
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
@@ -87,29 +88,41 @@ def group_averages(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     }
 
 
+Curves = Mapping[str, Curve | None]
+"""By OOD data set the curve of the ID samples against it; None where either is empty, or the score says nothing."""
+
+
 def measured(
-    samples: Mapping[str, Samples | Resample], groups: Mapping[str, str | None], curves: Mapping[str, Curve | None]
+    samples: Mapping[str, Samples | Resample],
+    groups: Mapping[str, str | None],
+    curves: Curves,
+    beside: Mapping[str, Curves],
 ) -> dict[str, Any]:
-    """``id``, ``ood``, the averages and ``diversity`` of one model, on its data or on a resample of them.
+    """``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample of them.
 
     Args:
         samples: the ID samples, named ``id``, and those of each OOD data set.
         groups: "near", "far" or None for each OOD data set.
-        curves: of the ID samples against each OOD data set; None where either is empty.
+        curves: of the OOD score that leads.
+        beside: of each score that is reported beside, by its name; ``scores`` is left out where there are none.
     """
-    sets = {
-        name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve)} for name, curve in curves.items()
-    }
+
+    def detection(curves: Curves) -> dict[str, Any]:
+        sets = {
+            name: {"group": groups[name], "n": len(samples[name]), **ood_block(curve)} for name, curve in curves.items()
+        }
+        return {"ood": sets, **group_averages(sets)}
+
     return {
         "id": id_block(samples["id"]),
-        "ood": sets,
-        **group_averages(sets),
+        **detection(curves),
         "diversity": {name: diversity_block(own) for name, own in samples.items()},
+        **({"scores": {score: detection(own) for score, own in beside.items()}} if beside else {}),
     }
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> dict[str, Any]:
-    """``id``, ``ood``, the averages and ``diversity`` (of each pair of members too) of one model.
+    """``id``, ``ood``, the averages, ``diversity`` (of each pair of members too) and ``scores`` of one model.
 
     Args:
         inside: the ID samples.
@@ -117,25 +130,37 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         groups: "near", "far" or None for each OOD data set.
     """
     samples = {"id": inside, **outside}
-    row = measured(samples, groups, {name: curve_of(inside.score, own.score) for name, own in outside.items()})
+    curves = {name: _curve(inside.score, own.score) for name, own in outside.items()}
+    beside = {
+        score: {name: _curve(values, own.scores[score]) for name, own in outside.items()}
+        for score, values in inside.scores.items()
+    }
+    row = measured(samples, groups, curves, beside)
     for name, own in samples.items():
         row["diversity"][name]["pairs"] = pairs(own)
     return row
 
 
-def row_keys(ood_sets: Iterable[str]) -> list[str]:
+def _curve(inside: Floats | None, outside: Floats | None) -> Curve | None:
+    return None if inside is None or outside is None else curve_of(inside, outside)
+
+
+def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     """The dotted keys of the numbers that the row of one model may hold, for ``--require``.
 
     Args:
         ood_sets: names of the OOD data sets.
+        scores: the OOD scores that are reported beside.
     """
     sets = list(ood_sets)
-    groups = (*(f"ood.{name}" for name in sets), *(AVERAGES if sets else ()))
+    places = ("", *(f"scores.{score}." for score in scores))
+    groups = [f"{place}{group}" for place in places for group in (*(f"ood.{name}" for name in sets), *AVERAGES)]
+    groups = groups if sets else []
     return [
         "id.n",
         *(f"id.{key}" for metric in metrics("id") for key in metric.keys),
         *(f"{group}.{metric.key}" for group in groups for metric in metrics("ood")),
-        *(f"ood.{name}.n" for name in sets),
+        *(f"{place}ood.{name}.n" for place in places for name in sets),
         *(f"diversity.{name}.{metric.key}" for name in ("id", *sets) for metric in metrics("diversity")),
     ]
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import SCORES, says_nothing
 from hydractl.metrics.probabilities import Block, Floats, blocks, check_finite, check_labels, check_shape
 
 BINS = 15
@@ -37,25 +38,27 @@ class Samples:
         confidence: [N], the highest p.
         entropy: [N], of p, in nats.
         mi: [N], mutual information of the members, in nats.
-        score: [N], the OOD score asked for, higher = more OOD.
+        score: [N], the OOD score that leads, higher = more OOD; None where it says nothing of a single member.
         votes: int32 [M, N], the class each member votes for.
         pair_mi: [M(M-1)/2], mean mutual information of each two members, in the order of ``itertools.combinations``;
             empty where nobody asked for pairs.
         labels: [N], or None for data without labels; then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
+        scores: of each OOD score that is reported beside, by its name, what ``score`` is of the one that leads.
     """
 
     predicted: NDArray[np.int64]
     confidence: Floats
     entropy: Floats
     mi: Floats
-    score: Floats
+    score: Floats | None
     votes: NDArray[np.int32]
     pair_mi: Floats
     labels: NDArray[np.int64] | None = None
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
+    scores: Mapping[str, Floats | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -201,6 +204,7 @@ def samples_of(
     labels: np.ndarray | None = None,
     *,
     score: str = "msp",
+    beside: Sequence[str] = (),
     calibration: Calibration | None = None,
     pairs: bool = True,
 ) -> Samples:
@@ -211,6 +215,7 @@ def samples_of(
             a sample, 24 more with labels.
         labels: [N] integers in 0..C-1.
         score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
+        beside: names of further scores.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
         pairs: whether each two members are compared, which takes time quadratic in their number.
 
@@ -219,7 +224,9 @@ def samples_of(
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    samples = _empty(shape, None if labels is None else check_labels(labels, *shape[1:]), pairs)
+    scores = {name: _empty_score(name, shape) for name in (score, *beside)}
+    own_labels = None if labels is None else check_labels(labels, *shape[1:])
+    samples = _empty(shape, own_labels, pairs, scores[score], {name: scores[name] for name in beside})
     pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
@@ -227,7 +234,9 @@ def samples_of(
         samples.votes[:, rows] = block.votes
         samples.entropy[rows] = block.entropy
         samples.mi[rows] = block.mi
-        samples.score[rows] = SCORES[score](block)
+        for name, values in scores.items():
+            if values is not None:
+                values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
         if samples.labels is not None and samples.label_log_probs is not None and samples.brier_terms is not None:
@@ -257,17 +266,29 @@ def pair_mi(block: Block) -> Floats:
     return by_pair
 
 
-def _empty(shape: tuple[int, ...], labels: NDArray[np.int64] | None, pairs: bool) -> Samples:
+def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
+    """Room for a score of [M, N, C] logits; None where it says nothing of a single member."""
+    return None if says_nothing(name, shape[0]) else np.empty(shape[1])
+
+
+def _empty(
+    shape: tuple[int, ...],
+    labels: NDArray[np.int64] | None,
+    pairs: bool,
+    score: Floats | None,
+    beside: Mapping[str, Floats | None],
+) -> Samples:
     members, n, _ = shape
     return Samples(
         predicted=np.empty(n, dtype=np.int64),
         confidence=np.empty(n),
         entropy=np.empty(n),
         mi=np.empty(n),
-        score=np.empty(n),
+        score=score,
         votes=np.empty((members, n), dtype=np.int32),
         pair_mi=np.zeros(members * (members - 1) // 2 if pairs else 0),
         labels=labels,
         label_log_probs=None if labels is None else np.empty(n),
         brier_terms=None if labels is None else np.empty(n),
+        scores=beside,
     )

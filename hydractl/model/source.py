@@ -36,6 +36,7 @@ class ModelOptions:
         labels: class names; None: those of the checkpoint.
         prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
             the paper's.
+        bodies: whether a model without a classifier is one.
     """
 
     arch: str | None = None
@@ -43,6 +44,7 @@ class ModelOptions:
     max_length: int | None = None
     labels: Sequence[str] | None = None
     prompt: Sequence[str] = ()
+    bodies: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Source:
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
         drawn_by: the seed of random weights: what is trained from them is no relative of another such model; else None.
+        left: names of what was found beside the weights, and belongs to another task.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Source:
     tensors: TensorSource
     file_bytes: int | None = None
     drawn_by: int | None = None
+    left: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -92,7 +96,7 @@ class Source:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes; None for a zero-shot model whose classes have not been named."""
+        """Number of classes; None for a zero-shot model whose classes have not been named; 0 for a body."""
         return classes_of(self.description)
 
 
@@ -140,14 +144,27 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
         name: what to call it; None: after the reference.
 
     Raises:
-        InputError: for a file, folder or name that is no model of a supported family.
+        InputError: for a file, folder or name that is no model of a supported family, and for one without a classifier.
         UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
     source = _find(ref, options.arch, options.seed, name)
+    if not options.bodies:
+        need_classifier(source)
     source = with_max_length(source, options.max_length)
     if options.labels is not None or options.prompt:
         source = with_labels(source, options.labels, options.prompt)
     return source
+
+
+def need_classifier(source: Source) -> None:
+    """Refuse a body.
+
+    Raises:
+        InputError: saying how it gets a classifier.
+    """
+    if source.classes == 0:
+        hint = "finetune it on labelled data with --init head, which draws a classifier"
+        raise InputError(f"{source.name} has no classifier", hint=hint)
 
 
 def with_max_length(source: Source, tokens: int | None) -> Source:
@@ -336,7 +353,8 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     check_tensors(name, loaded.tensors, family, description)
     if isinstance(loaded.tensors, FileTensors):
         return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
-    return Source(name, functools.cache(lambda: digest_of(description, loaded.tensors)), description, loaded.tensors)
+    digest = functools.cache(lambda: digest_of(description, loaded.tensors))
+    return Source(name, digest, description, loaded.tensors, left=tuple(loaded.left))
 
 
 def digest_of(description: Description, tensors: TensorSource) -> str:

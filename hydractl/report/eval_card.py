@@ -131,7 +131,7 @@ def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
         "level": tables.level_text(document),
         "intervals": any(column.interval(row) for column in tables.ID_COLUMNS),
         "id_cells": [(column, tables.metric_cells([row], column)[0]) for column in tables.ID_COLUMNS],
-        "score": conventions.get("ood_score"),
+        "score": tables.score_name(document, row),
         "ood": tables.every_set_table([row]),
         "ood_mean": [tables.metric_cells([row], column)[0] for column in tables.OOD_AVERAGE],
         "cost": [(count_text(cost[key]), what) for key, what in _COSTS.items() if cost.get(key)],

@@ -177,16 +177,23 @@ class MeasuredThreshold(Threshold):
     ood_flagged: dict[str, Number] | None = Field(None, description="By OOD set the share at or above it.")
 
 
-class Row(Form):
+class ByScore(Form):
+    """OOD metrics by one OOD score."""
+
+    ood: dict[str, OodSet] | None = Field(None, description="By OOD set its metrics.")
+    near_avg: Detection | None = Field(None, description="Unweighted means over near OOD sets.")
+    far_avg: Detection | None = Field(None, description="Unweighted means over far OOD sets.")
+    ood_avg: Detection | None = Field(None, description="Unweighted means over all OOD sets.")
+
+
+class Row(ByScore):
     """One model, with all that was measured of it."""
 
     name: str = Field(description="Name of the row.")
     sha256: Sha256 = None
     id: Labelled = Field(description="Metrics of the ID data.")
-    ood: dict[str, OodSet] | None = Field(None, description="By OOD set its metrics.")
-    near_avg: Detection | None = Field(None, description="Unweighted means over near OOD sets.")
-    far_avg: Detection | None = Field(None, description="Unweighted means over far OOD sets.")
-    ood_avg: Detection | None = Field(None, description="Unweighted means over all OOD sets.")
+    ood_score: str | None = Field(None, description="The OOD score of the OOD metrics and curves.")
+    scores: dict[str, ByScore] | None = Field(None, description="OOD metrics by each OOD score asked for.")
     diversity: dict[str, Diversity] | None = Field(None, description="By data set how the members differ.")
     members: list[Labelled] | None = Field(None, description="Metrics of the ID data for each member alone.")
     curves: Curves | None = Field(None, description="What the curves of a report are drawn from.")

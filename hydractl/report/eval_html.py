@@ -54,11 +54,15 @@ class _Section:
 
 
 def render(document: Mapping[str, Any]) -> bytes:
-    """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes."""
+    """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes.
+
+    The sentences of a study under ``verdict`` come first.
+    """
     rows = document["models"]
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     text = page.render(
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
+        verdict=document.get("verdict", ()),
         measured=measured(document),
         best=best_lines(document),
         sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],
@@ -87,6 +91,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
 
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {shown_name(rows[0]['name'])}", tables.difference_table(rows))
+    yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
     yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
     yield part("roc", "ROC", kind="roc")
     yield part("scores", "OOD scores", kind="scores")
@@ -151,8 +156,13 @@ def measured(document: Mapping[str, Any]) -> list[str]:
     if names:
         sets = [_set_text(name, rows, data) for name in names]
         sentences.append(f"Out-of-distribution (OOD) data: {'; '.join(sets)}.")
-        score = tables.at(document, "conventions", "ood_score")
-        sentences += [f"The OOD score is {shown_name(score)}."] if score else []
+        scores = {row["name"]: tables.score_name(document, row) for row in rows}
+        named = {score for score in scores.values() if score}
+        if len(named) == 1:
+            sentences.append(f"The OOD score is {shown_name(named.pop())}.")
+        elif named:
+            each = [f"{shown_name(score)} of {shown_name(name)}" for name, score in scores.items() if score]
+            sentences.append(f"The OOD scores are {', '.join(each)}.")
     else:
         sentences.append("No out-of-distribution data was given.")
     return sentences + _intervals(document) + _cautions(rows)

@@ -18,6 +18,7 @@ from hydractl.report.eval_tables import (
     cost_ratio,
     ood_names,
     samples,
+    score_name,
     sizes_text,
 )
 from hydractl.report.pictures import (
@@ -70,7 +71,7 @@ def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
     if any((curves.get("reliability") or {}).get("n") or ()):
         yield reliability(curves["reliability"], row)
     if len(curves.get("scores") or {}) > 2:  # edges, id, and one set at least
-        yield ood_scores(curves["scores"], row, (document.get("conventions") or {}).get("ood_score"))
+        yield ood_scores(curves["scores"], row, score_name(document, row))
     if curves.get("roc"):
         yield roc(curves["roc"], row)
     if row.get("heads"):

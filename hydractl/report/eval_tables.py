@@ -74,6 +74,7 @@ def columns(metrics: Sequence[Metric], *place: str, words: str = "") -> tuple[Co
 ID_COLUMNS = columns(ID_METRICS, "id")
 (ACCURACY,) = (column for column in ID_COLUMNS if column.metric.key == "accuracy")
 (AURC,) = (column for column in ID_COLUMNS if column.metric.key == "aurc")
+(AUROC,) = (metric for metric in OOD_METRICS if metric.key == "auroc")
 OOD_AVERAGE = columns(OOD_METRICS, "ood_avg", words=", mean over the OOD sets")
 DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
 
@@ -105,6 +106,12 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
     if not known:
         return "n unknown"
     return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
+
+
+def score_name(document: Mapping[str, Any], row: Row) -> str | None:
+    """The OOD score of a row; in documents of earlier versions that of all of them."""
+    name: str | None = row.get("ood_score") or at(document, "conventions", "ood_score")
+    return name
 
 
 def seen_text(row: Row) -> str:
@@ -239,6 +246,19 @@ def every_set_table(rows: Sequence[Row]) -> Table:
             lines.append((row["name"], [*about, *body[index, name]]))
     heads = _heads("OOD set", "group", "n", metrics=[*OOD_METRICS, DIVERSITY_METRICS[0]])
     return Table("", heads, lines, "OOD sets")
+
+
+def score_table(rows: Sequence[Row]) -> Table:
+    """Mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
+    scores = list(dict.fromkeys(score for row in rows for score in row.get("scores") or {}))
+    lines = []
+    for row in rows:
+        shown = [Column(("scores", score, "ood_avg"), AUROC) for score in scores]
+        best = marks([column.value(row) for column in shown], AUROC)
+        cells = [replace(metric_cells([row], column)[0], mark=mark) for column, mark in zip(shown, best, strict=True)]
+        lines.append((row["name"], cells))
+    caption = "auroc, mean over the OOD sets; best score of each row marked"
+    return Table(caption, [(score, "") for score in scores], lines if scores else [], "auroc by OOD score")
 
 
 def difference_table(rows: Sequence[Row]) -> Table:

@@ -11,15 +11,20 @@ from typing import Any, ClassVar
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import Batched, file_option
 from hydractl.settings.expressions import (
+    ALL_SCORES,
+    AUTO,
     CORRUPTIONS,
     OOD_SUITES,
     SEVERITIES,
     OodSet,
     Requirement,
+    ScoreChoice,
     SuiteChoice,
+    parse_ood_score,
     parse_ood_set,
     parse_ood_suite,
     parse_requirement,
+    parse_val_ood,
 )
 from hydractl.settings.measuring import Measured, show_option
 from hydractl.settings.option import ends_in, option
@@ -72,11 +77,12 @@ class Validated(Measured, Batched):
         "In-distribution validation data, on which something is chosen", metavar="SPEC", often=True
     )
     val_ood: list[str] = val_option(
-        "Out-of-distribution validation data, never the same as a test set; repeat it for more",
+        "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
+        "the samples of --val",
         [],
-        metavar="NAME=SPEC",
+        metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_ood_set,
+        check=parse_val_ood,
     )
     temperature: str | None = val_option(
         "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
@@ -111,7 +117,7 @@ class Validated(Measured, Batched):
 
     def val_ood_sets(self) -> list[OodSet]:
         """The data sets of ``--val-ood``, in order."""
-        return [parse_ood_set(text) for text in self.val_ood]
+        return [parse_val_ood(text) for text in self.val_ood]
 
     def conflicts(self) -> list[str]:
         """Whatever is chosen needs data to choose on."""
@@ -127,6 +133,8 @@ class Validated(Measured, Batched):
             found.append(f"{needing_val[0]} needs --val, data to choose on that is not tested on")
         if side == "ood" and not self.val_ood:
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
+        if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
+            found.append("--val-ood auto needs --val, of whose samples it is made")
         if self.calibrated is not None and self.temperature is None and self.threshold is None:
             found.append("--calibrated needs something to keep: --temperature or --threshold")
         if self.calibrated is not None and len(self.model) > 1:
@@ -205,7 +213,13 @@ class EvalSettings(Shown):
         check=_check_ood,
         often=True,
     )
-    ood_score: str = eval_option("The score that separates OOD from ID samples", "msp", choices=tuple(SCORES))
+    ood_score: list[str] = eval_option(
+        f"The score that separates OOD from ID samples: {', '.join(SCORES)}; several, or {ALL_SCORES}, to compare them "
+        "in every row; ROW=NAME for one row, repeated [default: what the checkpoint has, else msp]",
+        [],
+        metavar="NAME,...|ROW=NAME",
+        check=parse_ood_score,
+    )
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
         "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
@@ -257,6 +271,10 @@ class EvalSettings(Shown):
         """The data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]
 
+    def scores(self) -> list[ScoreChoice]:
+        """Every ``--ood-score``, in order."""
+        return [parse_ood_score(text) for text in self.ood_score]
+
     def suite(self) -> SuiteChoice | None:
         """The parsed ``--ood-suite``."""
         return None if self.ood_suite is None else parse_ood_suite(self.ood_suite)
@@ -273,6 +291,7 @@ class EvalSettings(Shown):
     def conflicts(self) -> list[str]:
         """What each option of the test data needs beside it."""
         found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
+        found += self._scores_given_twice()
         if self.ood_suite is not None and not self.given("ood_root"):
             found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
         if _ALL in self.corruptions and len(self.corruptions) > 1:
@@ -283,6 +302,16 @@ class EvalSettings(Shown):
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
         return found + self._without_data()
+
+    def _scores_given_twice(self) -> list[str]:
+        """A problem for each name of all rows, and each row, that has been there before; `all` goes alone."""
+        parts = [text.rpartition("=") for text in self.ood_score]
+        names = [name.strip() for row, _, rest in parts if not row for name in rest.split(",")]
+        said = names + [f"{row}=" for row, _, _ in parts if row]
+        found = [f"--ood-score has {one} twice" for at, one in enumerate(said) if one in said[:at]]
+        if ALL_SCORES in names and len({*names}) > 1:
+            found.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
+        return [f"{problem}{self.where('ood_score')}" for problem in found]
 
     def _without_data(self) -> list[str]:
         """Problems of options that would be ignored where the test sets are those of a predictions file."""

@@ -1,4 +1,4 @@
-"""Words and expressions of ``eval`` and ``bench``: ``--require``, ``--ood``, ``--ood-suite`` and ``--corruptions``.
+"""Words and expressions of ``eval`` and ``bench``: ``--require``, ``--ood``, ``--ood-score`` and so on.
 
 What reads an expression raises ValueError with the rest of a sentence that starts with the name of the option.
 """
@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import operator
 import re
+from fractions import Fraction
 from typing import NamedTuple
+
+from hydractl.errors import did_you_mean
+from hydractl.metrics.ood_scores import SCORES
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 _REQUIREMENT = re.compile(
     r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
     re.IGNORECASE,
 )
+_CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
 _SET_NAME = re.compile(r"[\w.+-]+")
 
 OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
@@ -26,6 +31,11 @@ CORRUPTIONS = (
 """Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
+
+ALL_SCORES = "all"
+"""The word of ``--ood-score`` for every score there is."""
+AUTO = "auto"
+"""In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
 _PARTIAL = "partial"
 
@@ -60,6 +70,29 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
 
 
+class Constraint(NamedTuple):
+    """One ``--subject-to`` of a search: a score that no removal may go below.
+
+    Attributes:
+        key: an objective.
+        number: the lowest score that is allowed, or how far it may be below the base.
+        below_base: which of the two.
+    """
+
+    key: str
+    number: Fraction
+    below_base: bool
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Read ``KEY>=NUMBER`` or ``KEY>=base-NUMBER``."""
+    try:
+        key, number, base, below = _CONSTRAINT.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
+        return Constraint(key, Fraction((below or "0") if base else number), base is not None)
+    except (AttributeError, ValueError):
+        raise ValueError(f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}") from None
+
+
 class OodSet(NamedTuple):
     """One data set of ``--ood``.
 
@@ -82,6 +115,36 @@ def parse_ood_set(text: str) -> OodSet:
     if not equals or not spec.strip() or not named:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
     return OodSet(name, group or None, spec.strip())
+
+
+class ScoreChoice(NamedTuple):
+    """One ``--ood-score``.
+
+    Attributes:
+        row: the name of the one row it is about, or None for every row.
+        names: of scores; one of a row, or ``all`` alone.
+    """
+
+    row: str | None
+    names: tuple[str, ...]
+
+
+def parse_ood_score(text: str) -> ScoreChoice:
+    """Read ``NAME,...``, ``all`` or ``ROW=NAME``."""
+    row, equals, rest = text.rpartition("=")
+    names = tuple(name.strip() for name in rest.split(","))
+    known = (*SCORES, *(() if equals else (ALL_SCORES,)))
+    wrong = next((name for name in names if name not in known), None)
+    if wrong is not None:
+        raise ValueError(f"must be one of {', '.join(known)}, not {wrong!r}{did_you_mean(wrong, known)}")
+    if equals and (not row or len(names) > 1):
+        raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
+    return ScoreChoice(row if equals else None, names)
+
+
+def parse_val_ood(text: str) -> OodSet:
+    """Read ``NAME=SPEC``, or ``auto`` alone."""
+    return OodSet(AUTO, None, AUTO) if text == AUTO else parse_ood_set(text)
 
 
 class SuiteChoice(NamedTuple):

@@ -198,12 +198,18 @@ class FinetuneSettings(Prescribed, Several):
         split=True,
     )
     init: str = weights_option(
-        "The weights to start from; head draws those of the classifier by --seed, random all of them",
+        "The weights to start from; head draws those of the classifier by --seed, and makes one for a body that has "
+        "none, random draws all of them",
         "given",
         choices=("given", "head", "random"),
     )
     reset_head: bool = weights_option(
-        "Start from a classifier with as many classes as the data have, of zeros but for --init head", False
+        "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for --init "
+        "head",
+        False,
+    )
+    classes: int | None = weights_option(
+        "Classes of a new classifier, for data without class names [default: what the data have]", at_least=2
     )
     dropout: float | None = weights_option(
         "Dropout in each layer, behind attention and in the MLP [default: what the model says]", at_least=0, below=1
@@ -256,6 +262,11 @@ class FinetuneSettings(Prescribed, Several):
         "How long the processes of a distributed training wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
 
+    @property
+    def new_head(self) -> bool:
+        """Whether the training starts from another classifier than the given one."""
+        return self.reset_head or self.init == "head"
+
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
         lr: Any = self.lr
@@ -291,6 +302,8 @@ class FinetuneSettings(Prescribed, Several):
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         problems += self._several_conflicts() + self._caption_conflicts()
         problems += self.goes_with("patience", "val")
+        if self.classes is not None and not self.new_head:
+            problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
         if len(self.lr) > 1 and not self.given("val"):
             problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
         if len(self.lr) > 1 and self.snapshots is not None:

@@ -111,7 +111,11 @@ class CircuitSettings(Batched):
     verb: ClassVar[str] = "extract-circuit"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
-    ood: str | None = search_option("The out-of-distribution data, as a SPEC", metavar="SPEC", often=True)
+    ood: str | None = search_option(
+        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data",
+        metavar="SPEC|auto",
+        often=True,
+    )
     objective: list[str] = search_option(
         "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
         "[default: avg; nll with --algorithm headmap]",

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
-from hydractl.errors import Interrupted, OutputError, UsageError
-from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions
+from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
+from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions, ScoreOptions
 from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.settings.evaluating import EvalSettings
+from hydractl.settings.expressions import ALL_SCORES
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -79,9 +81,17 @@ def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
         EvalOptions,
         run=settings.fill(RunOptions, passes=settings.passes()),
         data=data,
-        fit=settings.fill(FitOptions),
+        fit=settings.fill(FitOptions, scores=_scores_of(settings)),
         keep_logits=(settings.predictions or "").endswith(".st"),
     )
+
+
+def _scores_of(settings: EvalSettings) -> ScoreOptions:
+    choices = settings.scores()
+    names = [name for choice in choices if choice.row is None for name in choice.names]
+    of_rows = {choice.row: choice.names[0] for choice in choices if choice.row is not None}
+    every = names == [ALL_SCORES]
+    return ScoreOptions(list(SCORES) if every else names, of_rows, every)
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
@@ -98,6 +108,10 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     models = find_rows(settings.model, model_options(settings), options, log)
     check_writable(models, options.keep_logits, settings.calibrated is not None)
     names = [model.name for model in models]
+    for name in options.fit.scores.of_rows:
+        if name not in names:
+            hint = f"the rows are {', '.join(names)}"
+            raise UsageError(f"--ood-score {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
     predictions = _prediction_paths(settings, names)
     sets = open_sets(options.data, models)
     for model in models:
@@ -203,7 +217,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
             files += [target] if target is not None else []
         if settings.calibrated is not None:
             files.append(measuring.write_calibrated(plan.models[0], outputs[Path(settings.calibrated)]))
-        document = _document(plan, rows, settings)
+        document = _document(plan, rows, measuring.warnings, settings)
         for warning in document.get("warnings", []):
             log.warn(warning)
         _report_skipped(plan, log)
@@ -228,7 +242,9 @@ def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettin
     return write_json(output, document)
 
 
-def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings) -> dict[str, Any]:
+def _document(
+    plan: Plan, rows: Sequence[dict[str, Any]], warnings: Sequence[str], settings: EvalSettings
+) -> dict[str, Any]:
     from hydractl.evaluate.answer import conventions
     from hydractl.evaluate.sets import tested
 
@@ -236,13 +252,14 @@ def _document(plan: Plan, rows: Sequence[dict[str, Any]], settings: EvalSettings
         "schema": SCHEMA,
         "models": list(rows),
         "data": {dataset.name: dataset.to_json() for dataset in tested(plan.sets)},
-        "conventions": conventions(rows, plan.models, settings.ood_score),
+        "conventions": conventions(rows, plan.models),
     }
     if plan.suite is not None:
         document["suite"] = plan.suite.document()
     little = [(row["name"], little_diversity(row["diversity"]["id"], plan.sets[0].spec)) for row in rows]
-    if any(words for _, words in little):
-        document["warnings"] = [f"{name}: {words}" for name, words in little if words is not None]
+    warnings = [*warnings, *(f"{name}: {words}" for name, words in little if words is not None)]
+    if warnings:
+        document["warnings"] = warnings
     if settings.bootstrap:
         document["bootstrap"] = {"rounds": settings.bootstrap, "level": 0.95, "seed": settings.seed}
     return document

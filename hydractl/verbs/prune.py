@@ -45,7 +45,7 @@ Fixed = dict[str, tuple[int, ...]]
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
-    opened = open_sources(settings.model, replace(model_options(settings), max_length=None))
+    opened = open_sources(settings.model, replace(model_options(settings, bodies=True), max_length=None))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
     with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read

@@ -23,7 +23,7 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import Source, open_sources
+from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
@@ -35,7 +35,7 @@ Scoring = ScoreSettings | PruneSettings
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
-    opened = open_sources(settings.model, model_options(settings))
+    opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
     path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
@@ -55,6 +55,8 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
     """The criterion of ``--method``, with all checked that can be before the model is loaded."""
     assert settings.method is not None  # the settings need it wherever scores are asked for
     criterion = get_criterion(settings.method)
+    if criterion.needs_data:
+        need_classifier(source)
     criterion.check(sites_of(source, settings.tower))
     return criterion
 

@@ -259,6 +259,20 @@ def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str
     same("n", "r")
 
 
+def test_ood_samples_are_made_of_the_id_samples_where_there_are_no_others() -> None:
+    command = ["extract-circuit", "base.st", "--data", "id.npz", "--objective", "avg", "--budget", "3"]
+    run(*command, "--ood", "auto", "-o", "auto.json")
+    run(*command, "--ood", "id.npz?ood=auto", "-o", "suffix.json")
+    assert Path("auto.json").read_bytes() == Path("suffix.json").read_bytes()
+    np.savez("other.npz", x=255 - np.load("id.npz")["x"])
+    run(*command, "--ood", "other.npz?ood=jigsaw", "-o", "other.json")
+    seen = [(one["as"], one["n"]) for one in read("other.json")["seen"]]
+    assert seen == [("id", 40), ("ood", 40), ("ood", 40)]  # the jigsaws, and the images they were made of
+    run("prune", "base.st", "--circuit", "other.json", "-o", "p.st")
+    run("eval", "p.st", "--data", "id.npz?ood=noise", "-o", "e.json")  # other images than those it was chosen with
+    run("eval", "p.st", "--data", "other.npz", "-o", "e.json", code=3)
+
+
 # --- several processes ------------------------------------------------------------------------------------------------
 
 

@@ -145,7 +145,7 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= {"hf-dinov2": None, "hf-dinov2-swiglu": None}
+READ |= {"eva": None, "hf-dinov2": None, "hf-dinov2-swiglu": None}
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
@@ -176,6 +176,9 @@ PARTS = {
         "blocks.1.norm2.bias": "norm",
     },
     "layer-scale": {"blocks.1.ls1.gamma": "own"},
+    "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
+    "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
+    "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
     "bert": {
         "bert.pooler.dense.weight": "own",
         "classifier.bias": "own",

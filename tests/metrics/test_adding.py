@@ -136,7 +136,6 @@ def test_the_score_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "SCORES", ood_scores.SCORES)
     exec(compile("from __future__ import annotations\n" + SCORE, "docs/adding-a-metric.md", "exec"), vars(ood_scores))
     logits = np.random.default_rng(0).normal(size=(3, 50, 4)) * 2
-    expected = [sorted(row)[-2] - max(row) for row in pooled_probabilities(logits)]
-    assert samples.samples_of(logits, score="margin").score == pytest.approx(expected, abs=1e-15)
-    assert samples.samples_of(np.zeros((1, 2, 1)), score="margin").score.tolist() == [-1.0, -1.0]
-    del ood_scores.margin  # type: ignore[attr-defined]
+    expected = [1 - sum(p**2 for p in row) for row in pooled_probabilities(logits)]
+    assert samples.samples_of(logits, score="gini").score == pytest.approx(expected, abs=1e-15)
+    del ood_scores.gini  # type: ignore[attr-defined]

@@ -19,6 +19,8 @@ def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "msp": -p.max(axis=1),
         "entropy": entropy,
+        "margin": -np.array([first - second for second, first in np.sort(p, axis=1)[:, -2:]]),
+        "gen": np.array([sum((x * (1 - x)) ** 0.1 for x in sorted(row)[-100:]) for row in p]),
         "energy": -np.log(powers.sum(axis=2)).mean(axis=0),
         "maxlogit": -member_logits.max(axis=2).mean(axis=0),
         "mi": entropy + (members * np.log(members)).sum(axis=2).mean(axis=0),
@@ -27,7 +29,8 @@ def naive_scores(member_logits: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_registry_is_complete_and_described() -> None:
-    assert list(OOD_SCORES) == ["msp", "entropy", "energy", "maxlogit", "mi", "variance"] == list(SCORES)
+    names = ["msp", "entropy", "margin", "gen", "energy", "maxlogit", "mi", "variance"]
+    assert list(OOD_SCORES) == names == list(SCORES)
     assert all(score.convention.startswith("OOD score: ") for score in SCORES.values())
 
 
@@ -60,7 +63,12 @@ def test_hand_computed_values() -> None:
 def test_large_logits_give_finite_scores(name: str) -> None:
     logits = np.array([[[1e4, -1e4]], [[-1e4, 1e4]]], dtype=np.float32)
     expected = {"msp": -0.5, "entropy": np.log(2), "energy": -1e4, "maxlogit": -1e4, "mi": np.log(2), "variance": 0.25}
+    expected |= {"margin": 0.0, "gen": 2 * 0.25**0.1}
     assert OOD_SCORES[name](logits) == pytest.approx([expected[name]], abs=1e-12)
+
+
+def test_one_class_has_no_second() -> None:
+    assert OOD_SCORES["margin"](np.zeros((2, 3, 1))).tolist() == [-1.0] * 3
 
 
 @pytest.mark.parametrize("name", ["mi", "variance"])

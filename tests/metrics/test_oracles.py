@@ -16,6 +16,7 @@ import torch
 from sklearn import metrics as sk
 
 from hydractl.families.torchvision_operators import declare_operators
+from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.rows import id_metrics
 from hydractl.metrics.samples import Samples, samples_of
 from tests.metrics import arrays as ours_of
@@ -308,3 +309,9 @@ def test_classification_of_scikit_learn(kind: str, seed: int) -> None:
         assert part is None or part == pytest.approx(naive, rel=1e-12)
     total = sum(np.mean((probs[:, k] - (labels == k)) ** 2) for k in range(CLASSES))
     assert id_metrics(inside, labels)["brier"] == pytest.approx(total, rel=1e-12)
+
+
+def test_generalised_entropy_of_pytorch_ood() -> None:
+    logits = np.random.default_rng(5).normal(size=(1, 40, 150))
+    theirs = library("pytorch_ood.detector").GEN.score(torch.from_numpy(logits[0]), gamma=0.1, M=100)
+    assert OOD_SCORES["gen"](logits) == pytest.approx(100 * theirs.numpy(), rel=1e-9)  # theirs is a mean of the terms

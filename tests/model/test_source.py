@@ -206,7 +206,7 @@ OPTIONS = {
     "num_heads=5": "timm cannot build vit_tiny_patch16_224 with {'num_heads': 5}: dim should be divisible by num_heads",
     "embed_dim=x": "timm cannot build vit_tiny_patch16_224 with {'embed_dim': 'x'}: ",
     "heads=3": "timm cannot build vit_tiny_patch16_224 with {'heads': 3}: ",
-    "num_classes=0&depth=1": "VisionTransformer has no classifier (num_classes=0)",
+    "num_classes=0&depth=1": "vit_tiny_patch16_224 has no classifier",
     "global_pool=''&depth=1": "VisionTransformer pools no tokens (global_pool is empty)",
     "depth=0": "VisionTransformer has no blocks, so it has no attention heads",
     "in_chans=4&depth=1": "the model takes images of 4 channels; only 1 (grey) and 3 (RGB) can be read",
@@ -329,7 +329,7 @@ def test_a_folder_without_safe_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     assert (tmp_path / "pytorch_model.bin").exists()
     error = refusal(tmp_path)
-    assert error.message == f"{tmp_path} has no model.safetensors"
+    assert error.message.startswith(f"{tmp_path} has no model.safetensors, but pytorch_model.bin: pickles")
     assert "safetensors.torch.save_file" in error.hint
 
 

@@ -1,8 +1,9 @@
-"""The classifiers of transformers whose heads can be separated: where the heads are, and the readouts."""
+"""The classifiers of transformers whose heads can be separated, and their bodies: where the heads are, and readouts."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -95,6 +96,19 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
 }
+BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
+"""How the names of the classes of one encoder start -> its first classifier."""
+
+
+def _first_token(model: Any, base: Any, hidden: Tensor) -> Tensor:
+    return (base.layernorm(hidden) if hasattr(base, "layernorm") else hidden)[:, 0]
+
+
+def readout_of(model: Any) -> Callable[[Any, Any, Tensor], Tensor]:
+    """What the library does after the last layer; of a body, its first token."""
+    return ARCHITECTURES[type(model).__name__][1] if model.config.num_labels else _first_token
+
+
 READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
 """Number of first tokens that a readout uses, if it is not one; None: all."""
 
@@ -111,6 +125,21 @@ def meta_model(config: Mapping[str, Any]) -> Any:
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
     """
+    with torch.device("meta"):
+        model = library_model(config)
+    _fill_buffers(model)
+    _check_layers(model)
+    return model.eval()
+
+
+def library_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration with weights of its own initialisation, on the default device.
+
+    With no labels it is a body: the library's classifier without all that its base model does not have.
+
+    Raises:
+        InputError: for what the library cannot build.
+    """
     name = class_name(config)
     settings = without_traces(config)
     labels = settings.get("num_labels")
@@ -118,13 +147,22 @@ def meta_model(config: Mapping[str, Any]) -> Any:
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
-        library_config = cls.config_class.from_dict(settings)
+        library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
-        with torch.device("meta"):
-            model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
-        _fill_buffers(model)
-    _check_layers(model)
-    return model.eval()
+        model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+    return model if labels else _body(model)
+
+
+def _body(model: Any) -> Any:
+    """A classifier of the library without its classifier."""
+    base, _ = base_of(model)
+    for name, child in list(model.named_children()):
+        if child is not base:
+            setattr(model, name, nn.Identity())
+    if getattr(model.config, "add_pooling_layer", True) is False:  # the library's own argument of a base model
+        base.pooler = None
+    model.config.num_labels = 0
+    return model
 
 
 def _fill_buffers(model: Any) -> None:
@@ -199,7 +237,7 @@ def quiet() -> Iterator[None]:
 
 
 def class_name(config: Mapping[str, Any]) -> str:
-    """The class of the library that a configuration names.
+    """The classifier of the library that a configuration names, or that it names the body of.
 
     Raises:
         InputError: for one whose heads cannot be taken apart, naming its attention.
@@ -208,11 +246,14 @@ def class_name(config: Mapping[str, Any]) -> str:
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if isinstance(name, str) and name in ARCHITECTURES:
         return name
+    body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
+    if body and body[1] in BODIES and hasattr(transformers, body[0]):
+        return BODIES[body[1]]
     met = _attention_of(name) if isinstance(name, str) else None
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
         + (f": its attention is {met}" if met else ""),
-        hint="supported are classifiers: " + ", ".join(dict.fromkeys(n.partition("For")[0] for n in ARCHITECTURES)),
+        hint="supported are classifiers and bodies of " + ", ".join(reversed(BODIES)),
     )
 
 

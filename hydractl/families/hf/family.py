@@ -24,8 +24,10 @@ from hydractl.families.hf.architectures import (
     base_of,
     class_name,
     layout_of,
+    library_model,
     meta_model,
     quiet,
+    readout_of,
     without_traces,
 )
 from hydractl.families.hf.inputs import (
@@ -40,8 +42,8 @@ from hydractl.families.hf.inputs import (
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
-from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
-from hydractl.files.header import Header, torch_dtype
+from hydractl.files.checkpoint import DictTensors, TensorSource
+from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.jsonio import shown
 
@@ -63,9 +65,19 @@ class _InPlace(nn.Module):
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("model.safetensors.index.json", "model-*-of-*.safetensors"),
     *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
+_NEVER = (
+    ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
+    ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
+)
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+# How the names of what a body comes with start, its pooler included where a classifier of the library has none.
+_OTHER_TASKS = (
+    r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
+    r"(\w+\.)?pooler)\."
+)
 _LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
 _NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2)"
 
@@ -97,19 +109,25 @@ class HFEncoder(ModelFamily):
         if published is None or "architectures" not in published or "model_type" not in published:
             return None
         config = _kept(published, str(folder))
-        hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
+        # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
+        published_as = published["architectures"][0]
+        hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
         weights = published_weights(folder / _WEIGHTS, hint)
+        if not config["num_labels"] and not any(re.match(r"(\w+\.)?pooler\.", name) for name in weights.names()):
+            config["add_pooling_layer"] = False
         model = meta_model(config)
         tensors: TensorSource = weights
+        left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # Older names, or a mistake: the library knows the first and the answer to it tells the second.
-            tensors = _converted(weights, model)
+            # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
+            tensors, left = _converted(weights, folder, model)
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
             preprocess=_preprocess(folder, model),
             labels=_labels(published, model.config.num_labels),
+            left=left,
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
@@ -126,6 +144,10 @@ class HFEncoder(ModelFamily):
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
+        if not config["num_labels"]:
+            document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
+            del document["num_labels"]
+            document.pop("add_pooling_layer", None)
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -179,7 +201,7 @@ class HFEncoder(ModelFamily):
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
-        prefix, readout = ARCHITECTURES[type(model).__name__]
+        prefix, readout = ARCHITECTURES[type(model).__name__][0], readout_of(model)
         layers = base.get_submodule(layout.layers)
 
         count = READS.get(readout, 1)
@@ -219,14 +241,11 @@ class HFEncoder(ModelFamily):
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By transformers' own initialisation."""
-        cls = type(meta_model(config))
-        with quiet():
-            library_config = cls.config_class.from_dict(without_traces(config))
-            return cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        return library_model(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_labels``, and no more names of the old ones."""
-        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+        """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "add_pooling_layer")}
         return {**kept, "num_labels": classes}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -273,11 +292,13 @@ def _is_text(preprocess: Mapping[str, Any]) -> bool:
 
 def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """The configuration of a folder that a checkpoint keeps: without traces of who wrote it, and without labels."""
-    for key, what in (("auto_map", "code of its own"), ("quantization_config", "quantized weights")):
+    for key, what, hint in _NEVER:
         if published.get(key):
-            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses")
+            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
     config = without_traces(published)
     name = class_name(config)
+    if config["architectures"] != [name]:  # a body, perhaps with the head of another task
+        config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
         names = published.get("id2label")
         # The library's own default, where a file says nothing.
@@ -287,19 +308,26 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return config
 
 
-def _converted(weights: FileTensors, model: Any) -> DictTensors:
+def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
     """Weights under the library's present names, read by the library itself, in the dtypes of the file.
+
+    Returns:
+        Beside them, of a body the names in the file of what belongs to another task.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
     """
-    header, file = weights.header, weights.path
-    stored = {info.dtype for info in header.tensors.values()}
+    infos = {name: weights.info(name) for name in weights.names()}
+    stored = {info.dtype for info in infos.values()}
     wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
-    with refused_as(f"transformers cannot read {file}"), quiet():
+    config, body = copy.deepcopy(model.config), not model.config.num_labels
+    if body:
+        config.num_labels = 2
+    # The library draws what is missing; the caller's own random numbers go on as if it had not.
+    with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
         loaded, report = type(model).from_pretrained(
-            str(file.parent),
-            config=copy.deepcopy(model.config),
+            str(folder),
+            config=config,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -308,25 +336,28 @@ def _converted(weights: FileTensors, model: Any) -> DictTensors:
             ignore_mismatched_sizes=True,  # so that they are reported, all of them
             output_loading_info=True,
         )
-    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(report["missing_keys"])]
-    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"])]
+    wanted = set(model.state_dict())
+    missing = set(report["missing_keys"]) & wanted if body else report["missing_keys"]
+    left = sorted(n for n in report["unexpected_keys"] if body and re.match(_OTHER_TASKS, n))
+    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(missing)]
+    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"] - set(left))]
     problems += [
         f"tensor {shown(name, 200)} is {list(found)}, expected {list(expected)}"
         for name, found, expected in sorted(report["mismatched_keys"])
     ]
     problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     if problems:
-        what = f"{file} does not hold the weights of {type(model).__name__}"
+        what = f"{folder} does not hold the weights of {type(model).__name__}"
         raise InputError(what, problems=problems[:40])
-    state = loaded.state_dict()
-    only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None
-    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()})
+    state = {n: t for n, t in loaded.state_dict().items() if n in wanted}
+    only = torch_dtype(next(iter(infos.values()))) if len(stored) == 1 else None
+    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, infos)) for n, t in state.items()}), left
 
 
-def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, header: Header) -> torch.dtype:
+def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, TensorInfo]) -> torch.dtype:
     """The dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
     published = revert_weight_conversion(loaded, {name: tensor})
-    infos = [header.tensors[n] for n in published if n in header.tensors]
+    infos = [stored[n] for n in published if n in stored]
     return torch_dtype(infos[0]) if len(infos) == 1 else tensor.dtype
 
 

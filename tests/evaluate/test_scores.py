@@ -1,0 +1,156 @@
+"""Several OOD scores in one answer, and another score for every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydractl
+from hydractl.data import open_data
+from hydractl.metrics.bootstrap import draw
+from hydractl.metrics.ood import OOD_SCORES
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.rows import ood_metrics
+
+TEST = [
+    "--data",
+    "builtin:digits/test",
+    "--ood",
+    "l:near=builtin:letters",
+    "--ood",
+    "s:far=builtin:symbols",
+    "--allow-seen",
+]
+SETS = {"id": "builtin:digits/test", "l": "builtin:letters", "s": "builtin:symbols"}
+
+
+def logits_of(model: str) -> dict[str, np.ndarray]:
+    """Of every test set, by the model as it is loaded."""
+    import torch
+
+    found = hydractl.load(model, device="cpu")
+    with torch.no_grad():
+        data = {name: open_data(spec) for name, spec in SETS.items()}
+        return {
+            n: found.member_logits(found.preprocess([d[i] for i in range(len(d))])).numpy() for n, d in data.items()
+        }
+
+
+def same(block: dict[str, Any], scores: dict[str, np.ndarray]) -> None:
+    for name in ("l", "s"):
+        expected = ood_metrics(scores["id"], scores[name])
+        assert {k: v for k, v in block["ood"][name].items() if k != "group"} == pytest.approx(expected, abs=1e-9)
+    assert block["near_avg"]["auroc"] == block["ood"]["l"]["auroc"]
+    assert block["ood_avg"]["auroc"] == pytest.approx((block["ood"]["l"]["auroc"] + block["ood"]["s"]["auroc"]) / 2)
+
+
+def test_every_score_asked_for_stands_in_the_row(
+    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = answer("hydra.st", *TEST, "--ood-score", "energy,mi,gen", "--batch-size", "500")["models"]
+    logits = logits_of("hydra.st")
+    assert row["ood_score"] == "energy" and list(row["scores"]) == ["energy", "mi", "gen"]
+    for name, block in row["scores"].items():
+        same(block, {part: OOD_SCORES[name](values) for part, values in logits.items()})
+        assert set(block) == {"ood", "near_avg", "far_avg", "ood_avg"} and block["ood"]["l"]["group"] == "near"
+    assert {key: row[key] for key in row["scores"]["energy"]} == row["scores"]["energy"]
+
+
+def test_all_passes_over_what_says_nothing_of_a_single_model(
+    answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer("base.st", "hydra.st", *TEST, "--ood-score", "all")
+    base, hydra = found["models"]
+    assert set(hydra["scores"]) - set(base["scores"]) == {"mi", "variance"} and "warnings" not in found
+    assert list(hydra["scores"]) == list(SCORES)
+    run("eval", "base.st", *TEST, "--ood-score", "mi", "--threshold", "0.1", "--predictions", "p.jsonl", "-o", "e.json")
+    assert "base: no OOD metrics by mi, which of a single model is constant" in capsys.readouterr().err
+    (row,) = json.loads(Path("e.json").read_text())["models"]
+    assert row["ood"]["l"]["auroc"] is None and row["ood"]["l"]["n"] > 0 and row["ood_avg"]["auroc"] is None
+    assert row["ood_score"] == "mi" and "threshold" not in row and row["curves"]["scores"] is None
+    assert json.loads(Path("p.jsonl").read_text().splitlines()[0])["ood_score"] is None
+    run("eval", "--from", "e.json", "--report", "r.html")
+
+
+def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..., Any]) -> None:
+    rounds = ["--bootstrap", "20", "--ood-score", "msp", "--ood-score", "hydra=energy"]
+    found = answer("base.st", "hydra.st", *TEST, *rounds, "--batch-size", "500")
+    base, hydra = found["models"]
+    assert (base["ood_score"], hydra["ood_score"]) == ("msp", "energy") and "scores" not in hydra
+    assert found["conventions"]["ood_score"] == {"base": "msp", "hydra": "energy"}
+    both = [
+        {part: OOD_SCORES[score](values) for part, values in logits_of(model).items()}
+        for model, score in (("base.st", "msp"), ("hydra.st", "energy"))
+    ]
+    draws = {name: draw(0, name, len(values)) for name, values in both[0].items()}
+    gaps = []
+    for _ in range(20):
+        rows = {name: np.repeat(np.arange(len(both[0][name])), next(draws[name])) for name in SETS}
+        first, other = (ood_metrics(one["id"][rows["id"]], one["l"][rows["l"]])["auroc"] for one in both)
+        gaps.append(other - first)
+    assert hydra["difference"]["ood.l.auroc"]["ci"] == pytest.approx(np.quantile(gaps, [0.025, 0.975]), abs=1e-9)
+
+
+def test_intervals_and_requirements_reach_every_score(answer: Callable[..., Any], run: Any) -> None:
+    asked = [*TEST, "--bootstrap", "10", "--ood-score", "msp,energy"]
+    row = answer("base.st", "hydra.st", *asked)["models"][1]
+    assert row["ci"]["scores.msp.ood.l.auroc"] == row["ci"]["ood.l.auroc"]
+    alone = answer("base.st", "hydra.st", *TEST, "--bootstrap", "10", "--ood-score", "energy")["models"][1]
+    for kind in ("ci", "difference"):
+        assert row[kind]["scores.energy.ood_avg.auroc"] == alone[kind]["ood_avg.auroc"]
+    run("eval", "hydra.st", *asked, "--require", "scores.energy.ood_avg.auroc>0", "-o", "e.json")
+    run(
+        "eval", "hydra.st", *asked, "--require", "ci.scores.energy.ood_avg.auroc.0>1", "-o", "e.json", "--force", code=4
+    )
+    run("eval", "hydra.st", *asked, "--require", "scores.entropy.ood_avg.auroc>0", "-o", "f.json", code=2)
+
+
+def test_a_table_compares_the_scores(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", "hydra.st", *TEST, "--ood-score", "all", "-o", "e.json", "--report", "r.html")
+    out = capsys.readouterr().out
+    assert "auroc by OOD score" in out and "maxlogit" in out
+    assert "score by score" in Path("r.html").read_text()
+
+
+def test_a_stored_threshold_brings_its_score(answer: Callable[..., Any]) -> None:
+    chosen = [
+        "--ood-score",
+        "energy",
+        "--val-ood",
+        "c=builtin:letters",
+        "--threshold",
+        "ood:0.9",
+        "--calibrated",
+        "k.st",
+    ]
+    first = answer("base.st", "--data", "builtin:digits/test", *chosen)["models"][0]
+    again, other = answer("k.st", "b=base.st", "--data", "builtin:digits/test")["models"]
+    assert again["ood_score"] == "energy" and again["threshold"] == first["threshold"] and other["ood_score"] == "msp"
+    assert "threshold" not in answer("k.st", "--data", "builtin:digits/test", "--ood-score", "msp")["models"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["energi"], "--ood-score must be one of"),
+        (["energi"], "did you mean energy?"),
+        (["msp,msp"], "--ood-score has msp twice"),
+        (["msp", "energy,msp"], "--ood-score has msp twice"),
+        (["base=msp", "base=energy"], "--ood-score has base= twice"),
+        (["all,msp"], "--ood-score all names every score: leave out the others"),
+        (["base=all"], "--ood-score must be one of"),
+        (["base=msp,energy"], "must be NAME,... or ROW=NAME"),
+        (["bas=msp"], "--ood-score bas=...: no row has this name; did you mean base?"),
+    ],
+)
+def test_what_is_no_score_is_refused(
+    run: Any, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    asked = [text for one in options for text in ("--ood-score", one)]
+    run("eval", "base.st", "--data", "builtin:digits/test", *asked, code=2)
+    assert complaint in capsys.readouterr().err
