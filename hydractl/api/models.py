@@ -22,9 +22,9 @@ from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.model import loading
+from hydractl.model.loading import load_source
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import ModelOptions, Source, digest_of, open_source
+from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite
 
 
@@ -82,7 +82,7 @@ class Model:
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """As :func:`load`."""
-        return loading.load(self.source, device, dtype, **options)
+        return load_source(self.source, device, dtype, **options)
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
@@ -103,7 +103,7 @@ def open(
 
     Args:
         model: a ``.st`` file, a published folder, or a name such as ``timm:NAME``; or a module that :func:`load` gave,
-            with the weights it has now.
+            with the weights it has now; or a model that is open, to give it another name, length, labels or prompt.
         name: what results call it; None: after the file.
         arch: what a bare safetensors file holds.
         seed: draws the weights of a model that has none (``pretrained=0``).
@@ -115,15 +115,25 @@ def open(
         InputError: for what is no model of a supported family.
         UsageError: for an option that the model does not take.
     """
+    is_open = isinstance(model, Model | HydraModel)
+    if is_open and (arch is not None or seed):
+        raise UsageError("arch and seed are for a file or a name, and this model is open")
+    if isinstance(model, Model) and not (name or max_length or labels or prompt):
+        return model
+    refs: list[str] = []
     if isinstance(model, Model):
-        return model if name is None else replace(model, sources=[replace(model.source, name=name)], refs=())
-    if isinstance(model, HydraModel):
-        return Model([replace(_source_of(model), name=name or "model")])
-    names = read_labels(labels, "labels") if isinstance(labels, str) else labels
-    prompts = tuple(read_prompts([prompt] if isinstance(prompt, str) else prompt, "prompt"))
-    options = ModelOptions(arch, seed, max_length, names, prompts)
-    source = open_source(os.fspath(model), options, name=name)
-    return Model([source], [os.fspath(model)] if options == ModelOptions() and name is None else [])
+        source = model.source
+    elif isinstance(model, HydraModel):
+        source = _source_of(model)
+    else:
+        source, refs = open_source(os.fspath(model), ModelOptions(arch, seed)), [os.fspath(model)]
+    found = source if name is None else replace(source, name=name)
+    found = with_max_length(found, max_length)
+    if labels is not None or prompt:
+        names = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        found = with_labels(found, names, read_prompts([prompt] if isinstance(prompt, str) else prompt, "prompt"))
+    plain = found is source and arch is None and not seed
+    return Model([found], refs if plain else [], folder=model.folder if isinstance(model, Model) else None)
 
 
 def load(
@@ -151,8 +161,7 @@ def load(
     Warns:
         UserWarning: where a CPU computes in ``dtype`` slower than in float32, with how many times slower (measured).
     """
-    opened = model if isinstance(model, Model) else open(model, arch=arch)
-    return opened.load(device, dtype, compile=compile, whole_last_block=whole_last_block)
+    return open(model, arch=arch).load(device, dtype, compile=compile, whole_last_block=whole_last_block)
 
 
 def save(
@@ -176,7 +185,7 @@ def save(
 
     Raises:
         InputError: a module of several members: these are trained before they are fused.
-        NonFiniteError: NaN or infinity in the weights or the document.
+        NonFiniteError: NaN or infinity in the weights.
         OutputError, StorageError: it cannot be written.
     """
     with Output(file_path(os.fspath(path)), force=force) as output:

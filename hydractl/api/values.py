@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.data.memory import HELD, Held
+from hydractl.errors import InputError
 from hydractl.jsonio import json_bytes
 from hydractl.settings.option import Option, Raw
 
@@ -62,7 +63,10 @@ def raw(option: Option, value: Any, specs: Mapping[str, str], folder: Path) -> R
         return {name: specs[f"{option.name}.{name}"] for name in value}
     if not option.many and isinstance(value, Mapping | list | tuple):
         path = folder / f"{option.name}.json"
-        path.write_bytes(json_bytes(value))
+        try:
+            path.write_bytes(json_bytes(value))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{option.name} is no JSON document: {error}") from None
         return str(path)
     if option.many:
         return [str(item) for item in (value if isinstance(value, list | tuple) else [value])]

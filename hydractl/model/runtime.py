@@ -319,7 +319,8 @@ class HydraModel(nn.Module):
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
 
         Args:
-            args, options: those of :func:`torch.compile`.
+            *args: those of :func:`torch.compile`.
+            **options: likewise.
         """
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)

@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8), np.arange(20) % 5
 OTHER = RANDOM.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-QUIET = "ignore:.*(fewer than --samples|hardly differ):UserWarning"
+QUIET = "ignore:.*(no head is removed|fewer than --samples|hardly differ):UserWarning"
 pytestmark = pytest.mark.filterwarnings(QUIET)
 
 
@@ -87,7 +87,10 @@ def test_a_training_of_ones_own() -> None:
 def test_what_was_given_no_name_is_removed() -> None:
     made = hydractl.prune("vit.st", method="magnitude", keep=1)
     path = Path(made.refs[0])
-    opened = hydractl.open(made, name="other")
+    opened = hydractl.open(made, name="other", labels=list("abcde"))
+    assert opened.description.labels == list("abcde") and hydractl.prune(opened, method="magnitude", keep=1).name
+    with pytest.raises(hydractl.errors.UsageError, match="this model is open"):
+        hydractl.open(made, seed=1)
     del made
     gc.collect()
     assert path.exists() and opened.name == "other"
@@ -110,6 +113,7 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
     [
         ({"methd": "taylor"}, "no option 'methd'; did you mean 'method'"),
         ({"json": True}, "no option 'json'"),
+        ({"scores": {"sites": {1.5j}}, "keep": 2}, "scores is no JSON document"),
         ({"method": "magnitude", "keep": True}, "--keep must be a whole number"),
         ({"method": "magnitude", "keep": 2.5}, "--keep must be a whole number"),
         ({"method": "taylor", "keep": 2}, "needs --data"),
