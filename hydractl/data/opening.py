@@ -27,7 +27,7 @@ _READERS = {
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision")
+_DRAWN = ("npz", "folder", "list", "torchvision", "hf", "image parquet")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
