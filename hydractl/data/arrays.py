@@ -172,11 +172,11 @@ def _label_problems(name: dict[str, str], headers: dict[str, _Header]) -> list[s
 
 
 def _has_no_characters(array: npt.NDArray[Any]) -> bool:
-    """Whether strings hold numbers beyond Unicode, which Python takes in and fails at later."""
+    """Whether strings hold numbers beyond Unicode or half characters, which Python takes in and fails at later."""
     if array.dtype.kind != "U" or not array.nbytes:
         return False
     codes = np.ascontiguousarray(array).view(np.dtype(f"{array.dtype.byteorder}u4"))
-    return int(codes.max()) > 0x10FFFF
+    return int(codes.max()) > 0x10FFFF or bool(((codes >= 0xD800) & (codes < 0xE000)).any())
 
 
 def _labels(every: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:

@@ -30,7 +30,7 @@ _READERS = {
     "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision", "memory")
+_DRAWN = ("npz", "folder", "list", "torchvision", "hf", "image parquet", "memory")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 

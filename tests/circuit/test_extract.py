@@ -103,6 +103,7 @@ def size(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
+@pytest.mark.fault(1)
 @pytest.mark.parametrize("often", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
     """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
@@ -121,6 +122,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
         assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
+@pytest.mark.fault(1, 2)
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
     whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
@@ -131,6 +133,7 @@ def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
         assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
+@pytest.mark.fault(4)
 def test_a_larger_budget_goes_on_and_a_smaller_one_is_a_prefix() -> None:
     one = [*SEARCH, "--objective", "avg", "-o", "g.json"]
     run(*one, "--budget", "2")
@@ -151,6 +154,7 @@ def test_bounds_may_be_switched_in_between() -> None:
         assert removed(f"b.{objective}.json") == removed(f"full.{objective}.json")
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize(
     ("more", "names"),
     [
@@ -186,6 +190,7 @@ def test_what_is_there_is_not_overwritten_unasked(capsys: pytest.CaptureFixture[
     assert Path("p.json").read_text() == "mine"
 
 
+@pytest.mark.fault(5)
 def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from hydractl.circuit.search import GreedySearch
 
@@ -202,6 +207,7 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], m
     same("i")
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -279,6 +285,7 @@ def test_ood_samples_are_made_of_the_id_samples_where_there_are_no_others() -> N
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(37, 38)
 def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_killed() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "two.json"]
     ranks = team(2, [*command, "-q"])
@@ -300,6 +307,7 @@ def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_kill
     assert set(evaluated("two.json.journal", "two.json.journal.1").values()) == {1}
 
 
+@pytest.mark.fault(36)
 def test_a_killed_process_ends_the_other() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
     ranks = team(2, [*command, "-q"])
@@ -350,6 +358,7 @@ def test_leading_sites_shared_with_a_circuit() -> None:
     assert len(removed("s.json")) + len(gone) == 5
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -507,6 +516,7 @@ def test_nothing_to_compare_with(change: dict[str, Any], problem: str, capsys: p
     assert not Path("c.json.journal").exists()
 
 
+@pytest.mark.fault(32)
 def test_memory_that_does_not_suffice_changes_nothing() -> None:
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "100K", "-o", "small.json")
     same("small")

@@ -186,6 +186,7 @@ def test_other_architectures_are_refused_by_their_attention(name: str, met: tupl
     assert "Bert" in error.hint
 
 
+@pytest.mark.fault(39, 41)
 def test_a_backbone_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration may name another model: the library would fetch it while it builds the first."""
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("this asks the network"))
@@ -219,6 +220,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.fault(43)
 @pytest.mark.parametrize("case", ODD)
 def test_strange_configurations_are_refused(case: str, tmp_path: Path) -> None:
     changes, expected = ODD[case]
@@ -231,6 +233,7 @@ def test_hub_names_take_no_options() -> None:
     assert refusal("hf:org/name").message.startswith("cannot get org/name from the hub: ")
 
 
+@pytest.mark.fault(39)
 def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -485,6 +488,7 @@ def test_a_checkpoint_needs_nothing_beside_it(here: Path, capsys: pytest.Capture
     assert "characters" in told and "[UNK]" in told and "##kind" not in told
 
 
+@pytest.mark.fault(23)
 def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> None:
     first = open_source(str(published("bert", tmp_path)))
     write_tokenizer(tmp_path, pair_types=False)

@@ -23,6 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.fault(15, 57)
 @pytest.mark.parametrize("name", READERS)
 def test_its_corpus(name: str, folder: Path, watch: Watch) -> None:
     for data in prepare(name, folder):
@@ -30,6 +31,7 @@ def test_its_corpus(name: str, folder: Path, watch: Watch) -> None:
             check(READERS[name], data, way, watch)
 
 
+@pytest.mark.fault(15, 39)
 @pytest.mark.parametrize("name", READERS)
 def test_broken_files(name: str, folder: Path, watch: Watch) -> None:
     search(name, range(FILES), prepare(name, folder), watch)

@@ -79,6 +79,7 @@ def test_parameters_are_counted_once() -> None:
     assert not ensemble.training
 
 
+@pytest.mark.fault(23)
 def test_all_differences_are_listed() -> None:
     description = sources(1)[0].description
     preprocess = {**description.preprocess, "crop_pct": 0.5, "mean": [0, 0, 0]}
@@ -107,6 +108,7 @@ def test_labels_come_from_the_first_model_that_knows_them() -> None:
     assert SequentialEnsemble([build_model(one), build_model(two)]).labels == labels
 
 
+@pytest.mark.fault(23)
 def test_other_numbers_of_classes_are_refused_before_building() -> None:
     with pytest.raises(InputError) as caught:
         find_models([f"{NAMED}3+{NAMED}4"])
