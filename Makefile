@@ -17,7 +17,7 @@ PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test test-all fuzz demo lint docs bench clean
+.PHONY: help test test-all fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,7 +27,8 @@ help:
 	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
 	@echo "make lint      style, format and types"
-	@echo "make docs      write docs/cli.md from the help texts, and docs/schemas/"
+	@echo "make docs      write docs/cli.md from the help texts, docs/schemas/, and the notebook of the tutorial"
+	@echo "make site      build the documentation as pages to read in a browser: build/site/index.html"
 	@echo "make clean     remove $(VENV), $(DEMO) and caches"
 	@echo "PYTHON=...     the Python to set up $(VENV) with (3.11 or newer)"
 
@@ -53,6 +54,11 @@ lint: $(READY_DEV)
 docs: $(READY)
 	$(RUN) docs/make_cli.py
 	$(RUN) docs/make_schemas.py
+	$(RUN) docs/make_notebook.py
+
+site: $(READY)
+	$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 bench: demo
 	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/study/circuits.st \

@@ -66,7 +66,7 @@ class Measured(Form):
     n_id: Count = Field(description="Number of ID samples.")
     two_u: Count | None = Field(None, description="Twice the Mann-Whitney U; null without OOD data.")
     n_ood: Count | None = Field(None, description="Number of OOD samples; null without OOD data.")
-    nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; only of that objective.")
+    nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = Field(None, description="Summed Brier score, likewise.")
     score: float = Field(description="The objective as a number.")
 
@@ -97,6 +97,15 @@ class Undecided(Form):
     rivals: list[Rival] = Field(description="The heads that could go there instead, the best first.")
 
 
+class Gain(Form):
+    """How the AUROC on the validation samples rose from the whole model to the last step."""
+
+    before: float = Field(description="Of the model that the search began with.")
+    after: float = Field(description="After the last step.")
+    corrected: float = Field(description="The share of wrongly ordered pairs of an ID and an OOD sample put right.")
+    low: bool = Field(description="Whether that is below what has been seen to help.")
+
+
 class Agreement(Form):
     """How far a circuit agrees with an exact one."""
 
@@ -115,11 +124,17 @@ class Circuit(Form):
     algorithm: str | None = Field(None, description="`greedy` or `headmap`.")
     approx: str | None = Field(None, description="The approximation; null of an exact search.")
     ood_score: str | None = Field(None, description="The OOD score whose AUROC counts.")
-    budget: Count | None = Field(None, description="How many heads were to be removed in all.")
+    budget: Count | None = Field(None, description="How many heads were to be removed in all, or were, if it ended.")
+    max_drop: float | None = Field(None, description="The value of `--max-drop`.")
+    subject_to: list[str] | None = Field(None, description="The constraints that every removal keeps.")
+    ended: Literal["max_drop", "subject_to"] | None = Field(None, description="What ended it before the budget.")
     loss_unit: float | None = Field(None, description="The unit of `nll` and `brier`.")
     sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
     base: Measured | None = Field(None, description="The counts before the first removal.")
     removed: list[Removal] = Field(description="The removals in order.")
+    gain: Gain | None = Field(
+        None, description="What the OOD validation samples gained; with OOD data, but not headmap."
+    )
     rounding: list[Undecided] | None = Field(None, description="The steps whose winner led by less than rounding.")
     source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = Field(None, description="The tower that the search was kept to, of a model with two.")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 
-_SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
+_SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions", "memory")
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 

@@ -27,9 +27,10 @@ _READERS = {
     "wds": ("hydractl.data.shards", "read_shards", "image"),
     "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
+    "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision")
+_DRAWN = ("npz", "folder", "list", "torchvision", "memory")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 

@@ -15,8 +15,8 @@ from hydractl.evaluate.options import EvalOptions, FitOptions, RowScores
 from hydractl.evaluate.sets import VAL, VAL_OOD, EvalSet, of_role
 from hydractl.metrics import conformal, threshold
 from hydractl.metrics.calibrators import Calibration, fit
-from hydractl.metrics.ood_scores import says_nothing
-from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import samples_of
 
 
@@ -58,7 +58,7 @@ def fit_on_validation(
     model: Model, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: Reader
 ) -> Fitted:
     """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it."""
-    val = _validation(model, sets, read) if options.needs_val else None
+    val = _validation(model, sets, scores.leading, read) if options.needs_val else None
     fitted = _calibrated(options, model, val)
     fitted = replace(fitted, threshold=_threshold(options, model, scores.leading, sets, read, fitted.calibration, val))
     if options.conformal is None:
@@ -70,19 +70,20 @@ def fit_on_validation(
 
 @dataclass(frozen=True)
 class _Validation:
-    """The ID validation set: its logits ``[M, N, C]`` and labels ``[N]``."""
+    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]`` and the score ``[N]`` of uncalibrated logits."""
 
     source: EvalSet
     logits: npt.NDArray[Any]
     labels: npt.NDArray[np.int64]
+    score: Floats | None
 
 
-def _validation(model: Model, sets: Sequence[EvalSet], read: Reader) -> _Validation:
+def _validation(model: Model, sets: Sequence[EvalSet], score: str, read: Reader) -> _Validation:
     (val,) = of_role(sets, VAL)  # the settings hold it
     kept = Logits()
-    rows = gather(read(val), val, model.name, pairs=False, sinks=[kept]).rows
+    found = gather(read(val), val, model.name, scores=RowScores(score), pairs=False, sinks=[kept])
     assert val.labels is not None  # opened with need_labels
-    return _Validation(val, kept.logits(), val.labels[rows])
+    return _Validation(val, kept.logits(), val.labels[found.rows], found.samples.score)
 
 
 def _calibrated(options: FitOptions, model: Model, val: _Validation | None) -> Fitted:
@@ -121,7 +122,8 @@ def _threshold(
     parsed = threshold.parse_rule(rule)
     if parsed.side == "id":
         assert val is not None
-        parts = [samples_of(val.logits, score=score, calibration=calibration)]
+        given = {} if val.score is None or score not in ON_FEATURES else {score: val.score}
+        parts = [samples_of(val.logits, score=score, given=given, calibration=calibration)]
     else:
         how: dict[str, Any] = {"scores": RowScores(score), "calibration": calibration, "pairs": False}
         outside = of_role(sets, VAL_OOD)

@@ -71,8 +71,9 @@ def gather(
     rows: list[Sequence[int]] = []
     pooled: list[Samples] = []
     members: list[list[Samples]] = []
-    for part, logits in batches:
+    for part, logits, by_member in batches:
         check_finite(logits, part, one, name)
+        given = {score: each.mean(axis=0) for score, each in by_member.items()}
         labels = None if one.labels is None else one.labels[list(part)]
         rows.append(part)
         own: dict[str, Any] = {
@@ -80,6 +81,7 @@ def gather(
             "beside": scores.beside,
             "calibration": calibration,
             "pairs": pairs,
+            "given": given,
         }
         pooled.append(samples_of(logits, labels, **own))
         if alone and len(logits) > 1:
@@ -90,8 +92,8 @@ def gather(
         raise InputError(f"{name} has no predictions of {option_of(one)}: none of its {len(one)} samples could be read")
     which = np.concatenate([np.asarray(part, dtype=np.int64) for part in rows])
     order = np.argsort(which, kind="stable")
-    by_member = list(map(list, zip(*members, strict=True)))
-    return Gathered(concatenated(pooled, order), which[order], [concatenated(parts, order) for parts in by_member])
+    members_alone = list(map(list, zip(*members, strict=True)))
+    return Gathered(concatenated(pooled, order), which[order], [concatenated(parts, order) for parts in members_alone])
 
 
 def concatenated(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
@@ -169,8 +171,8 @@ class Reading:
         self._read.add(self._sets.index(one))
         title = f"{self._model.name} on {one.name}"
         with self._log.progress(title, len(one), "samples") as progress:
-            for rows, logits in self._batches(one):
-                yield rows, logits
+            for rows, logits, scores in self._batches(one):
+                yield rows, logits, scores
                 progress.advance(len(rows))
 
     def _batches(self, one: EvalSet) -> Batches:
@@ -183,12 +185,12 @@ class Reading:
         if writer.resumed:
             kept, left = self._kept(writer, index, one)
             for rows in kept:
-                yield rows, writer.read(index, rows)
+                yield rows, writer.read(index, rows), writer.read_scores(index, rows)
             if not left:
                 return
-        for part, logits in self._model.batches(one, left):
-            writer.write(index, part, logits)
-            yield part, logits
+        for part, logits, scores in self._model.batches(one, left):
+            writer.write(index, part, logits, scores)
+            yield part, logits, scores
 
     def _kept(self, writer: PredictionsWriter, index: int, one: EvalSet) -> tuple[list[list[int]], list[int]]:
         """The batches of the unbroken run that the file has whole, and the samples of the others.

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from hydractl.evaluate.answer import row_of
 from hydractl.evaluate.fitting import Fitted, fit_on_validation
 from hydractl.evaluate.gathering import Gathered, Reading, Sink, gather
-from hydractl.evaluate.models import Model, RunningModel
+from hydractl.evaluate.models import Model, RunningModel, row_scores
 from hydractl.evaluate.options import EvalOptions, RowScores
 from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.evaluate.predictions.store import PredictionsWriter, SetEntry
-from hydractl.evaluate.sets import CORRUPTION, EvalSet, fitted_entries, of_role, tested
+from hydractl.evaluate.sets import CORRUPTION, FIT, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import write_checkpoint
+from hydractl.files.checkpoint import TensorSource, replaced, write_checkpoint
 from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
@@ -44,7 +44,8 @@ class Measuring:
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
-        self._sets, self._options, self._log = list(sets), options, log
+        self._sets = [one for one in sets if one.role != FIT]
+        self._training, self._options, self._log = of_role(sets, FIT), options, log
         self._first: bootstrap.Resampled | None = None
         self._fitted: dict[str, Fitted] = {}
         self.warnings: list[str] = []
@@ -78,10 +79,11 @@ class Measuring:
         assert isinstance(model, RunningModel)  # check_writable() has been here
         part = output.target.with_name(f"{output.target.name}.part")
         resume, log = self._options.resume, self._log
+        kept = self._kept(model)
         if resume and not part.exists():
             if is_predictions(output.target):
                 # Of other settings or data it is refused, as an unfinished one would be.
-                finished = predictions_writer(output.target, model, self._sets, seen, resume=True)
+                finished = predictions_writer(output.target, model, self._sets, seen, True, kept)
                 if self._skips([np.flatnonzero(finished.missing(i)) for i in range(len(self._sets))]):
                     log.info(f"{output.path} is complete: its predictions are read")
                     return finished
@@ -89,11 +91,17 @@ class Measuring:
             log.info(f"nothing to resume: {output.path} is begun")
         elif part.exists() and not resume:
             log.info(f"an unfinished {part} is begun anew; --resume would have gone on with it")
-        writer = predictions_writer(part, model, self._sets, seen, resume)
+        writer = predictions_writer(part, model, self._sets, seen, resume, kept)
         if writer.resumed:
             left = sum(int(writer.missing(i).sum()) for i in range(len(self._sets)))
             log.info(f"{part} is resumed: {left:,} of {sum(map(len, self._sets)):,} samples are left")
         return writer
+
+    def _kept(self, model: Model) -> dict[str, Any]:
+        """What the header of predictions says of the OOD scores on features."""
+        names = row_scores(model, self._options).on_features
+        data = [{**one.to_json(), "knn_k": self._options.fit.knn_k} for one in self._training]
+        return {} if not names else {"feature_scores": names, **({"fitted_on": data[0]} if data else {})}
 
     def _skips(self, missing: Sequence[npt.NDArray[np.int64]]) -> bool:
         """Whether samples that a finished file has no logits of are left out now too; they are noted as skipped."""
@@ -110,6 +118,8 @@ class Measuring:
     ) -> tuple[dict[str, Any], Gathered]:
         read = Reading(model, self._sets, writer, self._log)
         scores = self._scores(model)
+        if scores.on_features:
+            model.fit_scores(scores.on_features, next(iter(self._training), None), self._options.fit.knn_k)
         fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
         self._fitted[model.name] = fitted
         how: dict[str, Any] = {"scores": scores, "calibration": fitted.calibration}
@@ -130,6 +140,7 @@ class Measuring:
             gather(read(one), one, model.name, pairs=False)
         extras: dict[str, Any] = {
             "ood_score": scores.leading,
+            "fitted_on": (None if model.detector is None else dict(model.detector.fitted_on)) or None,
             "mc_dropout": model.mc_dropout,
             "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
@@ -139,8 +150,9 @@ class Measuring:
 
     def _scores(self, model: Model) -> RowScores:
         """The OOD scores of a row, with a warning of those that say nothing of it."""
-        stored = (model.stored.threshold or {}).get("score")
-        scores = self._options.fit.scores.of(model.name, model.members, stored)
+        scores = row_scores(model, self._options)
+        if model.stored.score is not None and not self._options.fit.scores.told:
+            self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
         idle = [name for name in dict.fromkeys([scores.leading, *scores.beside]) if says_nothing(name, model.members)]
         if idle:
             names = " and ".join(idle)
@@ -174,13 +186,20 @@ class Measuring:
         calibration = fitted.calibration_json()
         if calibration is not None:
             calibration["stored"] = True
-        own = {"calibration": calibration, "threshold": fitted.threshold}
+        own: dict[str, Any] = {"calibration": calibration, "threshold": fitted.threshold, "ood_score": None}
+        tensors: TensorSource = source.tensors
+        scores, detector = row_scores(model, self._options), model.detector
+        if self._options.fit.scores.told or model.stored.score:
+            own["ood_score"] = {"score": scores.leading}
+            if detector is not None and scores.leading in detector.names:
+                own["ood_score"]["fitted_on"] = dict(detector.fitted_on)
+                tensors = replaced(tensors, detector.tensors(scores.leading))
         extra = {key: value for key, value in source.description.extra.items() if key not in own}
         extra.update({key: value for key, value in own.items() if value is not None})
-        seen = tuple(merged(source.description.seen, fitted_entries(self._sets)))
+        seen = tuple(merged(source.description.seen, fitted_entries([*self._sets, *self._training])))
         origin = {**source.description.provenance, "bases": source.lineage}
         document = replace(source.description, extra=extra, seen=seen, layout="sliced", provenance=origin).to_json()
-        write_checkpoint(output, source.tensors, document)
+        write_checkpoint(output, tensors, document)
         return output.path
 
 
@@ -190,7 +209,12 @@ def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:
 
 
 def predictions_writer(
-    path: Path, model: RunningModel, sets: Sequence[EvalSet], seen: Mapping[str, int], resume: bool
+    path: Path,
+    model: RunningModel,
+    sets: Sequence[EvalSet],
+    seen: Mapping[str, int],
+    resume: bool,
+    kept: Mapping[str, Any],
 ) -> PredictionsWriter:
     """The unfinished predictions file of one row, beside the finished one to be."""
     description: dict[str, Any] = {
@@ -200,6 +224,7 @@ def predictions_writer(
         "heads": model.heads,
         "cost": model.cost,
         **model.decisive(),
+        **kept,
     }
     if model.training:
         description["training"] = list(model.training)
@@ -208,6 +233,8 @@ def predictions_writer(
         description["calibration"] = stored.calibration.to_json()
         if stored.fitted_on is not None:
             description["calibration"]["fitted_on"] = dict(stored.fitted_on)
+    if stored.score is not None:
+        description["ood_score"] = {"score": stored.score}
     if stored.threshold is not None:
         description["threshold"] = dict(stored.threshold)
     entries = [
@@ -229,6 +256,7 @@ def predictions_writer(
         members=model.members,
         classes=model.classes,
         kind="F64" if model.options.dtype == "float64" else "F32",
+        scores=kept.get("feature_scores", ()),
         resume=resume,
     )
 

@@ -14,22 +14,26 @@ import torch
 from hydractl.data import batches
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluate.mc_dropout import MCDropout, with_layers
-from hydractl.evaluate.options import EvalOptions, FitOptions, RunOptions
+from hydractl.evaluate.options import EvalOptions, FitOptions, RowScores, RunOptions
 from hydractl.evaluate.predictions.reading import Concatenated, Predictions, is_predictions, read_predictions
-from hydractl.evaluate.sets import CORRUPTION, ID, OOD, EvalSet
+from hydractl.evaluate.sets import CORRUPTION, FIT, ID, OOD, EvalSet, of_role
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.header import read_header
 from hydractl.files.training_history import trainings_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.detection import Detector, ensemble_features, fit_detector
 from hydractl.model.loading import ModelArgument, find_models, with_classes
-from hydractl.model.runtime import move
+from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import ModelOptions, split_model
 
-Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any]]]
-"""Rows of a data set, and the logits ``[M, rows, C]`` of every member."""
+Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any], Mapping[str, Floats]]]
+"""Rows of a data set, the logits ``[M, rows, C]`` of every member, and by name its scores ``[M, rows]`` on features."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,13 @@ class StoredFit:
         calibration: of the averaged prediction, None for none.
         threshold: as ``{"score", "value", "rule"}``, None for none.
         fitted_on: the validation set of the calibration, where the file says it.
+        score: the OOD score, None for none.
     """
 
     calibration: Calibration | None = None
     threshold: Mapping[str, Any] | None = None
     fitted_on: Mapping[str, Any] | None = None
+    score: str | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
@@ -57,13 +63,16 @@ class StoredFit:
 
         calibration = document.get("calibration")
         try:
+            threshold = stored_threshold(document.get("threshold"))
+            own: dict[str, Any] = {"threshold": threshold}
+            own["score"] = stored_score(document)
             if calibration is None:
-                return cls(threshold=stored_threshold(document.get("threshold")))
+                return cls(**own)
             checked = Calibration.from_json(calibration)
             where = calibration.get("fitted_on")
             if where is not None:
                 check(where, FittedOn, "what its calibration was fitted on is no data set")
-            return cls(checked, stored_threshold(document.get("threshold")), where)
+            return cls(checked, fitted_on=where, **own)
         except InputError as error:
             raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
 
@@ -84,8 +93,12 @@ class Model(ABC):
         training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
+        on_features: the OOD scores on features that can be had without training data.
+        detector: what those of this command were fitted to; None for none.
     """
 
+    on_features: Sequence[str] = ()
+    detector: Detector | None = None
     name: str
     labels: Sequence[str] | None
     classes: int
@@ -122,6 +135,9 @@ class Model(ABC):
     def already_seen(self, one: EvalSet) -> int:
         """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
         return 0
+
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
+        """Fit OOD scores on features, which predictions hold already."""
 
     def release(self) -> None:  # noqa: B027 - predictions take none
         """Let go of what takes memory."""
@@ -168,6 +184,7 @@ class RunningModel(Model):
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
         self.stored = self._stored(fit)
+        self.on_features = [self.stored.score] if self.stored.score in ON_FEATURES else []
         self.conventions = {}
         if first.preprocess.get("max_length") is not None:
             self.conventions["max_length"] = first.preprocess["max_length"]
@@ -221,12 +238,47 @@ class RunningModel(Model):
                 one.dataset, model.preprocess, options.batch_size, workers=options.workers, indices=rows
             ):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
-                if self._passes is None:
+                scores: dict[str, Floats] = {}
+                if self._passes is not None:
+                    logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
+                elif self.detector is None:
                     logits = model.member_logits(inputs)
                 else:
-                    logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
+                    logits, features = ensemble_features(self._parts(), inputs)
+                    scores = self.detector.scores(logits, features)
                 wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-                yield batch.indices, logits.to("cpu", wide).numpy()
+                yield batch.indices, logits.to("cpu", wide).numpy(), scores
+
+    def _parts(self) -> list[HydraModel]:
+        """The models that run one after another."""
+        return list(getattr(self.loaded(), "models", [self.loaded()]))
+
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
+        """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
+        stored = self._parts()[0].detector if data is None else None
+        fresh = [name for name in names if stored is None or name not in stored.names]
+        if fresh or stored is None:
+            fitted = self._fitted(fresh, data, neighbours)
+            stored = fitted if stored is None else stored.with_scores(fitted)
+        self.detector = stored
+
+    def _fitted(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
+        parts, options = self._parts(), self.options
+        parameter = next(self.loaded().parameters())
+
+        def inputs() -> Iterator[tuple[Sequence[int], Any]]:
+            if data is None or data.dataset is None:
+                return
+            every = batches(data.dataset, parts[0].preprocess, options.batch_size, workers=options.workers)
+            with self._log.progress(f"{self.name} on fit", len(data), "samples") as progress:
+                for batch in every:
+                    yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
+                    progress.advance(len(batch.indices))
+
+        about = {} if data is None else {**data.to_json(), "knn_k": neighbours}
+        with torch.inference_mode():
+            labels = None if data is None else data.labels
+            return fit_detector(names, parts, inputs(), labels, neighbours, about)
 
     def release(self) -> None:
         """Forget the weights."""
@@ -247,6 +299,7 @@ class PredictedModel(Model):
         self.training = model.get("training") or ()
         self.seen: Sequence[Entry] = []
         self.stored = StoredFit.of(model, predictions.origin)
+        self.on_features = predictions.scores
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
 
@@ -266,7 +319,7 @@ class PredictedModel(Model):
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
         """Every set must be in the file, sample for sample."""
-        missing = [dataset for dataset in sets if self._index(dataset) is None]
+        missing = [dataset for dataset in sets if dataset.role != FIT and self._index(dataset) is None]
         if missing:
             have = ", ".join(dataset.name for dataset in self._predictions.sets)
             raise InputError(
@@ -300,7 +353,11 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
         log: receives messages.
         of: of which predictions they were chosen.
     """
-    unless = {"calibration": fit.temperature, "threshold": fit.threshold or fit.temperature}
+    unless = {
+        "calibration": fit.temperature,
+        "threshold": fit.threshold or fit.temperature,
+        "ood_score": "told" if fit.scores.told else None,
+    }
     unused = [
         key for key, value in unless.items() if value is None and any(document.get(key) for document in documents)
     ]
@@ -326,6 +383,38 @@ def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool)
         if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
             hint = "fuse the members first, or leave --calibrated out" if isinstance(only, RunningModel) else None
             raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+
+
+def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
+    """Refuse OOD scores on features that a row cannot have.
+
+    Raises:
+        UsageError: there are no training data, or the row is one of MC dropout.
+        InputError: its predictions file does not hold them, or the training data have no labels.
+    """
+    data = next(iter(of_role(sets, FIT)), None)
+    for model in models:
+        for name in row_scores(model, options).on_features:
+            if isinstance(model, PredictedModel):
+                if name not in model.on_features:
+                    hint = f"write it again: eval --ood-score {name} --fit SPEC --predictions F.st"
+                    raise InputError(f"the predictions of {model.name} hold no scores by {name}", hint=hint)
+            elif model.mc_dropout is not None:
+                raise UsageError(
+                    f"--ood-score {name} is not for --mc-dropout", hint="use a score on logits: mi, msp, ..."
+                )
+            elif data is None and ON_FEATURES[name] and name not in model.on_features:
+                raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
+            elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
+                free = ", ".join(score for score, need in ON_FEATURES.items() if need != "labels")
+                raise InputError(f"--fit {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
+
+
+def row_scores(model: Model, options: EvalOptions) -> RowScores:
+    """The OOD scores of a row."""
+    fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
+    known = list(ON_FEATURES) if fitted else model.on_features
+    return options.fit.scores.of(model.name, model.members, model.stored.score, known)
 
 
 def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:

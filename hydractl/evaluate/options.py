@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydractl.metrics.ood_scores import says_nothing
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, says_nothing
 from hydractl.settings.expressions import OodSet
 
 
@@ -39,6 +39,7 @@ class DataOptions:
         ood: the OOD test sets.
         val: SPEC of the ID validation data.
         val_ood: the OOD validation sets.
+        fit: SPEC of the training data that OOD scores are fitted to.
         limit: so many samples of each only.
         seed: draws them of a set sorted by class.
         on_bad: what to do with samples that cannot be read.
@@ -51,6 +52,7 @@ class DataOptions:
     ood: Sequence[OodSet] = ()
     val: str | None = None
     val_ood: Sequence[OodSet] = ()
+    fit: str | None = None
     limit: int | None = None
     seed: int = 0
     on_bad: str = "stop"
@@ -72,6 +74,11 @@ class RowScores:
     leading: str
     beside: Sequence[str] = ()
 
+    @property
+    def on_features(self) -> list[str]:
+        """Those that are taken of features."""
+        return [name for name in dict.fromkeys([self.leading, *self.beside]) if name in ON_FEATURES]
+
 
 MSP = RowScores("msp")
 
@@ -91,20 +98,28 @@ class ScoreOptions:
     every: bool = False
 
     @property
+    def told(self) -> bool:
+        """Whether the command names any."""
+        return bool(self.names or self.of_rows)
+
+    @property
     def beside(self) -> Sequence[str]:
         """The scores that some row may report beside the one that leads."""
         return list(dict.fromkeys([*self.names, *self.of_rows.values()])) if len(self.names) > 1 else []
 
-    def of(self, name: str, members: int, stored: str | None) -> RowScores:
+    def of(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
         """Those of one row.
 
         Args:
             name: of the row.
             members: how many it has.
             stored: the score that its file holds.
+            on_features: the scores on features that can be had of it.
         """
         leading = self.of_rows.get(name) or next(iter(self.names), stored or "msp")
-        several = [score for score in self.names if not (self.every and says_nothing(score, members))]
+        idle = [score for score in ON_FEATURES if score not in on_features]
+        idle += [score for score in SCORES if says_nothing(score, members)]
+        several = [score for score in self.names if not (self.every and score in idle)]
         return RowScores(leading, tuple(dict.fromkeys([*several, leading])) if len(self.names) > 1 else ())
 
 
@@ -116,6 +131,7 @@ class FitOptions:
         temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
         threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
         scores: the OOD scores.
+        knn_k: k of the score ``knn``.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
     """
@@ -123,6 +139,7 @@ class FitOptions:
     temperature: str | None = None
     threshold: str | None = None
     scores: ScoreOptions = field(default_factory=ScoreOptions)
+    knn_k: int = 50
     conformal: float | None = None
     conformal_score: str = "lac"
 

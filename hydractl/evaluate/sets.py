@@ -22,7 +22,7 @@ from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
 from hydractl.settings.expressions import AUTO
 
-ID, OOD, VAL, VAL_OOD, CORRUPTION = "id", "ood", "val", "val_ood", "corruption"
+ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class EvalSet:
 
     Attributes:
         name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
-        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
+        role: ``id``, ``ood``, ``val``, ``val_ood``, ``corruption``, or ``fit``, which is neither measured nor kept.
         group: of an OOD set: ``near``, ``far`` or None.
         spec: where it was opened from.
         ids: one for each sample.
@@ -79,7 +79,7 @@ class Classifier(Protocol):
 
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
-    labels = dataset.labels if role in (ID, VAL, CORRUPTION) else None
+    labels = dataset.labels if role in (ID, VAL, CORRUPTION, FIT) else None
     return EvalSet(name, role, group, dataset.spec, dataset.ids, labels, dataset.fingerprint(), dataset)
 
 
@@ -119,6 +119,8 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
         else:
             outside = open_data(spec, option=option, ignore_labels=True, **common)
         sets.append(_of(name, VAL_OOD, outside))
+    if options.fit is not None:
+        sets.append(_of("fit", FIT, open_data(options.fit, option="--fit", **known)))
     _check_apart(sets, options.allow_seen)
     for dataset in sets:
         _check_classes(dataset, models[0])
@@ -135,7 +137,7 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     return [dataset for dataset in sets if dataset.role == role]
 
 
-_OPTIONS = {ID: "--data", VAL: "--val"}
+_OPTIONS = {ID: "--data", VAL: "--val", FIT: "--fit"}
 
 
 def option_of(one: EvalSet) -> str:
@@ -156,6 +158,11 @@ def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> None:
                 for other in tested(sets)
                 if _same(dataset, other)
             ]
+        if dataset.role == FIT:
+            # Nearest to itself, a training sample would look as if no other could be near.
+            entries = fitted_entries([dataset])
+            val = [one for one in of_role(sets, VAL) if one.dataset and marked(entries, one.dataset).any()]
+            problems += [f"{option_of(dataset)} and {option_of(one)} have samples in common" for one in val]
     if problems:
         raise InputError(problems[0], hint="give every set samples of its own", problems=problems[1:])
 
@@ -217,7 +224,7 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
         InputError: listing every row and test set that share samples, and by whom these were seen.
     """
     here = fitted_entries(sets)
-    same = {dataset.fingerprint for role in (VAL, VAL_OOD) for dataset in of_role(sets, role)}
+    same = {dataset.fingerprint for role in (VAL, VAL_OOD, FIT) for dataset in of_role(sets, role)}
     seen: Seen = {}
     problems = []
     for model in models:
@@ -242,8 +249,8 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
 def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
     """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
-        entry("eval", role, part)
-        for role in (VAL, VAL_OOD)
+        entry("eval", "train" if role == FIT else role, part)
+        for role in (VAL, VAL_OOD, FIT)
         for dataset in of_role(sets, role)
         if dataset.dataset is not None
         for part in dataset.dataset.origins()

@@ -15,6 +15,8 @@ from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
 from hydractl.files.description import Description
 from hydractl.log import Log
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.runtime import HydraModel
 
 MOST_IN_ONE_FILE = 2**31 - 2**26
@@ -55,7 +57,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         tensors: its weights, which are not read.
 
     Raises:
-        UsageError: for libraries that are not installed, and for a zero-shot model whose classes have no names.
+        UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, and a
+            checkpoint with an OOD score on features.
     """
     if not kinds:
         return []
@@ -65,6 +68,11 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         raise UsageError(
             f"--export: {description.arch} has no classes of its own, and a file needs them",
             hint="name them: --labels FILE",
+        )
+    if (score := stored_score(description.extra)) in ON_FEATURES:
+        raise UsageError(
+            f"--export: the OOD score {score} of this checkpoint is taken of features, which a file cannot give",
+            hint="export the checkpoint as it was before eval --calibrated, or with a score on logits",
         )
     large = 4 * sum(tensors.info(name).numel for name in tensors.names()) > MOST_IN_ONE_FILE
     paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}

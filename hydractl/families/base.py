@@ -112,6 +112,8 @@ class AttentionLayout:
         out: of the output projection, ``[d_model, heads * head_dim]``.
         gate: of the gate of the attention output, a matrix like that of queries; empty: none.
         q_norm, k_norm: of norms that act on one head at a time; empty: none.
+        biases: where all biases are tensors of their own, their names, as in
+            :class:`hydractl.heads.weights.HeadWeights`.
     """
 
     qkv: tuple[str, ...]
@@ -119,6 +121,7 @@ class AttentionLayout:
     gate: str = ""
     q_norm: str = ""
     k_norm: str = ""
+    biases: tuple[str, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
@@ -154,8 +157,10 @@ class AttentionLayout:
         rows: dict[str, Sequence[str]] = {}
         for module, fields in holds.items():
             weight, bias = _pair(path, module)
-            rows |= {weight: fields, bias: [f"{field}_bias" for field in fields]}
-        return rows
+            rows[weight] = fields
+            if not self.biases or module not in self.qkv:
+                rows[bias] = [f"{field}_bias" for field in fields]
+        return rows | {f"{path}.{bias}": (bias,) for bias in self.biases}
 
     def _norms(self, path: str) -> list[tuple[str, str]]:
         """Names of the parameters of the norms, and their names in :attr:`HeadWeights.extra`."""

@@ -17,7 +17,7 @@ from hydractl.jsonio import canonical_json, parse_json
 T = TypeVar("T")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Message of a library's error, cut to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -30,7 +30,10 @@ def refused_as(what: str, hint: str | None = None) -> Iterator[None]:
         yield
     except HydraError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # A panic of a library in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(f"{what}: {first_line(error)}", hint=hint) from error
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     import torch
 
 _OWN_PAGES = 256 * 1024
+BESIDE = "hydractl."
+"""How the names of tensors start that lie in a checkpoint beside the weights of its model, and are listed nowhere."""
+
 SCAN_BYTES = 4 * 1024 * 1024
 """Bytes looked at in one go; a multiple of every element size."""
 
@@ -81,8 +84,8 @@ class FileTensors:
         self._scan: Scan | None = None
 
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
-        return sorted(self.header.tensors)
+        """All tensor names but those of :data:`BESIDE`, sorted."""
+        return sorted(name for name in self.header.tensors if not name.startswith(BESIDE))
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape of one tensor."""

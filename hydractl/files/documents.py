@@ -223,6 +223,18 @@ class Threshold(Form):
     rule: str | None = Field(None, description="How it was chosen.")
 
 
+class StoredScore(Form):
+    """An OOD score."""
+
+    score: str = Field(description="Its name.")
+
+
+class ScoreData(DataSet):
+    """The training data that OOD scores on features were fitted to."""
+
+    knn_k: Count | None = Field(None, description="The neighbour that `knn` takes.")
+
+
 # --- benches ----------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +336,9 @@ class PredictedModel(Form):
     mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
     calibration: Calibration | None = Field(None, description="The calibration that the model's file holds.")
     threshold: Threshold | None = Field(None, description="The threshold that the model's file holds.")
+    ood_score: StoredScore | None = Field(None, description="The OOD score that the model's file holds.")
+    feature_scores: list[str] | None = Field(None, description="OOD scores on features, kept beside the logits.")
+    fitted_on: ScoreData | None = Field(None, description="The training data that they were fitted to.")
 
 
 class PredictedSet(Form):

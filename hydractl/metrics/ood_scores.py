@@ -38,6 +38,11 @@ SCORES: dict[str, OodScore] = {}
 """The scores by name, in the order of their declarations."""
 
 
+ON_FEATURES = {"mahalanobis": "labels", "rmd": "labels", "knn": "data", "vim": "data", "react": "data", "ash": ""}
+"""Scores on features (:mod:`hydractl.metrics.feature_scores`) by name, and what they need of ``--fit``: labelled
+training data, training data, or nothing."""
+
+
 def says_nothing(name: str, members: int) -> bool:
     """Whether a score is the same for all samples of so few members."""
     return members == 1 and name in SCORES and SCORES[name].of_several

@@ -205,6 +205,7 @@ def samples_of(
     *,
     score: str = "msp",
     beside: Sequence[str] = (),
+    given: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     pairs: bool = True,
 ) -> Samples:
@@ -216,6 +217,7 @@ def samples_of(
         labels: [N] integers in 0..C-1.
         score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
         beside: names of further scores.
+        given: scores [N] that are no functions of logits, by their names.
         calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
         pairs: whether each two members are compared, which takes time quadratic in their number.
 
@@ -224,7 +226,7 @@ def samples_of(
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
     shape = check_shape(logits).shape
-    scores = {name: _empty_score(name, shape) for name in (score, *beside)}
+    scores = {name: given[name] if name in given else _empty_score(name, shape) for name in (score, *beside)}
     own_labels = None if labels is None else check_labels(labels, *shape[1:])
     samples = _empty(shape, own_labels, pairs, scores[score], {name: scores[name] for name in beside})
     pair_sums = np.zeros(len(samples.pair_mi))
@@ -235,7 +237,7 @@ def samples_of(
         samples.entropy[rows] = block.entropy
         samples.mi[rows] = block.mi
         for name, values in scores.items():
-            if values is not None:
+            if values is not None and name not in given:
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hydractl.errors import InputError, UsageError
+from hydractl.jsonio import shown
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.probabilities import check_finite
 
 CONVENTIONS = {
@@ -59,6 +61,19 @@ def stored(value: Any) -> dict[str, Any] | None:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < 1e300:
         raise InputError("a threshold is the name of a score, a finite value and the rule it was chosen by")
     return {key: value[key] for key in ("score", "value", "rule")}
+
+
+def stored_score(document: Mapping[str, Any]) -> str | None:
+    """The OOD score that a checkpoint or a predictions file names, for itself or for its threshold; None for none.
+
+    Raises:
+        InputError: there is no such score.
+    """
+    found = document.get("ood_score") or document.get("threshold") or {}
+    name: str | None = found.get("score") if isinstance(found, Mapping) else shown(found)
+    if name is not None and name not in (*SCORES, *ON_FEATURES):
+        raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
+    return name
 
 
 def choose(rule: Rule, scores: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,19 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
 from hydractl.files.checkpoint import TensorSource
-from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.samples import samples_of
+from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
+from hydractl.model.detection import Detector, read_features
 from hydractl.model.prompted import STAND_INS, PromptedClasses
 from hydractl.model.stacking import PerMember
 
@@ -44,10 +50,13 @@ class HydraModel(nn.Module):
         description: what the checkpoint said of itself.
         labels: class names, or None.
         prompted: of a zero-shot classifier, its classes; else None.
-        preprocess: a function from a list of raw samples to inputs.
+        preprocess: a function from a list of raw samples to inputs: PIL images, arrays or tensors of pixels (see
+            :func:`hydractl.families.pixels.image_of`), texts, or pairs of texts.
+        lineage: SHA-256 of the checkpoints that it goes back to, the nearest first, as ``load`` gives it.
         networks: the library's model of each member; see :class:`hydractl.model.assembly.Assembly`.
         attentions: one :class:`HeadAttention` per site, in model order.
         chains: one :class:`Chain` per tower, in the order of the sites.
+        detector: what the OOD score of the checkpoint was fitted to; None for a score on logits.
     """
 
     def __init__(
@@ -63,11 +72,14 @@ class HydraModel(nn.Module):
         self.sites = self.family.sites(description.config)
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
+        self.lineage: Sequence[str] = bases_of(description.provenance)
         assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions, self.chains = assembly.attentions, assembly.chains
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
+        self.detector: Detector | None = None
+        self._stored: Mapping[str, Any] = description.extra
         # Of this model and of every zero-shot view of it: they share weights.
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
@@ -101,7 +113,8 @@ class HydraModel(nn.Module):
             view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
-        view.calibration = None  # it was fitted for the classes of the checkpoint
+        view.calibration = view.detector = None  # they were fitted for the classes of the checkpoint
+        view._stored = {}
         return view
 
     def with_classes(self) -> HydraModel:
@@ -262,11 +275,52 @@ class HydraModel(nn.Module):
         pooled = pooled_log_probs(self.member_logits(inputs))
         return pooled if self.calibration is None else calibrated(pooled, self.calibration)
 
+    # --- OOD detection ------------------------------------------------------------------------------------------------
+
+    def ood_score(self, inputs: Any) -> Tensor:
+        """The OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
+
+        The score is that of the checkpoint (``eval --ood-score NAME --calibrated F.st``), else ``msp``; no gradients.
+
+        Raises:
+            UsageError: for a score of several members, of a single model.
+            InputError: for a score on features whose training data are not in the file.
+            NonFiniteError: for logits that are NaN or infinite.
+        """
+        name, stored = stored_score(self._stored) or "msp", self._stored.get("calibration")
+        with torch.no_grad():
+            given: dict[str, Any] = {}
+            if name in ON_FEATURES:
+                if self.detector is None:
+                    raise InputError(f"there is nothing that {name} was fitted to", hint="eval --calibrated writes it")
+                logits, features = read_features(self, inputs)
+                given = {score: own.mean(axis=0) for score, own in self.detector.scores(logits, features).items()}
+            else:
+                logits = self.member_logits(inputs)
+        logits = logits.to("cpu", torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        calibration = Calibration.from_json(stored) if stored else None
+        score = samples_of(logits.numpy(), score=name, given=given, calibration=calibration, pairs=False).score
+        if score is None:
+            raise UsageError(f"{name} is the same for every sample of a single model")
+        return torch.from_numpy(score)
+
+    def is_ood(self, inputs: Any) -> Tensor:
+        """Whether the OOD score of each sample reaches the threshold that the checkpoint holds, bool ``[B]``.
+
+        Raises:
+            UsageError: it holds none.
+        """
+        threshold = stored_threshold(self._stored.get("threshold"))
+        if threshold is None:
+            raise UsageError("the checkpoint holds no threshold", hint="eval --threshold RULE --calibrated F.st")
+        return self.ood_score(inputs) >= float(threshold["value"])
+
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
 
         Args:
-            args, options: those of :func:`torch.compile`.
+            *args: those of :func:`torch.compile`.
+            **options: likewise.
         """
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ class Source:
         return [self.sha256, *bases_of(self.description.provenance)]
 
     @property
+    def bases(self) -> list[str]:
+        """The lineage of what is trained from it: none where its weights were drawn."""
+        return [] if self.drawn_by is not None else self.lineage
+
+    @property
     def family(self) -> ModelFamily:
         """The family of the model."""
         return get_family(self.description.family)
@@ -95,6 +101,9 @@ class Source:
 
 
 _PLAIN = ModelOptions()
+
+HELD: ContextVar[Mapping[str, Source]] = ContextVar("HELD")
+"""The models that a Python program hands to the running call: ``memory:NAME`` is one of them."""
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
@@ -205,6 +214,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
+    if kind == "memory" and rest in (held := HELD.get({})):
+        return replace(held[rest], name=name or held[rest].name)
     if rest and kind in FAMILIES.names:
         return _open_name(kind, rest, seed, name)
     path = Path(ref)
@@ -319,7 +330,7 @@ def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None)
     if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
-            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
+            hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
@@ -342,11 +353,12 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     check_tensors(name, loaded.tensors, family, description)
     if isinstance(loaded.tensors, FileTensors):
         return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
-    digest = functools.cache(lambda: _digest(description, loaded.tensors))
+    digest = functools.cache(lambda: digest_of(description, loaded.tensors))
     return Source(name, digest, description, loaded.tensors, left=tuple(loaded.left))
 
 
-def _digest(description: Description, tensors: TensorSource) -> str:
+def digest_of(description: Description, tensors: TensorSource) -> str:
+    """SHA-256 of a model that is no single file: of its architecture and its weights."""
     digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
     for tensor_name in tensors.names():
         digest.update(tensor_name.encode())

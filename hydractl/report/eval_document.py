@@ -20,6 +20,7 @@ from hydractl.files.documents import (
     McDropout,
     Number,
     Schema,
+    ScoreData,
     Sha256,
     SiteHeads,
     Threshold,
@@ -209,6 +210,7 @@ class Row(ByScore):
     conformal: Conformal | None = Field(None, description="Conformal prediction sets.")
     corruptions: dict[str, dict[str, Severity]] | None = Field(None, description="By corruption and severity.")
     corruption_avg: dict[str, Severity] | None = Field(None, description="By severity the means over corruptions.")
+    fitted_on: ScoreData | None = Field(None, description="The training data that OOD scores were fitted to.")
     seen: dict[str, Count | None] | None = Field(None, description="By data set how many samples had been seen.")
     mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
 

@@ -250,7 +250,8 @@ def every_set_table(rows: Sequence[Row]) -> Table:
 
 def score_table(rows: Sequence[Row]) -> Table:
     """Mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
-    scores = list(dict.fromkeys(score for row in rows for score in row.get("scores") or {}))
+    longest_first = sorted((row.get("scores") or {} for row in rows), key=len, reverse=True)
+    scores = list(dict.fromkeys(score for own in longest_first for score in own))
     lines = []
     for row in rows:
         shown = [Column(("scores", score, "ood_avg"), AUROC) for score in scores]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.settings.common import Batched, file_option
 from hydractl.settings.expressions import (
     ALL_SCORES,
@@ -73,7 +73,9 @@ class Validated(Measured, Batched):
         "error",
         choices=("error", "skip"),
     )
-    val: str | None = val_option("In-distribution validation data, on which something is chosen", metavar="SPEC")
+    val: str | None = val_option(
+        "In-distribution validation data, on which something is chosen", metavar="SPEC", often=True
+    )
     val_ood: list[str] = val_option(
         "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
         "the samples of --val",
@@ -83,10 +85,11 @@ class Validated(Measured, Batched):
         check=parse_val_ood,
     )
     temperature: str | None = val_option(
-        "Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and a "
+        "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
         "bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
         metavar="fit|vector|none|T",
         check=_check_temperature,
+        often=True,
     )
     threshold: str | None = val_option(
         "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
@@ -132,8 +135,9 @@ class Validated(Measured, Batched):
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
         if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
             found.append("--val-ood auto needs --val, of whose samples it is made")
-        if self.calibrated is not None and self.temperature is None and self.threshold is None:
-            found.append("--calibrated needs something to keep: --temperature or --threshold")
+        kept = ("temperature", "threshold", "ood_score")
+        if self.calibrated is not None and not any(getattr(self, name, None) for name in kept):
+            found.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
         if self.calibrated is not None and len(self.model) > 1:
             found.append(f"--calibrated writes one MODEL, not {len(self.model)}")
         return found
@@ -163,6 +167,7 @@ class Shown(Validated):
         "Also write a report as one .html file, with tables and plots",
         metavar="FILE",
         check=ends_in(".html", any_case=True),
+        often=True,
     )
     plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR")
     card: str | None = show_option(
@@ -199,6 +204,7 @@ class EvalSettings(Shown):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
+    lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
     ood: list[str] = eval_option(
         "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
@@ -206,19 +212,24 @@ class EvalSettings(Shown):
         metavar="NAME=SPEC",
         names=True,
         check=_check_ood,
+        often=True,
     )
     ood_score: list[str] = eval_option(
-        f"The score that separates OOD from ID samples: {', '.join(SCORES)}; several, or {ALL_SCORES}, to compare them "
-        "in every row; ROW=NAME for one row, repeated [default: what the checkpoint has, else msp]",
+        f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --fit: "
+        f"{', '.join(ON_FEATURES)}; several, or {ALL_SCORES}, to compare them in every row; ROW=NAME for one row, "
+        "repeated [default: what the checkpoint has, else msp]",
         [],
         metavar="NAME,...|ROW=NAME",
         check=parse_ood_score,
     )
+    fit: str | None = eval_option("Training data, which --ood-score on features is fitted to", metavar="SPEC")
+    knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
-        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none [resamples]",
+        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
         0,
         at_least=0,
+        often=True,
     )
     predictions: str | None = eval_option(
         "Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member on "
@@ -235,6 +246,7 @@ class EvalSettings(Shown):
         [],
         metavar="EXPR",
         check=parse_requirement,
+        often=True,
     )
     corruptions: list[str] = eval_option(
         f"Also measure on corrupted images of --data: {_ALL}, or some of {', '.join(CORRUPTIONS)}",
@@ -303,13 +315,17 @@ class EvalSettings(Shown):
         found = [f"--ood-score has {one} twice" for at, one in enumerate(said) if one in said[:at]]
         if ALL_SCORES in names and len({*names}) > 1:
             found.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
+        if self.given("fit") and not {ALL_SCORES, *ON_FEATURES} & {
+            part for *_, rest in parts for part in rest.split(",")
+        }:
+            found.append(f"--fit needs an --ood-score on features: {', '.join(ON_FEATURES)}")
         return [f"{problem}{self.where('ood_score')}" for problem in found]
 
     def _without_data(self) -> list[str]:
         """Problems of options that would be ignored where the test sets are those of a predictions file."""
         if self.given("data") or self.from_file is not None:
             return []
-        unused = [name for name in ("ood", "ood_suite", "corruptions") if self.given(name)]
+        unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if self.given(name)]
         if self.given("limit") and not self.given("val") and not self.given("val_ood"):
             unused.append("limit")
         return [f"{self.called(name)}{self.where(name)} needs --data" for name in unused]

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import operator
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from hydractl.errors import did_you_mean
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 _REQUIREMENT = re.compile(
     r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
     re.IGNORECASE,
 )
+_CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
 _SET_NAME = re.compile(r"[\w.+-]+")
 
 OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
@@ -68,6 +70,29 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
 
 
+class Constraint(NamedTuple):
+    """One ``--subject-to`` of a search: a score that no removal may go below.
+
+    Attributes:
+        key: an objective.
+        number: the lowest score that is allowed, or how far it may be below the base.
+        below_base: which of the two.
+    """
+
+    key: str
+    number: Fraction
+    below_base: bool
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Read ``KEY>=NUMBER`` or ``KEY>=base-NUMBER``."""
+    try:
+        key, number, base, below = _CONSTRAINT.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
+        return Constraint(key, Fraction((below or "0") if base else number), base is not None)
+    except (AttributeError, ValueError):
+        raise ValueError(f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}") from None
+
+
 class OodSet(NamedTuple):
     """One data set of ``--ood``.
 
@@ -108,7 +133,7 @@ def parse_ood_score(text: str) -> ScoreChoice:
     """Read ``NAME,...``, ``all`` or ``ROW=NAME``."""
     row, equals, rest = text.rpartition("=")
     names = tuple(name.strip() for name in rest.split(","))
-    known = (*SCORES, *(() if equals else (ALL_SCORES,)))
+    known = (*SCORES, *ON_FEATURES, *(() if equals else (ALL_SCORES,)))
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None:
         raise ValueError(f"must be one of {', '.join(known)}, not {wrong!r}{did_you_mean(wrong, known)}")

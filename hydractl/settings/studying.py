@@ -38,7 +38,9 @@ class StudySettings(Batched):
     needs_output_file: ClassVar[bool] = True
 
     val: str | None = data_option(
-        "In-distribution validation data: one half for the search, the other one to choose by", metavar="SPEC"
+        "In-distribution validation data; one half is for the search, the other one to choose by",
+        metavar="SPEC",
+        often=True,
     )
     ood_val: list[str] = data_option(
         "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: the "
@@ -47,14 +49,18 @@ class StudySettings(Batched):
         metavar="[NAME=]SPEC|auto",
         names=True,
         check=lambda text: parse_ood_set(_unnamed(text)),
+        often=True,
     )
-    test: str | None = data_option("In-distribution test data, read when everything is chosen", metavar="SPEC")
+    test: str | None = data_option(
+        "In-distribution test data, read when everything is chosen", metavar="SPEC", often=True
+    )
     ood: list[str] = data_option(
         "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
         [],
         metavar="NAME=SPEC",
         names=True,
         check=parse_ood_set,
+        often=True,
     )
     rows: list[str] = study_option(
         f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
@@ -65,10 +71,11 @@ class StudySettings(Batched):
     )
     max_drop: float = study_option("Accuracy that may be lost on validation data", 0.01, at_least=0, at_most=1)
     budget: str | None = study_option(
-        "Time that the study may take, such as 10m, 1h or 8h: where an estimate is longer, the search is approximated, "
+        "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is approximated, "
         "takes fewer samples, and rows are left out; the plan says what [default: no limit]",
         metavar="TIME",
         pattern=r"[0-9]{1,6}[smh]",
+        often=True,
     )
     search_samples: int | None = study_option(
         "Samples of each set in the search [samples; default: half of the validation data]", at_least=2

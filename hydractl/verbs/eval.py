@@ -18,7 +18,7 @@ from hydractl.evaluate.predictions.reading import is_predictions
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
@@ -91,13 +91,13 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
     names = [name for choice in choices if choice.row is None for name in choice.names]
     of_rows = {choice.row: choice.names[0] for choice in choices if choice.row is not None}
     every = names == [ALL_SCORES]
-    return ScoreOptions(list(SCORES) if every else names, of_rows, every)
+    return ScoreOptions([*SCORES, *ON_FEATURES] if every else names, of_rows, every)
 
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.evaluate.answer import known_keys
-    from hydractl.evaluate.models import check_writable, find_rows
+    from hydractl.evaluate.models import check_scores, check_writable, find_rows
     from hydractl.evaluate.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
@@ -114,6 +114,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
             raise UsageError(f"--ood-score {name}=...: no row has this name{did_you_mean(name, names)}", hint=hint)
     predictions = _prediction_paths(settings, names)
     sets = open_sets(options.data, models)
+    check_scores(models, sets, options)
     for model in models:
         model.check_sets(sets)
     check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)

@@ -83,6 +83,7 @@ class Prepared:
             **decisive,
             "max_length": source.description.preprocess.get("max_length"),
             "drawn": list(self.opened.drawn) or None,
+            "labels": list(self.options.weights.labels or ()) or None,
             **asked_classes(source, settings.tower),
             "data": self.opened.train_set.fingerprint(),
             "val": None if val_set is None else val_set.fingerprint(),

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydractl.errors import InputError
 from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
@@ -111,14 +112,15 @@ def compare(documents: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _describe_tensors(path: Path, header: Header) -> dict[str, Any]:
+    weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
     info: dict[str, Any] = {
         "schema": INFO_SCHEMA,
         "file": str(path),
         "holds": "safetensors",
         "bytes": path.stat().st_size,
-        "tensors": len(header.tensors),
-        "parameters": sum(t.numel for t in header.tensors.values()),
-        "dtypes": sorted({DTYPES[t.dtype][0] for t in header.tensors.values()}),
+        "tensors": len(weights),
+        "parameters": sum(t.numel for t in weights),
+        "dtypes": sorted({DTYPES[t.dtype][0] for t in weights}),
     }
     document = header.description
     if document is None:

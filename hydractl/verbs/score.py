@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
-from hydractl.data import batches, open_data
+from hydractl.data import Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
@@ -137,7 +137,7 @@ def _with_data(
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
-    drawn = sorted(np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist())
+    drawn = drawn_samples(dataset, settings)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())
 
@@ -154,6 +154,13 @@ def _with_data(
     }
     used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
     return source, model, Calibration(iterate, count, settings.seed, log, own), said, used
+
+
+def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
+    """The indices of the calibration samples, drawn by ``--seed`` without replacement."""
+    count = min(settings.samples, len(dataset))
+    drawn: list[int] = np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist()
+    return sorted(drawn)
 
 
 def _sequential(

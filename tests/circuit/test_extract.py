@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hydractl.circuit.documents import repeated_text
 from hydractl.cli.app import main
 from tests.forked import team
 
@@ -371,6 +374,26 @@ def test_a_budget_that_cannot_be(more: list[str], message: str, capsys: pytest.C
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
+def test_a_search_says_what_its_samples_gained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gain" not in read("full.acc.json")
+    gain, steps, base = (read("full.ood.json")[key] for key in ("gain", "removed", "base"))
+    before, after = (one["two_u"] / (2 * 40 * 30) for one in (base, steps[-1]))
+    assert (gain["before"], gain["after"]) == (before, after)
+    assert gain["corrected"] == pytest.approx(1 - (1 - after) / (1 - before)) and gain["low"] == (
+        gain["corrected"] < 0.2
+    )
+    run(*SEARCH, "--objective", "ood,avg", "--sites", "2", "--budget", "1", "-o", "low.json")
+    low = read("low.ood.json")["gain"]
+    assert low["low"]  # one head of one site of a model with random weights
+    told = f"ood: validation AUROC {low['before']:.3f} -> {low['after']:.3f}, {low['corrected']:.0%} of the wrongly"
+    said = capsys.readouterr().err
+    assert f"warning: {told}" in said and "compare them on a set of its own" in said
+    same = removed("low.ood.json") == removed("low.avg.json")
+    assert ("the same heads are removed: ood and avg" in said) == same
+    twice = {"a": read("full.acc.json"), "b": read("full.ood.json"), "c": read("full.acc.json")}
+    assert "the same heads are removed: a and c: fused" in str(repeated_text(twice))
+
+
 def test_losses_and_their_unit_in_the_file() -> None:
     run(*SEARCH, "--objective", "nll,brier", "--budget", "1", "-o", "l.json")
     for objective in ("nll", "brier"):
@@ -394,6 +417,64 @@ def test_the_plan_of_a_dry_run_is_that_of_the_search(capsys: pytest.CaptureFixtu
     most = plan["sample_blocks"]
     assert f"naively {plan['sample_blocks_naive']:,} sample-block evaluations, here about {most:,} before" in said
     assert f"of the naive {plan['sample_blocks_naive']:,}" in said
+
+
+def test_a_constraint_and_a_drop_decide_how_many_heads_go(capsys: pytest.CaptureFixture[str]) -> None:
+    both = [*SEARCH, "--objective", "acc,ood,avg", "--subject-to", "acc>=base", "--subject-to", "nll>=base-1"]
+    run(*both, "-o", "c.json")
+    for objective in ("acc", "ood", "avg"):
+        document = read(f"c.{objective}.json")
+        steps = document["removed"]
+        assert document["subject_to"] == document["source"]["settings"]["subject_to"] == ["acc>=base", "nll>=base-1"]
+        assert all(step["correct"] >= document["base"]["correct"] and step["nll"] > 0 for step in steps)
+        assert document["budget"] == len(steps) and document.get("ended") == ("subject_to" if len(steps) < 8 else None)
+    whole = Path("c.json.journal").read_bytes().splitlines(keepends=True)
+    for cut in (len(whole) // 2, len(whole)):
+        Path("d.json.journal").write_bytes(b"".join(whole[:cut]))
+        run(*both, "-o", "d.json", "--resume")
+        same("d", "c")
+        assert evaluated("d.json.journal") == evaluated("c.json.journal")
+    capsys.readouterr()
+    run(*SEARCH, "--objective", "acc,ood,avg", "--subject-to", "acc>=base-0.1", "-o", "d.json", "--resume", code=3)
+    assert "subject_to: " in capsys.readouterr().err
+
+    drop = [*SEARCH, "--objective", "acc,ood,avg", "--max-drop", "0.04", "-o", "m.json"]
+    run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "all.json")
+    run(*drop)
+    for objective in ("acc", "ood", "avg"):
+        document, plain = read(f"m.{objective}.json"), read(f"all.{objective}.json")
+        most = document["base"]["correct"] - Fraction("0.04") * 40
+        within = list(itertools.takewhile(lambda step, most=most: step["correct"] >= most, plain["removed"]))  # type: ignore[misc]
+        assert document["removed"] == within and document["max_drop"] == 0.04
+        assert document.get("ended") == ("max_drop" if len(within) < 8 else None)
+        run("prune", "base.st", "--circuit", f"all.{objective}.json", "--max-drop", "0.04", "-o", "p.st", "--force")
+        gone = [
+            (path, h) for path, one in read("p.mask.json")["sites"].items() for h in range(3) if h not in one["kept"]
+        ]
+        assert sorted(gone) == sorted((step["site"], step["head"]) for step in within)
+    capsys.readouterr()
+    run(*SEARCH, "--objective", "acc", "--subject-to", "acc>=1.1", "-o", "none.json")
+    said = capsys.readouterr().err
+    assert "acc: no head can go within --subject-to acc>=1.1: the circuit is the whole model" in said
+    assert read("none.json")["removed"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--subject-to", "acc>base"], "must be KEY>=NUMBER or KEY>=base-NUMBER, not 'acc>base'"),
+        (["--subject-to", "ece>=0.1"], "must be about one of acc, ood, avg, nll, brier, not 'ece'"),
+        (["--subject-to", "acc>=base", "--approx", "shortlist:2"], "needs an exact search, without --approx"),
+        (["--max-drop", "0.1", "--algorithm", "headmap", "--keep", "2"], "--max-drop has no effect with --algorithm"),
+        (["--max-drop", "0.1", "--share-from", "full.acc.json", "--share-sites", "1"], "needs one of --budget, --keep"),
+        (["--max-drop", "1"], "--max-drop must be less than 1"),
+    ],
+)
+def test_constraints_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, *more, "-o", "n.json", code=2)
+    assert message in capsys.readouterr().err
+    run("extract-circuit", "base.st", "--data", "id.npz", "--objective", "acc", "--subject-to", "ood>=0.5", code=2)
+    assert "--subject-to ood>=0.5 needs --ood" in capsys.readouterr().err
 
 
 def test_agreement_with_another_circuit() -> None:

@@ -92,7 +92,7 @@ def alone(model: Any, opened: Any) -> np.ndarray:
 def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
     run("eval", bert, "--data", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
-    found = np.concatenate([logits for _, logits in read_predictions("p.st").batches(0)], axis=1)
+    found = np.concatenate([logits for _, logits, _ in read_predictions("p.st").batches(0)], axis=1)
     expected = alone(model, opened)
     assert found.dtype == np.float32 and np.allclose(found, expected, atol=1e-4)
     assert len({row.tobytes() for row in found[0].round(3)}) > 15  # or any order would do

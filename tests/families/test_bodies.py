@@ -34,6 +34,8 @@ BODIES = {
     "XLMRobertaModel": "xlm-roberta",
     "DistilBertForMaskedLM": "distilbert",
     "ElectraForPreTraining": "electra",
+    "ModernBertForMaskedLM": "modernbert-mean",
+    "ModernBertModel": "modernbert",
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
@@ -85,7 +87,7 @@ def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tm
     close(build_model(made).member_logits(inputs(variant))[0], logits(expected, inputs(variant)))
     inside = {n.removeprefix(f"{type(expected).base_model_prefix}.") for n in body.tensors.names()}
     assert not {n for n in body.left if n in inside}, "only tensors of another task are left"
-    assert bool(body.left) is (name not in ("BertModel", "Dinov2Model"))
+    assert bool(body.left) is (name not in ("BertModel", "ModernBertModel", "Dinov2Model"))
 
 
 def test_what_is_missing_from_a_body_or_unknown_is_refused(tmp_path: Path) -> None:

@@ -174,7 +174,6 @@ REFUSED = {
     "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
     "DebertaV2ForSequenceClassification": ("deberta-v2", "DebertaV2Attention"),
     "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
-    "ModernBertForSequenceClassification": ("modernbert", "ModernBertAttention"),
     "SwinForImageClassification": ("swin", "SwinAttention"),
 }
 

@@ -132,7 +132,7 @@ def test_very_long_names_are_only_absent() -> None:
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "a.st").hint
-        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm"
+        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm, torchvision"
     )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()
@@ -432,7 +432,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm"),
+    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm, torchvision"),
     "architecture": ({"config": {"architecture": "vit_nope"}}, "cannot build 'vit_nope': "),
     "no architecture": ({"config": {}}, "cannot build None: "),
     "other sites": (

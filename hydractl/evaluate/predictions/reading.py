@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hydractl.errors import InputError
-from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, tensor_names
+from hydractl.evaluate.predictions.store import KINDS, SCHEMA, SetEntry, is_empty, ranges, score_tensor, tensor_names
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import Header, read_header
 from hydractl.jsonio import shown
+
+Piece = tuple[Sequence[int], npt.NDArray[Any], dict[str, npt.NDArray[np.float64]]]
+"""The rows of some samples, their logits ``[members, rows, classes]``, and by name scores ``[members, rows]``."""
 
 _HINT = "write it again with eval --predictions"
 
@@ -52,38 +55,49 @@ class Predictions:
         """What to call it in messages."""
         return str(self.path)
 
-    def piece(self, index: int, rows: range) -> npt.NDArray[Any]:
-        """The logits ``[members, rows, classes]`` of neighbouring samples of a set, those that are missing too."""
-        members, samples, classes = self.shape(index)
-        name = tensor_names(index)["logits"]
+    @property
+    def scores(self) -> list[str]:
+        """The OOD scores on features that it holds."""
+        return list(self.model.get("feature_scores") or ())
+
+    def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
+        """The logits ``[members, rows, classes]`` of neighbouring samples of a set, those that are missing too.
+
+        Args:
+            index: of the set.
+            rows: the samples.
+            score: a score instead, ``[members, rows, 1]``.
+        """
+        name = tensor_names(index)["logits"] if score is None else score_tensor(index, score)
+        members, samples, classes = self._tensors.info(name).shape
         ends = [((m * samples + rows.start) * classes, (m * samples + rows.stop) * classes) for m in range(members)]
         pieces = [self._tensors.read_piece(name, first, last) for first, last in ends]
         return np.stack([piece.numpy().reshape(len(rows), classes) for piece in pieces])
 
-    def batches(self, index: int) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
-        """The logits of a set in pieces: the rows, and ``[members, rows, classes]``.
+    def batches(self, index: int) -> Iterator[Piece]:
+        """A set in pieces.
 
         Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
         """
-        return in_pieces(self.shape(index), lambda rows: self.piece(index, rows))
+        return in_pieces(self.shape(index), lambda rows, score: self.piece(index, rows, score), self.scores)
 
 
 def in_pieces(
-    shape: tuple[int, int, int], piece: Callable[[range], npt.NDArray[Any]]
-) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+    shape: tuple[int, int, int], piece: Callable[[range, str | None], npt.NDArray[Any]], scores: Sequence[str]
+) -> Iterator[Piece]:
     """Pieces that memory has room for, without the samples that a member has no logits of.
 
     Args:
         shape: ``(members, N, classes)``.
-        piece: the logits of neighbouring samples.
+        piece: the logits of neighbouring samples, or one of their scores.
+        scores: those that are kept.
     """
     for rows in ranges(shape):
-        logits = piece(rows)
+        logits = piece(rows, None)
         there = ~is_empty(logits)
-        if there.all():
-            yield rows, logits
-        elif there.any():
-            yield [row for row, whole in zip(rows, there, strict=True) if whole], logits[:, there]
+        if there.any():
+            own = {score: piece(rows, score)[:, there, 0] for score in scores}
+            yield [row for row, whole in zip(rows, there, strict=True) if whole], logits[:, there], own
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -111,7 +125,7 @@ def read_predictions(path: str | Path) -> Predictions:
         raise InputError(f"{path} has the schema {shown(document.get('schema'))}, expected {SCHEMA!r}")
     tensors = FileTensors(path, header)
     check(document, PredictionsHeader, f"{path} is broken", _HINT)
-    sets, problems = _read_sets(document["sets"], header, tensors)
+    sets, problems = _read_sets(document["sets"], header, tensors, document["model"].get("feature_scores") or ())
     if not problems:
         shapes = [tensors.info(tensor_names(index)["logits"]).shape for index in range(len(sets))]
         problems += _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
@@ -124,11 +138,11 @@ def read_predictions(path: str | Path) -> Predictions:
 
 
 def _read_sets(
-    entries: Sequence[Mapping[str, Any]], header: Header, tensors: FileTensors
+    entries: Sequence[Mapping[str, Any]], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[SetEntry], list[str]]:
     sets, problems = [], []
     for index, entry in enumerate(entries):
-        problem = _set_problem(entry, index, header)
+        problem = _set_problem(entry, index, header, scores)
         if problem is not None:
             problems.append(f"set {index}: {problem}")
             continue
@@ -149,7 +163,7 @@ def _read_sets(
     return sets, problems
 
 
-def _set_problem(entry: Mapping[str, Any], index: int, header: Header) -> str | None:
+def _set_problem(entry: Mapping[str, Any], index: int, header: Header, scores: Sequence[str]) -> str | None:
     """In what the tensors of a set are not what the header says of it; None where they are."""
     names, n = tensor_names(index), entry["n"]
     logits = header.tensors.get(names["logits"])
@@ -157,9 +171,10 @@ def _set_problem(entry: Mapping[str, Any], index: int, header: Header) -> str | 
         return f"it has no logits of {n} samples"
     if min(logits.shape[0], logits.shape[2]) < 1:
         return "its logits have no member or no class"
-    wanted = {"id_ends": ("I64", (n,)), **({"labels": ("I64", (n,))} if entry["labelled"] else {})}
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(scores, ("F64", (logits.shape[0], n, 1)))
+    wanted |= {"id_ends": ("I64", (n,)), **({"labels": ("I64", (n,))} if entry["labelled"] else {})}
     for part, (dtype, shape) in wanted.items():
-        info = header.tensors.get(names[part])
+        info = header.tensors.get(names.get(part) or score_tensor(index, part))
         if info is None or info.dtype != dtype or info.shape != shape:
             return f"its {part} are missing or of another shape"
     ids = header.tensors.get(names["ids"])
@@ -235,13 +250,18 @@ class Concatenated:
         shapes = [part.shape(at) for part, at in self._of_parts(index)]
         return sum(members for members, _, _ in shapes), *shapes[0][1:]
 
-    def batches(self, index: int) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+    @property
+    def scores(self) -> list[str]:
+        """The OOD scores on features that its files hold, which are the same."""
+        return self._parts[0].scores
+
+    def batches(self, index: int) -> Iterator[Piece]:
         """As of one file, without the samples that a part has no logits of."""
 
-        def piece(rows: range) -> npt.NDArray[Any]:
-            return np.concatenate([part.piece(at, rows) for part, at in self._of_parts(index)])
+        def piece(rows: range, score: str | None) -> npt.NDArray[Any]:
+            return np.concatenate([part.piece(at, rows, score) for part, at in self._of_parts(index)])
 
-        return in_pieces(self.shape(index), piece)
+        return in_pieces(self.shape(index), piece, self.scores)
 
 
 def _place(part: Predictions, one: SetEntry) -> int | None:

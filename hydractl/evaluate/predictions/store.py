@@ -61,6 +61,11 @@ def tensor_names(index: int) -> dict[str, str]:
     return {part: f"sets.{index}.{part}" for part in ("logits", "labels", "ids", "id_ends")}
 
 
+def score_tensor(index: int, score: str) -> str:
+    """What the tensor ``[members, N, 1]`` of an OOD score on features is called."""
+    return f"sets.{index}.scores.{score}"
+
+
 def ranges(shape: Sequence[int]) -> list[range]:
     """Runs of neighbouring samples of ``[members, N, classes]`` that memory has room for."""
     members, samples, classes = shape
@@ -83,6 +88,7 @@ class PredictionsWriter:
         sets: the data sets.
         members, classes: shape of the logits ``[members, N, classes]``.
         kind: ``F32`` or ``F64``.
+        scores: names of the OOD scores on features that are kept beside the logits.
         resume: go on with a file that is there.
 
     Attributes:
@@ -102,14 +108,17 @@ class PredictionsWriter:
         members: int,
         classes: int,
         kind: str = "F32",
+        scores: Sequence[str] = (),
         resume: bool = False,
     ) -> None:
-        self.path, self._sets = path, list(sets)
+        self.path, self._sets, self._scores = path, list(sets), list(scores)
         self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.to_json() for dataset in sets]}
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
         for index, one in enumerate(sets):
             self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, len(one.ids), classes))
+            of_scores = TensorInfo("F64", (members, len(one.ids), 1))
+            self._infos.update({score_tensor(index, score): of_scores for score in scores})
             self._add_fixed(index, one)
         self._head, order = header_bytes(self._infos, self._description)
         self._starts: dict[str, int] = {}
@@ -117,7 +126,6 @@ class PredictionsWriter:
         for name in order:
             self._starts[name] = position
             position += self._infos[name].nbytes
-        self._kind = KINDS[kind]
         try:
             self.resumed = resume and _begun(path)
             if self.resumed:
@@ -167,25 +175,37 @@ class PredictionsWriter:
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Which samples of a set have no logits yet, ``[N]``."""
         shape = self._infos[tensor_names(index)["logits"]].shape
-        parts = [is_empty(self._piece(index, rows)) for rows in ranges(shape)]
+        name = tensor_names(index)["logits"]
+        parts = [is_empty(self._piece(name, rows)) for rows in ranges(shape)]
         return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
 
-    def _piece(self, index: int, rows: range) -> npt.NDArray[Any]:
-        """The logits ``[members, rows, classes]`` of neighbouring samples."""
-        name = tensor_names(index)["logits"]
+    def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
+        """The part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
         members, samples, classes = self._infos[name].shape
-        size = classes * self._kind.itemsize
+        kind = KINDS[self._infos[name].dtype]
+        size = classes * kind.itemsize
         starts = [self._starts[name] + (member * samples + rows.start) * size for member in range(members)]
         raw = b"".join(os.pread(self._file.fileno(), len(rows) * size, start) for start in starts)
-        return np.frombuffer(raw, self._kind).reshape(members, len(rows), classes)
+        return np.frombuffer(raw, kind).reshape(members, len(rows), classes)
 
-    def write(self, index: int, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        """The logits ``[members, len(rows), classes]`` of some samples of a set."""
-        _, samples, classes = self._infos[tensor_names(index)["logits"]].shape
-        row = classes * self._kind.itemsize
-        start = self._starts[tensor_names(index)["logits"]]
+    def write(
+        self,
+        index: int,
+        rows: Sequence[int],
+        logits: npt.NDArray[Any],
+        scores: Mapping[str, npt.NDArray[np.float64]] = {},
+    ) -> None:
+        """The logits ``[members, len(rows), classes]`` and scores ``[members, len(rows)]`` of some samples of a set."""
+        for score in self._scores:  # before the logits, which say that a sample is whole
+            self._write(score_tensor(index, score), rows, scores[score][:, :, None])
+        self._write(tensor_names(index)["logits"], rows, logits)
+
+    def _write(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
+        _, samples, classes = self._infos[name].shape
+        kind, start = KINDS[self._infos[name].dtype], self._starts[name]
+        row = classes * kind.itemsize
         order = np.argsort(np.asarray(rows), kind="stable")
-        values = np.ascontiguousarray(logits[:, order], dtype=self._kind)
+        values = np.ascontiguousarray(columns[:, order], dtype=kind)
         ordered = np.asarray(rows)[order]
         # Samples that follow each other are written together.
         breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
@@ -196,7 +216,14 @@ class PredictionsWriter:
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
         """What :meth:`write` wrote of some samples, ``[members, len(rows), classes]``."""
-        return np.concatenate([self._piece(index, range(row, row + 1)) for row in map(int, rows)], axis=1)
+        return self._read(tensor_names(index)["logits"], rows)
+
+    def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
+        """By name the scores ``[members, len(rows)]`` of the same samples."""
+        return {score: self._read(score_tensor(index, score), rows)[:, :, 0] for score in self._scores}
+
+    def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
+        return np.concatenate([self._piece(name, range(row, row + 1)) for row in map(int, rows)], axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
         try:

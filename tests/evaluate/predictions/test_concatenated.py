@@ -62,15 +62,15 @@ def write(
 
 def test_logits_lie_side_by_side_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [read_predictions(write(name, seed)) for seed, name in enumerate(("x", "y", "gap"))]
-    whole = [np.concatenate([logits for _, logits in part.batches(0)], axis=1) for part in parts]
+    whole = [np.concatenate([logits for _, logits, _ in part.batches(0)], axis=1) for part in parts]
     there = [i for i in range(12) if i != 3]  # which the last one could not read
     expected = np.concatenate([whole[0][:, there], whole[1][:, there], whole[2]])
     monkeypatch.setattr(store, "BLOCK_BYTES", 3 * 3 * 4 * 5)
     found = Concatenated(parts)
     pieces = list(found.batches(0))
-    assert [len(rows) for rows, _ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
-    assert [row for rows, _ in pieces for row in rows] == there
-    assert np.array_equal(np.concatenate([logits for _, logits in pieces], axis=1), expected)
+    assert [len(rows) for rows, *_ in pieces] == [4, 5, 2] and found.shape(0) == (3, 12, 3)
+    assert [row for rows, *_ in pieces for row in rows] == there
+    assert np.array_equal(np.concatenate([logits for _, logits, _ in pieces], axis=1), expected)
     assert found.model["cost"] == {"params": 33, "macs": 15, "single_macs": 7}
     assert [one.seen for one in found.sets] == [0, 2]
 

@@ -53,8 +53,8 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
     assert found.model == MODEL
     for index, (name, expected) in enumerate(LOGITS.items()):
         parts = list(found.batches(index))
-        assert [row for rows, _ in parts for row in rows] == list(range(expected.shape[1]))
-        logits = np.concatenate([values for _, values in parts], axis=1)
+        assert [row for rows, *_ in parts for row in rows] == list(range(expected.shape[1]))
+        logits = np.concatenate([values for _, values, _ in parts], axis=1)
         assert np.array_equal(logits, expected.astype("f4" if kind == "F32" else "f8"))
         assert found.shape(index) == expected.shape
         own = found.sets[index]
@@ -78,8 +78,8 @@ def test_long_sets_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     write_all(writer(path))
     monkeypatch.setattr(store, "BLOCK_BYTES", 2 * 3 * 4 * 5)
     parts = list(read_predictions(path).batches(0))
-    assert [len(rows) for rows, _ in parts] == [5, 5, 1]
-    assert np.array_equal(np.concatenate([v for _, v in parts], axis=1), LOGITS["id"].astype("f4"))
+    assert [len(rows) for rows, *_ in parts] == [5, 5, 1]
+    assert np.array_equal(np.concatenate([v for _, v, _ in parts], axis=1), LOGITS["id"].astype("f4"))
 
 
 @pytest.mark.parametrize("done", range(6))

@@ -1,0 +1,230 @@
+"""OOD scores on the features of a model: read while it runs, fitted for each member, kept in its checkpoint."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hydractl.errors import InputError, UsageError
+from hydractl.files.checkpoint import BESIDE, FileTensors
+from hydractl.metrics.feature_scores import FEATURE_SCORES, Statistics, Training
+from hydractl.metrics.probabilities import Floats
+
+Network = Any
+"""A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
+
+_AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE = 0.05
+_AGAIN = "write it again: eval --ood-score NAME --fit SPEC --calibrated F.st"
+
+
+# --- features and classifier ------------------------------------------------------------------------------------------
+
+
+class _Inputs:
+    """A hook that keeps what enters modules, in the thread that made it: other threads may run the same model."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.of: dict[nn.Module, Tensor] = {}
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if threading.get_ident() == self._thread:
+            self.of[module] = arguments[0]
+
+
+def _heads(model: Network) -> list[list[nn.Linear]]:
+    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read.
+
+    Raises:
+        UsageError: the family does not name them.
+    """
+    pattern = model.family.named_parts.get("head", "$.")
+    heads = [
+        [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
+        for network in model.networks
+    ]
+    if not all(heads):
+        raise UsageError(
+            f"{model.description.arch} has no linear classifier that its family names",
+            hint="use an --ood-score on logits: msp, energy, ...",
+        )
+    return heads
+
+
+def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """The logits ``[M, B, classes]``, and of each member the features ``[B, D]`` that enter its classifier.
+
+    Of a zero-shot model these are the normalised features of the samples; of a classifier that averages two linear
+    layers, the inputs of both side by side.
+    """
+    if len(model.chains) > 1:
+        outputs = [model.label_features() if chain.of_labels else chain(inputs) for chain in model.chains]
+        (of_samples,) = (out for chain, out in zip(model.chains, outputs, strict=True) if not chain.of_labels)
+        return model.logits(outputs), list(of_samples)
+    heads, kept = _heads(model), _Inputs()
+    with ExitStack() as stack:
+        for head in (head for own in heads for head in own):
+            stack.callback(head.register_forward_pre_hook(kept).remove)
+        logits = model.logits([model.chains[0](inputs)])
+    return logits, [torch.cat([kept.of[head] for head in own], dim=-1) for own in heads]
+
+
+def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """As :func:`read_features`, of the members of all models."""
+    found = [read_features(model, inputs) for model in models]
+    return torch.cat([logits for logits, _ in found]), [own for _, each in found for own in each]
+
+
+def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
+    """Weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
+    if len(model.chains) == 1:
+        for own in _heads(model):
+            weight = torch.cat([head.weight for head in own], dim=1) / len(own)
+            bias = sum((_bias(head) for head in own), torch.zeros(())) / len(own)
+            yield _numbers(weight), _numbers(bias)
+        return
+    labels = model.label_features()
+    place = next(index for index, chain in enumerate(model.chains) if not chain.of_labels)
+    for network, classes in zip(model.networks, labels, strict=True):
+        ends = torch.eye(classes.shape[1] + 1, classes.shape[1], device=classes.device, dtype=classes.dtype)
+        outputs = [classes, ends] if place else [ends, classes]
+        logits = model.family.logits(network, outputs)  # of every unit vector, and of 0
+        yield _numbers((logits[:-1] - logits[-1]).T), _numbers(logits[-1])
+
+
+def _bias(head: nn.Linear) -> Tensor:
+    return head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
+
+
+def _numbers(values: Tensor) -> Floats:
+    return values.detach().cpu().double().numpy()
+
+
+# --- fitting and scoring ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Detector:
+    """Scores on features, fitted for every member.
+
+    Attributes:
+        members: of each member what each score was fitted to, by its name.
+        fitted_on: the training data, as ``{"spec", "n", "fingerprint"}``; empty where none were needed.
+    """
+
+    members: Sequence[Mapping[str, Statistics]]
+    fitted_on: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The scores."""
+        return list(self.members[0])
+
+    def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
+        """By name the scores ``[M, B]`` of samples, float64, from what :func:`read_features` gives."""
+        each = [(fitted, _numbers(x), _numbers(z)) for fitted, x, z in zip(self.members, features, logits, strict=True)]
+        try:
+            return {
+                name: np.stack([FEATURE_SCORES[name].score(fitted[name], x, z) for fitted, x, z in each])
+                for name in self.names
+            }
+        except (LookupError, ValueError):  # parts that are missing, or of other shapes
+            raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
+
+    def with_scores(self, other: Detector) -> Detector:
+        """With the scores of another one of the same members."""
+        members = [{**one, **more} for one, more in zip(self.members, other.members, strict=True)]
+        return Detector(members, self.fitted_on)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """What one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
+        found = {}
+        for member, fitted in enumerate(self.members):
+            for part, values in fitted[name].items():
+                tensor, short = torch.from_numpy(values), torch.from_numpy(values).float()
+                found[f"{BESIDE}ood.{member}.{part}"] = short if torch.equal(short.double(), tensor) else tensor
+        return found
+
+
+def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
+    """The detector that a checkpoint holds.
+
+    Args:
+        score: its score.
+        document: ``ood_score`` of its description.
+        tensors: its tensors.
+        members: of the model.
+
+    Raises:
+        InputError: it is not whole.
+    """
+    found = []
+    for member in range(members):
+        start = f"{BESIDE}ood.{member}."
+        own = [name for name in tensors.header.tensors if name.startswith(start)]
+        found.append({score: {name.removeprefix(start): _numbers(tensors.read(name)) for name in own}})
+    if not all(one[score] for one in found):
+        raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
+    fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
+    return Detector(found, fitted_on if isinstance(fitted_on, Mapping) else {})
+
+
+def fit_detector(
+    names: Sequence[str],
+    models: Sequence[Network],
+    batches: Iterable[tuple[Sequence[int], Any]],
+    labels: Any,
+    neighbours: int,
+    fitted_on: Mapping[str, Any],
+) -> Detector:
+    """Fit scores on training data, which run once.
+
+    Args:
+        names: of the scores.
+        models: whose members make up the row.
+        batches: the rows and the inputs of the training data; none where no score needs them.
+        labels: ``[N]`` of all rows, or None.
+        neighbours: k of ``knn``.
+        fitted_on: what to say of the data.
+
+    Raises:
+        InputError: the data are too few, or logits are no linear function of features where a score needs one.
+    """
+    linear = [classifier for model in models for classifier in classifiers(model)]
+    rows: list[int] = []
+    features: list[list[Floats]] = [[] for _ in linear]
+    highest: list[list[Floats]] = [[] for _ in linear]
+    for part, inputs in batches:
+        rows += part
+        for member, (logits, own) in enumerate(zip(*ensemble_features(models, inputs), strict=True)):
+            if len(rows) == len(part):
+                _check_linear(logits, own, *linear[member])
+            features[member].append(own.float().cpu().numpy())
+            highest[member].append(_numbers(logits.max(dim=1).values))
+    known = None if labels is None else labels[rows]
+    members = []
+    for (weight, bias), parts, tops in zip(linear, features, highest, strict=True):
+        every = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, weight.shape[1]))
+        top = np.concatenate(tops) if tops else np.zeros(0)
+        data = Training(every, known, top, weight, bias, neighbours)
+        members.append({name: FEATURE_SCORES[name].fit(data) for name in names})
+    return Detector(members, fitted_on)
+
+
+def _check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
+    found = _numbers(features) @ weight.T + bias
+    known = _numbers(logits)
+    if np.abs(found - known).max() > _AGREE.get(logits.dtype, _COARSE) * max(1.0, np.abs(known).max()):
+        raise InputError(
+            "the logits of this model are no linear function of the features that enter its last layer",
+            hint="use an --ood-score on logits: msp, energy, ...",
+        )

@@ -1,0 +1,128 @@
+"""OOD scores on features, against pytorch-ood and against their definitions written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydractl.errors import InputError
+from hydractl.families.torchvision_operators import declare_operators
+from hydractl.metrics.feature_scores import FEATURE_SCORES, Training
+from hydractl.metrics.ood_scores import ON_FEATURES
+
+CLASSES, WIDTH = 4, 12
+
+
+def case(n: int = 300) -> tuple[Training, np.ndarray, np.ndarray]:
+    """Training data, and features [50, D] and logits of samples that are partly like them."""
+    rng = np.random.default_rng(3)
+    means, mixing = rng.normal(size=(CLASSES, WIDTH)) * 2, rng.normal(size=(WIDTH, WIDTH))
+    labels = rng.integers(0, CLASSES, n)
+    weight, bias = rng.normal(size=(CLASSES, WIDTH)), rng.normal(size=CLASSES)
+    features = means[labels] + rng.normal(size=(n, WIDTH)) @ mixing
+    samples = rng.normal(size=(50, WIDTH)) * 3
+    data = Training(features, labels, (features @ weight.T + bias).max(axis=1), weight, bias, neighbours=7)
+    return data, samples, samples @ weight.T + bias
+
+
+def ours(name: str, data: Training, samples: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    return FEATURE_SCORES[name].score(FEATURE_SCORES[name].fit(data), samples, logits)
+
+
+def naive(name: str, data: Training, samples: np.ndarray) -> list[float]:
+    """Each definition, sample by sample."""
+    x, y, w, b = data.features, data.labels, data.weight, data.bias
+    assert y is not None
+    means = [x[y == c].mean(axis=0) for c in range(CLASSES)]
+    within = np.linalg.pinv(sum((v - means[c])[:, None] * (v - means[c]) for v, c in zip(x, y, strict=True)) / len(x))
+    total = np.linalg.pinv(np.cov(x.T, bias=True))
+    origin = -np.linalg.pinv(w) @ b
+    space = np.linalg.svd(x - origin)[2][: WIDTH // 2]
+    clip = np.percentile(x, 90)
+
+    def residual(v: np.ndarray) -> float:
+        return float(np.linalg.norm((v - origin) - (v - origin) @ space.T @ space))
+
+    def energy(v: np.ndarray) -> float:
+        return -float(np.log(np.exp(v @ w.T + b).sum()))
+
+    def one(v: np.ndarray) -> float:
+        nearest = min((v - mean) @ within @ (v - mean) for mean in means)
+        if name == "mahalanobis":
+            return float(nearest)
+        if name == "rmd":
+            return float(nearest - (v - x.mean(axis=0)) @ total @ (v - x.mean(axis=0)))
+        if name == "knn":
+            return sorted(float(np.linalg.norm(v / np.linalg.norm(v) - u / np.linalg.norm(u))) for u in x)[6]
+        if name == "vim":
+            alpha = np.mean([max(u @ w.T + b) for u in x]) / np.mean([residual(u) for u in x])
+            return float(alpha * residual(v)) + energy(v)
+        if name == "react":
+            return energy(np.minimum(v, clip))
+        kept = np.where(v >= sorted(v)[round(WIDTH * 0.65)], v, 0)
+        return energy(kept * np.exp(v.sum() / kept.sum()))
+
+    return [one(v) for v in samples]
+
+
+def test_the_names_of_help_are_those_that_are_declared() -> None:
+    assert list(FEATURE_SCORES) == list(ON_FEATURES)
+
+
+@pytest.mark.parametrize("name", FEATURE_SCORES)
+def test_against_the_definition(name: str) -> None:
+    data, samples, logits = case()
+    assert ours(name, data, samples, logits) == pytest.approx(naive(name, data, samples), rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", FEATURE_SCORES)
+def test_against_pytorch_ood(name: str) -> None:
+    declare_operators()
+    theirs = pytest.importorskip("pytorch_ood.detector")
+    data, samples, logits = case()
+    x, y, z = (torch.from_numpy(v) for v in (data.features.astype(np.float32), data.labels, samples.astype(np.float32)))
+    w, b = torch.from_numpy(data.weight).float(), torch.from_numpy(data.bias).float()
+    scale = 1.0
+
+    def head(maps: torch.Tensor) -> torch.Tensor:
+        return maps.flatten(1) @ w.T + b
+
+    found: Any
+    if name in ("mahalanobis", "rmd"):
+        found = (
+            {"mahalanobis": theirs.Mahalanobis, "rmd": theirs.RMD}[name](None).fit_features(x, y).predict_features(z)
+        )
+        # Theirs is of the sum of products, not of the mean; and of Mahalanobis one half.
+        scale = len(x) * (2 if name == "mahalanobis" else 1)
+    elif name == "knn":
+        found = theirs.KNN(None, k=7, normalize=True).fit_features(x, y).predict_features(z)
+    elif name == "vim":
+        found = theirs.ViM(None, d=WIDTH // 2, w=w, b=b).fit_features(x, y).predict_features(z)
+    elif name == "react":
+        found = theirs.ReAct(lambda v: v, head, percentile=0.9).fit_feature_maps(x[:, :, None, None], y)
+        found = found.predict_feature_maps(z[:, :, None, None])
+    else:
+        found = theirs.ASH(lambda v: v, head, percentile=0.65).predict_feature_maps(z[:, :, None, None])
+    assert ours(name, data, samples, logits) == pytest.approx(scale * found.numpy(), rel=1e-4, abs=1e-5)
+
+
+def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
+    data, samples, logits = case()
+    assert data.labels is not None
+    wide = np.concatenate([data.features, data.features[:, :3].sum(axis=1, keepdims=True), np.ones((300, 1))], axis=1)
+    more = np.concatenate([samples, samples[:, :3].sum(axis=1, keepdims=True), np.ones((50, 1))], axis=1)
+    sparse = Training(wide, data.labels * 5, data.highest, data.weight, data.bias)
+    for name in ("mahalanobis", "rmd"):
+        assert ours(name, sparse, more, logits) == pytest.approx(ours(name, data, samples, logits), rel=1e-6, abs=1e-6)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    data, _, _ = case(5)
+    with pytest.raises(InputError, match="nearest neighbour 7, and --fit has 5 samples"):
+        FEATURE_SCORES["knn"].fit(data)
+    still = Training(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
+    with pytest.raises(InputError, match="the same for every sample"):
+        FEATURE_SCORES["mahalanobis"].fit(still)
