@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, schema_of
-from hydractl.report.eval_document import Eval
+from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, Threshold, schema_of
+from hydractl.report.eval_document import ByScore, Diversity, Eval, Labelled
 
 FOLDER = Path(__file__).with_name("schemas")
 Provenance = dict[str, Any]
@@ -223,9 +223,114 @@ class Fuse(Form):
     sha256: str | None = Field(None, description="SHA-256 of the fused checkpoint.")
 
 
+# --- the answer of study ----------------------------------------------------------------------------------------------
+
+
+class Finding(Form):
+    """A paired difference on the test data: the chosen row minus another."""
+
+    metric: str = Field(description="Dotted key of the metric, as in an eval.")
+    value: float = Field(description="The difference.")
+    ci: list[float] = Field(min_length=2, max_length=2, description="Its 95 % bootstrap interval.")
+    kind: Literal["better", "worse", "equal", "unclear"] = Field(
+        description="What it says; `equal`: none that matters."
+    )
+    needed: Count | None = Field(None, description="About how many samples would tell; null where it is settled.")
+
+
+class Verdict(Form):
+    """What the test data say of the chosen row."""
+
+    answer: str = Field(description="The answer in a word or two.")
+    lines: list[str] = Field(min_length=1, description="The same in sentences.")
+    against_baseline: list[Finding] = Field(description="Against the single model as it is, with MSP.")
+    against_rival: list[Finding] = Field(
+        description="Against the single model with its own score and a temperature; empty where that was chosen."
+    )
+
+
+class Choice(Form):
+    """What was chosen on validation data."""
+
+    row: str = Field(description="The row.")
+    score: str = Field(description="The OOD score.")
+    rival: str = Field(description="The OOD score chosen for the single model.")
+    temperature: float = Field(description="What the log of the averaged prediction is divided by.")
+    threshold: Threshold | None = Field(None, description="From which score on a sample counts as OOD.")
+    rule: str = Field(description="The rule in words.")
+
+
+class SearchState(Form):
+    """What a search measured at one step, on its data."""
+
+    score: float = Field(description="The objective.")
+    accuracy: float = Field(description="Accuracy.")
+    auroc: Number = Field(None, description="AUROC; null without OOD data.")
+
+
+class SearchGain(Form):
+    """How far a search came."""
+
+    removed: Count = Field(description="How many heads it removed for this row.")
+    before: SearchState = Field(description="With all heads.")
+    after: SearchState = Field(description="Without those.")
+
+
+class Validation(Form):
+    """One row on validation data."""
+
+    accuracy: float = Field(description="Accuracy.")
+    nll: float = Field(description="NLL after temperature scaling.")
+    mi: float = Field(description="Mutual information of the members, in nats.")
+    auroc: dict[str, Number] = Field(description="By OOD score the mean AUROC over the OOD sets.")
+
+
+class Tested(ByScore):
+    """One row on the test data, with its score and temperature."""
+
+    id: Labelled = Field(description="Metrics of the ID data.")
+    ood_score: str = Field(description="The OOD score.")
+    diversity: dict[str, Diversity] = Field(description="By data set how the members differ.")
+
+
+class StudyRow(Form):
+    """One row of a study."""
+
+    name: str = Field(description="Its name.")
+    chosen: bool = Field(description="Whether it was chosen.")
+    members: Count = Field(description="Number of members.")
+    macs: Count | None = Field(None, description="Multiply-adds of one sample.")
+    params: Count | None = Field(None, description="Number of stored parameters.")
+    mac_ratio: Number = Field(None, description="`macs` over those of the single model.")
+    temperature: float = Field(description="The temperature that validation data gave it.")
+    score: str = Field(description="The OOD score that validation data gave it.")
+    search: SearchGain | None = Field(None, description="The search that it comes from, where there was one.")
+    validation: Validation = Field(description="On validation data.")
+    test: Tested = Field(description="On the test data.")
+
+
+class StudiedModel(Form):
+    """The model."""
+
+    name: str = Field(description="Its name.")
+    sha256: str = Field(description="SHA-256 of its file.")
+
+
+class Study(Form):
+    """What `hydractl study` found."""
+
+    schema_: Literal["hydractl.study/1"] = Schema
+    model: StudiedModel = Field(description="The model that was studied.")
+    verdict: Verdict = Field(description="The answer.")
+    choice: Choice = Field(description="The row that was chosen, and how to use it.")
+    hindsight: str = Field(description="The row of the highest mean AUROC on the test data.")
+    rows: list[StudyRow] = Field(min_length=1, description="All rows, the single model first.")
+    steps: list[list[str]] = Field(description="The commands in order, without `hydractl`.")
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Fuse, Mask, PredictionsHeader, Scores)
+FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Fuse, Mask, PredictionsHeader, Scores, Study)
 
 
 class Generator(GenerateJsonSchema):

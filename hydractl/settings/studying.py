@@ -94,6 +94,9 @@ class StudySettings(Batched):
         pattern=r"id:0?\.[0-9]+",
     )
     bootstrap: int = study_option("Resamples for 95 % intervals [resamples]", 1000, at_least=100)
+    jobs: int = run_option(
+        "Commands that run at the same time, in processes that share the threads of this one [processes]", 1, at_least=1
+    )
     timed: bool = run_option("Measure the latency of best.st with bench at the end", True)
 
     def ood_val_sets(self) -> list[OodSet]:

@@ -43,7 +43,8 @@ class Workshop:
 
     Attributes:
         model: MODEL.
-        heads: at each site of the model that heads may be removed from, in its order.
+        heads: how many there are at each site that heads may be removed from, by its number in the model.
+        late: the numbers of the sites in the last third of each tower.
         train: training data, None where there are none.
         val, ood_val: the data of the search.
         folder: of the study.
@@ -54,7 +55,8 @@ class Workshop:
     """
 
     model: str
-    heads: Sequence[int]
+    heads: Mapping[int, int]
+    late: Sequence[int]
     train: str | None
     val: str
     ood_val: str
@@ -67,16 +69,11 @@ class Workshop:
     @property
     def total(self) -> int:
         """All heads."""
-        return sum(self.heads)
+        return sum(self.heads.values())
 
     def share(self, part: float) -> int:
         """How many heads are about a part of all: at least one, and never all."""
         return min(max(1, round(part * self.total)), self.total - 1)
-
-    @cached_property
-    def late(self) -> range:
-        """The last third of the sites."""
-        return range(len(self.heads) - max(1, round(len(self.heads) / 3)), len(self.heads))
 
     def step(
         self,
@@ -105,7 +102,7 @@ class Workshop:
     def late_circuit(self) -> Step:
         """A search in the last sites alone."""
         budget = min(self.share(1 / 6), sum(self.heads[site] for site in self.late) - 1)
-        sites = {"sites": f"{self.late.start}-{self.late.stop - 1}"}
+        sites = {"sites": ",".join(map(str, self.late))}
         return self._search("avg", max(1, budget), sites, ["circuit.late.json"], "circuit.late.json")
 
     def _search(

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydractl.circuit.plan import Plan as SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.data import open_data
 from hydractl.distributed import processes
-from hydractl.errors import InputError, Interrupted, OutputError, UsageError
+from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import differences, read_json_file
 from hydractl.log import Log, Progress
-from hydractl.model.matching import only_one
+from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
@@ -33,6 +35,8 @@ from hydractl.settings.verbs import SETTINGS
 from hydractl.study.answer import Study
 from hydractl.study.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
 from hydractl.study.steps import Step, Value, in_order, script
+from hydractl.training.checkpointing import Interruptions
+from hydractl.training.children import run_commands
 from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -52,7 +56,7 @@ _BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")
 _COMMON = {
     "extract-circuit": (*_BATCHES, "tower"),
     "prune": (*_BATCHES, "tower"),
-    "finetune": (*_BATCHES, "limit"),
+    "finetune": _BATCHES,
     "fuse": _MODEL,
     "eval": (*_BATCHES, "limit"),
     "bench": (*_MODEL, "max_length"),
@@ -184,13 +188,17 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
     search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
     if scale.samples is not None:
         search["limit"] = str(scale.samples)
+    sites = sites_of(source, settings.tower)
+    towers = [[site for site in sites if site.tower == tower] for tower in dict.fromkeys(site.tower for site in sites)]
+    late = [site for tower in towers for site in tower[-max(1, round(len(tower) / 3)) :]]
     common: dict[str, dict[str, Any]] = {
         verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()
     }
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
     shop = Workshop(
         model=settings.model[0],
-        heads=[site.heads for site in source.sites if settings.tower in (None, "both", site.tower)],
+        heads={source.sites.index(site): len(source.description.mask.kept[site.path]) for site in sites},
+        late=[source.sites.index(site) for site in late],
         train=settings.data,
         val=_part(str(settings.val), 1),
         ood_val=_part(settings.ood_val_sets()[0].spec, 1),
@@ -329,8 +337,11 @@ class _StepLog(Log):
             yield progress
 
 
-def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> None:
-    """Run the commands whose outputs are not there."""
+def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, settings: StudySettings, log: Log) -> None:
+    """Run the commands whose outputs are not there, one after another or some at a time."""
+    if settings.jobs > 1:
+        _run_at_once(steps, settings, log)
+        return
     for number, step in enumerate(steps, begun + 1):
         line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
         if step.done:
@@ -338,6 +349,31 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, log: Log) -> N
             continue
         log.info(line)
         _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
+
+
+def _run_at_once(steps: Sequence[Step], settings: StudySettings, log: Log) -> None:
+    """Run those of the commands that wait for no other one, then those that waited for them, and so on.
+
+    Raises:
+        HydraError: that of the first command that failed.
+    """
+    threads = None if os.environ.get("OMP_NUM_THREADS") else max(1, torch.get_num_threads() // settings.jobs)
+    with Interruptions() as signals:
+        while left := [step for step in steps if not step.done]:
+            ready = [step for step in left if all(one.done for one in step.needs)]
+            commands = {str(step.outputs[-1]): _command(step) for step in ready}
+            ended = run_commands(commands, [settings.device] * settings.jobs, threads, log, signals)
+            if signals.requested:
+                raise KeyboardInterrupt
+            for name, child in ended.items():
+                if child.code:
+                    failure = HydraError(f"{name}: {child.message or 'it said nothing'}", child.hint, child.problems)
+                    failure.exit_code = child.code
+                    raise failure
+
+
+def _command(step: Step) -> Callable[[str], list[str]]:
+    return lambda device: [*step.argv(), "--config=/dev/null", "-q"]
 
 
 def _settings_of(step: Step) -> Common:
@@ -349,14 +385,14 @@ def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) ->
     folder = plan.shop.folder
     first = in_order(map(plan.choosing, plan.rows))
     expected = len(plan.outline())
-    _run_steps(first, expected, 0, log)
+    _run_steps(first, expected, 0, settings, log)
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
     study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
     with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
         write_json(output, study.choice_document())
     row = study.chosen[0]
     steps = plan.steps(row, study.scores)
-    _run_steps([step for step in steps if step not in first], len(steps), len(first), log)
+    _run_steps([step for step in steps if step not in first], len(steps), len(first), settings, log)
     best = open_sources([str(folder / "best.st")])[0].description.extra
     study.test({row.name: plan.predictions(row, "test") for row in plan.rows}, best.get("threshold"))
     document = study.document(source.name, source.sha256, [step.argv() for step in steps])

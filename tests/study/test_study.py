@@ -160,3 +160,11 @@ def test_every_row_is_made(copy: Path) -> None:
     assert study("--data", "train.npz", "--epochs", "1", **{"--rows": rows}) == 0
     names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
     assert names == set(MAKERS)
+
+
+@pytest.mark.long
+def test_two_commands_at_a_time_make_the_same_bytes(copy: Path) -> None:
+    expected = contents(copy)
+    shutil.rmtree(copy / "runs")
+    assert study("--jobs", "2") == 0
+    assert contents(copy) == expected
