@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from hydractl.metrics.declaration import metrics
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_and_score_has_a_row() -> None:
     named = re.findall(r"^\| `([a-z0-9_]+)", PAGE, flags=re.MULTILINE)
-    assert named == [*(one.key for kind in ("id", "ood") for one in metrics(kind)), *SCORES]
+    assert named == [*(one.key for kind in ("id", "ood") for one in metrics(kind)), *SCORES, *ON_FEATURES]
