@@ -85,6 +85,11 @@ class StudySettings(Batched):
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
     )
+    fit_samples: int = study_option(
+        "Samples of --data that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
+        5000,
+        at_least=0,
+    )
     epochs: int = study_option("Epochs of rows that are trained [epochs]", 3, at_least=1)
     lr: float = study_option("Learning rate of rows that are trained", 1e-4, above=0)
     threshold: str = study_option(

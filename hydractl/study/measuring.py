@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.evaluate.predictions.reading import Predictions, read_predictions
+from hydractl.evaluate.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import SCORES
@@ -69,8 +69,7 @@ class Measured:
 
 def fitted_temperature(path: Path) -> Calibration:
     """The temperature that fits the labels of a predictions file best."""
-    predictions = read_predictions(path)
-    logits, labels = _all(predictions, 0)
+    logits, labels, _ = _all(read_predictions(path), 0)
     assert labels is not None  # the validation data of a study have labels
     return fit("temperature", pooled_log_probs(logits), labels)
 
@@ -80,19 +79,31 @@ def measure(path: Path, calibration: Calibration | None) -> Measured:
     predictions = read_predictions(path)
     samples = {}
     for index, entry in enumerate(predictions.sets):
-        logits, labels = _all(predictions, index)
-        own = labels if entry.role == "id" else None
-        samples[entry.name] = samples_of(logits, own, beside=[*SCORES], calibration=calibration, pairs=False)
+        logits, labels, given = _all(predictions, index)
+        own: dict[str, Any] = {"beside": [*SCORES, *given], "given": given, "calibration": calibration, "pairs": False}
+        samples[entry.name] = samples_of(logits, labels if entry.role == "id" else None, **own)
     groups = {entry.name: entry.group for entry in predictions.sets if entry.role == "ood"}
     cost: Mapping[str, Any] = predictions.model.get("cost") or {}
     outside = {name: samples[name] for name in groups}
     return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), samples["id"], outside, groups)
 
 
-def _all(predictions: Predictions, index: int) -> tuple[Any, Any]:
-    """The logits ``[members, N, classes]`` of a set and its labels ``[N]``, without samples that could not be read."""
+def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:
+    """The logits ``[members, N, classes]`` of a set, its labels ``[N]`` and its scores on features ``[N]``.
+
+    Without samples that could not be read.
+    """
     members, _, classes = predictions.shape(index)
-    pieces = [([], np.zeros((members, 0, classes), dtype=np.float32)), *predictions.batches(index)]
-    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _ in pieces])
+    names = predictions.scores
+    empty: Piece = (
+        [],
+        np.zeros((members, 0, classes), dtype=np.float32),
+        {name: np.zeros((members, 0)) for name in names},
+    )
+    pieces = [empty, *predictions.batches(index)]
+    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _, _ in pieces])
     labels = predictions.sets[index].labels
-    return np.concatenate([logits for _, logits in pieces], axis=1), None if labels is None else labels[rows]
+    logits = np.concatenate([logits for _, logits, _ in pieces], axis=1)
+    # As eval has it, the score of an ensemble is the mean of its members'.
+    given = {name: np.concatenate([scores[name] for *_, scores in pieces], axis=1).mean(axis=0) for name in names}
+    return logits, None if labels is None else labels[rows], given

@@ -21,6 +21,7 @@ from hydractl.errors import HydraError, InputError, Interrupted, OutputError, Us
 from hydractl.files.atomic import Output, storing, write_json, write_with
 from hydractl.jsonio import differences, read_json_file
 from hydractl.log import Log, Progress
+from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
@@ -64,8 +65,9 @@ _COMMON = {
 """The options of a study that its commands are given too, by verb."""
 
 _DECIDE = (
-    *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx", "epochs"),
-    *("lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt", "tower", "arch", "seed", "dtype"),
+    *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
+    *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
+    *("tower", "arch", "seed", "dtype"),
 )
 """The options that decide what a study finds."""
 
@@ -95,11 +97,13 @@ class Plan:
         settings: of the study.
         shop: what rows are made of.
         rows: the single model first.
+        fitted: options of ``eval`` for OOD scores on features; none without training data.
     """
 
     settings: StudySettings
     shop: Workshop
     rows: Sequence[Row]
+    fitted: Mapping[str, Value]
 
     def predictions(self, row: Row, of: str) -> Path:
         """The predictions of a row, on the data to ``choose`` by or to ``test`` on."""
@@ -108,6 +112,7 @@ class Plan:
     def _eval(self, row: Row, of: str, more: Mapping[str, Any]) -> Step:
         options: dict[str, Value] = {
             **more,
+            **(self.fitted if row.stored else {}),
             **row.options,
             "predictions": str(self.predictions(row, of)),
             "resume": True,
@@ -140,6 +145,7 @@ class Plan:
             "bootstrap": str(settings.bootstrap),
             "force": True,
         }
+        options |= {"fit": self.fitted["fit"]} if score in ON_FEATURES else {}
         outputs = ["best.json", "best.md", "best.st"]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, row.steps, "best.json")
 
@@ -208,7 +214,15 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
     )
-    return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)])
+    return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)], _fitted(settings))
+
+
+def _fitted(settings: StudySettings) -> dict[str, Value]:
+    if settings.data is None or not settings.fit_samples:
+        return {}
+    every = -(-len(open_data(settings.data, ignore_labels=True)) // settings.fit_samples)
+    spec = settings.data if every == 1 else f"{settings.data}{'&' if '?' in settings.data else '?'}part=1/{every}"
+    return {"fit": spec, "ood_score": ["all"]}
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
