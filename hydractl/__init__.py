@@ -16,7 +16,7 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.documents import Document
     from hydractl.api.models import Model, load, open, save
-    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, score
+    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, score, study
 
 __all__ = [
     "Document",
@@ -34,6 +34,7 @@ __all__ = [
     "prune",
     "save",
     "score",
+    "study",
 ]
 _HOMES = {"Document": "documents", "Model": "models", "load": "models", "open": "models", "save": "models"}
 
@@ -51,7 +52,7 @@ class _Package(ModuleType):
     """The package, in which the name of a verb is its function, also where a folder of that name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("bench", "evaluate", "export"):
+        if name not in ("bench", "evaluate", "export", "study"):
             super().__setattr__(name, value)
 
 

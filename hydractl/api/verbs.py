@@ -102,7 +102,7 @@ def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[li
 
     Args:
         models: of which some may be several.
-        as_files: for other processes, which look into no memory of this one.
+        as_files: for other processes and for commands to repeat, which know no memory of this one.
     """
     held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
     refs = []
@@ -112,8 +112,7 @@ def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[li
         elif as_files:
             opened = open(model)
             if not opened.refs:
-                hint = "write it with hydractl.save"
-                raise UsageError(f"several trainings run in processes of their own, where no {opened.name} is", hint)
+                raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
             refs += opened.refs
         else:
             for source in open(model).sources:
@@ -310,6 +309,30 @@ def bench(models: Models = (), **options: Any) -> Document:
         RequirementError: one of ``require`` does not hold.
     """
     return _measured("bench", models, options)
+
+
+@_documented("study")
+def study(model: ModelLike, **options: Any) -> Document:
+    """Find out whether any of this helps a model.
+
+    Args:
+        model: a file, a folder or a name, or one that was opened as such.
+        options: as those of ``hydractl study``, by name; data are SPECs, because the commands of a study are kept.
+
+    Returns:
+        The verdict; what was made is in the folder ``output``, or else in one that is named after the model.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        OutputError: the folder is that of another study.
+    """
+    options_here = {one.name: one for one in options_of(SETTINGS["study"]) if one.name in options}
+    for name, value in data_in(options_here, options).items():
+        if not isinstance(value, str | os.PathLike | None):
+            raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
+    with _held([model], as_files=True) as refs:
+        outcome = _run("study", refs, options)
+    return Document(outcome.document, outcome.files)
 
 
 def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> list[Path]:

@@ -104,7 +104,7 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
     assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
     with pytest.raises(hydractl.errors.UsageError, match="2 models"):
         trained.load()
-    with pytest.raises(hydractl.errors.UsageError, match="processes of their own"):
+    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
         hydractl.finetune(trained.members[0].load("cpu"), data="cal.npz", members=2)
 
 
@@ -136,6 +136,13 @@ def test_wrong_rows_and_gates_are_refused() -> None:
     assert "accuracy" in caught.value.problems[0]
 
 
+def test_a_study_takes_files_only() -> None:
+    with pytest.raises(hydractl.errors.UsageError, match="val is in memory"):
+        hydractl.study("vit.st", val=(X, Y), test="cal.npz")
+    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
+        hydractl.study(hydractl.load("vit.st", device="cpu"), val="cal.npz")
+
+
 def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hydra.yaml").write_text("prune: {keep: 1}")
     try:
@@ -154,7 +161,7 @@ def test_functions_tell_their_options() -> None:
 
 
 def test_a_folder_of_the_package_takes_no_name_from_a_function() -> None:
-    for name in ("bench", "evaluate", "export"):
+    for name in ("bench", "evaluate", "export", "study"):
         assert importlib.import_module(f"hydractl.{name}").__path__
         assert callable(getattr(hydractl, name))
 
