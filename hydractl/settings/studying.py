@@ -107,8 +107,17 @@ class StudySettings(Batched):
     def ood_val_sets(self) -> list[OodSet]:
         """The data sets of ``--ood-val``, in order."""
         sets = [parse_ood_set(_unnamed(text)) for text in self.ood_val]
-        made = f"{self.val}{'&' if '?' in str(self.val) else '?'}ood={AUTO}"
-        return [one._replace(spec=made) if one.spec == AUTO else one for one in sets]
+        return [one._replace(spec=self._made) if one.spec == AUTO else one for one in sets]
+
+    def choosing_sets(self) -> list[OodSet]:
+        """Those to choose by. One set has OOD samples of one kind: a second one is made of the samples of ``--val``."""
+        sets = self.ood_val_sets()
+        alone = len(sets) == 1 and sets[0].spec != self._made
+        return [*sets, OodSet(AUTO, None, self._made)] if alone else sets
+
+    @property
+    def _made(self) -> str:
+        return f"{self.val}{'&' if '?' in str(self.val) else '?'}ood={AUTO}"
 
     def seconds(self) -> float | None:
         """The ``--budget``."""

@@ -14,7 +14,16 @@ from hydractl.metrics.bootstrap import Resampled, differences
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.rows import id_block
 from hydractl.report.texts import number
-from hydractl.study.choosing import AUROC, NLL_TOLERANCE, Candidate, Choice, choose, hindsight, own_score
+from hydractl.study.choosing import (
+    AUROC,
+    AUROC_TOLERANCE,
+    NLL_TOLERANCE,
+    Candidate,
+    Choice,
+    choose,
+    hindsight,
+    own_score,
+)
 from hydractl.study.measuring import Measured, fitted_temperature, measure
 from hydractl.study.rows import Row
 from hydractl.study.verdict import Chosen, judge_all, verdict
@@ -22,10 +31,11 @@ from hydractl.study.verdict import Chosen, judge_all, verdict
 SINGLE, BASELINE = "single", "msp"
 SCHEMA = "hydractl.study/1"
 RULE = (
-    "Candidates are the rows with each OOD score, on the halves of the validation data that the search has not seen. "
-    "Admissible are those whose accuracy is not below the single model's by more than {drop:g} and whose NLL after "
-    "temperature scaling is not above it by more than {nll:g}. Of the admissible candidates that are not significantly "
-    "worse in mean AUROC than the best one, the one with the fewest mult-adds is taken; of equals the first."
+    "Decided on the halves of the validation data that the search has not seen. In each row an OOD score gives way to a "
+    "later one of significantly better mean AUROC. Admissible are rows whose accuracy is at most {drop:g} below that of "
+    "the single model, and whose NLL after temperature scaling is at most {nll:g} above it. Of the admissible rows whose "
+    "mean AUROC is at most {auroc:g} below the best, or not significantly below, the one with the fewest mult-adds is "
+    "taken; of equals the first."
 )
 _BARELY = 0.1
 """A rise of the AUROC that the search looked for, below which heads hardly matter to it."""
@@ -125,7 +135,7 @@ class Study:
         row, score = self.chosen
         return {
             "schema": "hydractl.study-choice/1",
-            "rule": RULE.format(drop=self._max_drop, nll=NLL_TOLERANCE),
+            "rule": RULE.format(drop=self._max_drop, nll=NLL_TOLERANCE, auroc=AUROC_TOLERANCE),
             "row": row.name,
             "score": score,
             "temperature": self._results[row.name].calibration.temperature,
@@ -198,9 +208,8 @@ class Study:
         differing = [float(result.measured.inside.mi.mean()) for result in others]
         if differing and max(differing) < _LITTLE_MI:
             lines.append(f"Members hardly differ: their mutual information on ID data is at most {max(differing):.2g}.")
-        lost = {
-            one.row for one, reason in zip(self.candidates, self._choice.reasons, strict=True) if "lower than" in reason
-        }
+        reasons = zip(self.candidates, self._choice.reasons, strict=True)
+        lost = {one.row for one, reason in reasons if reason.startswith("accuracy")}
         if lost and len(lost) == len(others):
             lines.append("Every ensemble loses more accuracy on validation data than --max-drop allows.")
         best = max((result.best for result in others), key=lambda one: one.mean, default=None)
@@ -225,7 +234,7 @@ class Study:
                 "rival": self.rival.score,
                 "temperature": self._results[row.name].calibration.temperature,
                 "threshold": None if self._threshold is None else dict(self._threshold),
-                "rule": RULE.format(drop=self._max_drop, nll=NLL_TOLERANCE),
+                "rule": RULE.format(drop=self._max_drop, nll=NLL_TOLERANCE, auroc=AUROC_TOLERANCE),
             },
             "hindsight": best,
             "rows": [self._row(one, chosen=one == row.name) for one in self._results],

@@ -1,10 +1,11 @@
 """Which row and which OOD score a study takes: decided on validation data alone.
 
-A candidate is a row with a score. It is admissible where its accuracy is not below that of the single model by more
-than a limit, and its NLL, both after temperature scaling, not above it by more than :data:`NLL_TOLERANCE`. The
-admissible candidate with the highest mean AUROC is the best one. Of those that are not significantly worse (the paired
-bootstrap interval of the difference includes 0) the cheapest in mult-adds is taken; of equally cheap ones the one of
-fewer members, then the first: MSP, the simplest score, gives way only to one that is significantly better.
+A candidate is a row with a score. In each row MSP, the simplest score, gives way only to one that is significantly
+better (the paired bootstrap interval of the difference in mean AUROC excludes 0), and so does every later one. A row is
+admissible where its accuracy is not below that of the single model by more than a limit, and its NLL, both after
+temperature scaling, not above it by more than :data:`NLL_TOLERANCE`. Of the admissible rows that are not worse than the
+best one by more than :data:`AUROC_TOLERANCE`, or not significantly, the cheapest in mult-adds is taken; of equally
+cheap ones the one of fewer members, then the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from hydractl.metrics.bootstrap import Resampled, differences
 AUROC = "ood_avg.auroc"
 NLL_TOLERANCE = 0.02
 """Nats."""
+AUROC_TOLERANCE = 0.01
+"""A mean AUROC that is lower by no more is no reason to take a dearer row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,13 @@ class Choice:
 
 def own_score(candidates: Sequence[Candidate]) -> Candidate:
     """The score of one row: the first that is not significantly worse than the best one."""
-    return candidates[choose(candidates, candidates[0].row, 1.0).chosen]
+    best = max(candidates, key=lambda one: one.mean)  # the first of equal ones
+    return next(one for one in candidates if one is best or not _worse(one, best))
+
+
+def _worse(one: Candidate, best: Candidate) -> bool:
+    """Whether the AUROC of one is significantly lower."""
+    return bool(differences(best.auroc, one.auroc)[AUROC]["ci"][1] < 0)
 
 
 def choose(candidates: Sequence[Candidate], single: str, max_drop: float) -> Choice:
@@ -75,26 +84,27 @@ def choose(candidates: Sequence[Candidate], single: str, max_drop: float) -> Cho
 
     Args:
         candidates: in the order that ties are decided by; among them are those of the single model.
-        single: the name of the row of the single model; its candidates are always admissible.
+        single: the name of the row of the single model, which is always admissible.
         max_drop: how much accuracy may be lost.
     """
-    base = next(one for one in candidates if one.row == single)
-    reasons = ["" if one.row == single else _inadmissible(one, base, max_drop) for one in candidates]
-    admissible = [place for place, reason in enumerate(reasons) if not reason]
-    best = max(admissible, key=lambda place: (candidates[place].mean, -place))
+    rows = {one.row: own_score([other for other in candidates if other.row == one.row]) for one in candidates}
+    reasons = {row: "" if row == single else _inadmissible(one, rows[single], max_drop) for row, one in rows.items()}
+    admissible = [one for row, one in rows.items() if not reasons[row]]
+    best = max(admissible, key=lambda one: one.mean)
     near = []
-    for place in admissible:
-        change = differences(candidates[best].auroc, candidates[place].auroc)[AUROC]
-        if place == best or change["ci"][1] >= 0:
-            near.append(place)
+    for one in admissible:
+        if one is best or one.mean >= best.mean - AUROC_TOLERANCE - 1e-9 or not _worse(one, best):
+            near.append(one)
         else:
-            reasons[place] = f"significantly lower AUROC than the best ({change['value']:+.4f})"
-    chosen = min(near, key=lambda place: _price(candidates[place], place))
-    for place in near:
-        if place != chosen:
-            same = _price(candidates[place], 0) == _price(candidates[chosen], 0)
-            reasons[place] = "not significantly better, " + ("of the same cost" if same else "and more expensive")
-    return Choice(chosen, best, reasons)
+            reasons[one.row] = f"AUROC lower than that of {best.row} ({one.mean - best.mean:+.4f})"
+    chosen = min(near, key=_price)  # the first of equal ones
+    for one in near:
+        if one is not chosen:
+            price = "of the same cost" if _price(one) == _price(chosen) else "which costs less"
+            reasons[one.row] = f"hardly better than {chosen.row}, {price}"
+    places = [next(place for place, other in enumerate(candidates) if other is one) for one in (chosen, best)]
+    each = [reasons[one.row] if one is rows[one.row] else f"the row takes {rows[one.row].score}" for one in candidates]
+    return Choice(places[0], places[1], each)
 
 
 def _inadmissible(one: Candidate, base: Candidate, max_drop: float) -> str:
@@ -106,8 +116,8 @@ def _inadmissible(one: Candidate, base: Candidate, max_drop: float) -> str:
     return "" if one.eligible else "no single file can hold it: it is compared only"
 
 
-def _price(one: Candidate, place: int) -> tuple[float, int, int]:
-    return (math.inf if one.macs is None else one.macs, one.members, place)
+def _price(one: Candidate) -> tuple[float, int]:
+    return (math.inf if one.macs is None else one.macs, one.members)
 
 
 def hindsight(aurocs: Sequence[float | None]) -> int:

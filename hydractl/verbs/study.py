@@ -123,7 +123,7 @@ class Plan:
     def choosing(self, row: Row) -> Step:
         """Its logits on the second halves. What the model was trained with is no secret there: nothing is reported."""
         settings = self.settings
-        ood = [f"{one.name}={_part(one.spec, 2)}" for one in settings.ood_val_sets()]
+        ood = [f"{one.name}={_part(one.spec, 2)}" for one in settings.choosing_sets()]
         return self._eval(row, "choose", {"data": _part(str(settings.val), 2), "ood": ood, "allow_seen": True})
 
     def testing(self, row: Row) -> Step:

@@ -26,6 +26,9 @@ SINGLE = candidate("single", 0.80)
     ("others", "taken"),
     [
         ([candidate("a", 0.85, members=2, macs=130)], "a"),
+        ([candidate("a", 0.81, members=2, macs=130)], "single"),  # by no more than what matters
+        ([candidate("a", 0.811, members=2, macs=130)], "a"),
+        ([candidate("a", 0.85, macs=130), candidate("a", 0.855, score="mi", macs=130)], "a"),
         ([candidate("a", 0.85, spread=0.1, members=2, macs=130)], "single"),  # the interval includes 0
         ([candidate("a", 0.85, macs=130, accuracy=0.889)], "single"),
         ([candidate("a", 0.85, macs=130, accuracy=0.89)], "a"),  # by no more than the limit
@@ -41,7 +44,7 @@ def test_the_rule(others: list[Candidate], taken: str) -> None:
     candidates = [SINGLE, *others]
     choice = choose(candidates, "single", 0.01)
     assert candidates[choice.chosen].row == taken
-    assert [not reason for reason in choice.reasons] == [one.row == taken for one in candidates]
+    assert [place for place, reason in enumerate(choice.reasons) if not reason] == [choice.chosen]
 
 
 def test_a_score_gives_way_only_to_one_that_is_significantly_better() -> None:
