@@ -8,6 +8,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 DEMO := runs/digits
+DEMO_MODEL := timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1&embed_dim=72&depth=6&num_heads=6&mlp_ratio=2&num_classes=10
 # Files of tests that run at the same time; each computes on one thread.
 JOBS := 2
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
@@ -16,17 +17,18 @@ PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test test-all fuzz demo lint docs bench clean
+.PHONY: help test test-all fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
 	@echo "make test-all  run all tests: those of make test, then the long ones"
 	@echo "make fuzz      read COUNT=100000 broken files of every kind"
-	@echo "make demo      train, prune, fuse and measure a small model; everything stays under $(DEMO)/"
+	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
 	@echo "make lint      style, format and types"
-	@echo "make docs      write docs/cli.md from the help texts, and docs/schemas/"
+	@echo "make docs      write docs/cli.md from the help texts, docs/schemas/, and the notebook of the tutorial"
+	@echo "make site      build the documentation as pages to read in a browser: build/site/index.html"
 	@echo "make clean     remove $(VENV), $(DEMO) and caches"
 	@echo "PYTHON=...     the Python to set up $(VENV) with (3.11 or newer)"
 
@@ -39,8 +41,10 @@ test-all: test
 fuzz: $(READY)
 	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)
 
-demo: $(READY)
-	$(RUN) examples/digits.py
+demo: $(DEMO)/base.st
+	$(RUN) -m hydractl study $(DEMO)/base.st --data builtin:digits/train --val builtin:digits/val \
+	  --ood-val builtin:symbols --test builtin:digits/test \
+	  --ood letters:near=builtin:letters --ood photos:far=builtin:photos -o $(DEMO)/study
 
 lint: $(READY_DEV)
 	$(RUN) -m ruff check .
@@ -50,14 +54,21 @@ lint: $(READY_DEV)
 docs: $(READY)
 	$(RUN) docs/make_cli.py
 	$(RUN) docs/make_schemas.py
+	$(RUN) docs/make_notebook.py
 
-bench: $(DEMO)/bench.json
-	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/hydra-circuit.st \
-	  members=$(DEMO)/circuit-acc.st+$(DEMO)/circuit-ood.st+$(DEMO)/circuit-avg.st \
+site: $(READY)
+	$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
+
+bench: demo
+	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/study/circuits.st \
+	  members=$(DEMO)/study/acc@12.st+$(DEMO)/study/ood@12.st+$(DEMO)/study/avg@12.st \
 	  --batch-size 1,8,32 -o $(DEMO)/bench-batches.json --force
 
-$(DEMO)/bench.json: | $(READY)
-	$(RUN) examples/digits.py
+$(DEMO)/base.st: | $(READY)
+	mkdir -p $(DEMO)
+	$(RUN) -m hydractl finetune '$(DEMO_MODEL)' --data builtin:digits/train --val builtin:digits/val --epochs 40 \
+	  --lr 2e-3 --warmup 0.1 --weight-decay 0.05 --label-smoothing 0.05 --resume -o $@
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

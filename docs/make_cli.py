@@ -12,7 +12,10 @@ WIDTH = 110
 
 def text() -> str:
     """The reference page."""
-    parts = ["# Command line\n\nMade from the help texts by `make docs`.\n"]
+    parts = [
+        "# Command line\n\nMade from the help texts by `make docs`: those of `--help`, which show every option.\n`-h` "
+        "after a verb shows the most used ones, on one screen.\n"
+    ]
     pages = {"hydractl": app_help(WIDTH), **{v: verb_help(v, WIDTH) for v in VERBS}, "--info": info_help(WIDTH)}
     for title, body in pages.items():
         parts.append(f"## {title}\n\n```text\n{body.rstrip()}\n```\n")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, schema_of
-from hydractl.report.eval_document import Eval
+from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, Threshold, schema_of
+from hydractl.report.eval_document import ByScore, Diversity, Eval, Labelled
 
 FOLDER = Path(__file__).with_name("schemas")
 Provenance = dict[str, Any]
@@ -66,7 +66,7 @@ class Measured(Form):
     n_id: Count = Field(description="Number of ID samples.")
     two_u: Count | None = Field(None, description="Twice the Mann-Whitney U; null without OOD data.")
     n_ood: Count | None = Field(None, description="Number of OOD samples; null without OOD data.")
-    nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; only of that objective.")
+    nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = Field(None, description="Summed Brier score, likewise.")
     score: float = Field(description="The objective as a number.")
 
@@ -97,6 +97,15 @@ class Undecided(Form):
     rivals: list[Rival] = Field(description="The heads that could go there instead, the best first.")
 
 
+class Gain(Form):
+    """How the AUROC on the validation samples rose from the whole model to the last step."""
+
+    before: float = Field(description="Of the model that the search began with.")
+    after: float = Field(description="After the last step.")
+    corrected: float = Field(description="The share of wrongly ordered pairs of an ID and an OOD sample put right.")
+    low: bool = Field(description="Whether that is below what has been seen to help.")
+
+
 class Agreement(Form):
     """How far a circuit agrees with an exact one."""
 
@@ -115,11 +124,17 @@ class Circuit(Form):
     algorithm: str | None = Field(None, description="`greedy` or `headmap`.")
     approx: str | None = Field(None, description="The approximation; null of an exact search.")
     ood_score: str | None = Field(None, description="The OOD score whose AUROC counts.")
-    budget: Count | None = Field(None, description="How many heads were to be removed in all.")
+    budget: Count | None = Field(None, description="How many heads were to be removed in all, or were, if it ended.")
+    max_drop: float | None = Field(None, description="The value of `--max-drop`.")
+    subject_to: list[str] | None = Field(None, description="The constraints that every removal keeps.")
+    ended: Literal["max_drop", "subject_to"] | None = Field(None, description="What ended it before the budget.")
     loss_unit: float | None = Field(None, description="The unit of `nll` and `brier`.")
     sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
     base: Measured | None = Field(None, description="The counts before the first removal.")
     removed: list[Removal] = Field(description="The removals in order.")
+    gain: Gain | None = Field(
+        None, description="What the OOD validation samples gained; with OOD data, but not headmap."
+    )
     rounding: list[Undecided] | None = Field(None, description="The steps whose winner led by less than rounding.")
     source: Provenance | None = Field(None, description="Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = Field(None, description="The tower that the search was kept to, of a model with two.")
@@ -208,9 +223,114 @@ class Fuse(Form):
     sha256: str | None = Field(None, description="SHA-256 of the fused checkpoint.")
 
 
+# --- the answer of study ----------------------------------------------------------------------------------------------
+
+
+class Finding(Form):
+    """A paired difference on the test data: the chosen row minus another."""
+
+    metric: str = Field(description="Dotted key of the metric, as in an eval.")
+    value: float = Field(description="The difference.")
+    ci: list[float] = Field(min_length=2, max_length=2, description="Its 95 % bootstrap interval.")
+    kind: Literal["better", "worse", "equal", "unclear"] = Field(
+        description="What it says; `equal`: none that matters."
+    )
+    needed: Count | None = Field(None, description="About how many samples would tell; null where it is settled.")
+
+
+class Verdict(Form):
+    """What the test data say of the chosen row."""
+
+    answer: str = Field(description="The answer in a word or two.")
+    lines: list[str] = Field(min_length=1, description="The same in sentences.")
+    against_baseline: list[Finding] = Field(description="Against the single model as it is, with MSP.")
+    against_rival: list[Finding] = Field(
+        description="Against the single model with its own score and a temperature; empty where that was chosen."
+    )
+
+
+class Choice(Form):
+    """What was chosen on validation data."""
+
+    row: str = Field(description="The row.")
+    score: str = Field(description="The OOD score.")
+    rival: str = Field(description="The OOD score chosen for the single model.")
+    temperature: float = Field(description="What the log of the averaged prediction is divided by.")
+    threshold: Threshold | None = Field(None, description="From which score on a sample counts as OOD.")
+    rule: str = Field(description="The rule in words.")
+
+
+class SearchState(Form):
+    """What a search measured at one step, on its data."""
+
+    score: float = Field(description="The objective.")
+    accuracy: float = Field(description="Accuracy.")
+    auroc: Number = Field(None, description="AUROC; null without OOD data.")
+
+
+class SearchGain(Form):
+    """How far a search came."""
+
+    removed: Count = Field(description="How many heads it removed for this row.")
+    before: SearchState = Field(description="With all heads.")
+    after: SearchState = Field(description="Without those.")
+
+
+class Validation(Form):
+    """One row on validation data."""
+
+    accuracy: float = Field(description="Accuracy.")
+    nll: float = Field(description="NLL after temperature scaling.")
+    mi: float = Field(description="Mutual information of the members, in nats.")
+    auroc: dict[str, Number] = Field(description="By OOD score the mean AUROC over the OOD sets.")
+
+
+class Tested(ByScore):
+    """One row on the test data, with its score and temperature."""
+
+    id: Labelled = Field(description="Metrics of the ID data.")
+    ood_score: str = Field(description="The OOD score.")
+    diversity: dict[str, Diversity] = Field(description="By data set how the members differ.")
+
+
+class StudyRow(Form):
+    """One row of a study."""
+
+    name: str = Field(description="Its name.")
+    chosen: bool = Field(description="Whether it was chosen.")
+    members: Count = Field(description="Number of members.")
+    macs: Count | None = Field(None, description="Multiply-adds of one sample.")
+    params: Count | None = Field(None, description="Number of stored parameters.")
+    mac_ratio: Number = Field(None, description="`macs` over those of the single model.")
+    temperature: float = Field(description="The temperature that validation data gave it.")
+    score: str = Field(description="The OOD score that validation data gave it.")
+    search: SearchGain | None = Field(None, description="The search that it comes from, where there was one.")
+    validation: Validation = Field(description="On validation data.")
+    test: Tested = Field(description="On the test data.")
+
+
+class StudiedModel(Form):
+    """The model."""
+
+    name: str = Field(description="Its name.")
+    sha256: str = Field(description="SHA-256 of its file.")
+
+
+class Study(Form):
+    """What `hydractl study` found."""
+
+    schema_: Literal["hydractl.study/1"] = Schema
+    model: StudiedModel = Field(description="The model that was studied.")
+    verdict: Verdict = Field(description="The answer.")
+    choice: Choice = Field(description="The row that was chosen, and how to use it.")
+    hindsight: str = Field(description="The row of the highest mean AUROC on the test data.")
+    rows: list[StudyRow] = Field(min_length=1, description="All rows, the single model first.")
+    steps: list[list[str]] = Field(description="The commands in order, without `hydractl`.")
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Fuse, Mask, PredictionsHeader, Scores)
+FORMS: tuple[type[Form], ...] = (Bench, Circuit, Eval, Fuse, Mask, PredictionsHeader, Scores, Study)
 
 
 class Generator(GenerateJsonSchema):

@@ -1,27 +1,62 @@
 """Hydra ensembles from one checkpoint: prune attention heads, fuse the members, evaluate and time the result.
 
-``hydractl.load`` gives a checkpoint as a torch module. Nothing heavy is imported before it is asked for.
+Everything of the command line is here as a function (see ``hydractl.api``), and ``hydractl.errors`` has what they
+raise. Nothing heavy is imported before it is asked for.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hydractl import errors
 from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.model.loading import load
+    from hydractl.api.documents import Document
+    from hydractl.api.models import Model, load, open, save
+    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, score, study
 
-__all__ = ["__version__", "load"]
+__all__ = [
+    "Document",
+    "Model",
+    "__version__",
+    "bench",
+    "errors",
+    "evaluate",
+    "export",
+    "extract_circuit",
+    "finetune",
+    "fuse",
+    "load",
+    "open",
+    "prune",
+    "save",
+    "score",
+    "study",
+]
+_HOMES = {"Document": "documents", "Model": "models", "load": "models", "open": "models", "save": "models"}
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
-    if name == "load":
-        from hydractl.model.loading import load
+    from importlib import import_module
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"hydractl.api.{_HOMES.get(name, 'verbs')}"), name)
+
+
+class _Package(ModuleType):
+    """The package, in which the name of a verb is its function, also where a folder of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("bench", "evaluate", "export", "study"):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

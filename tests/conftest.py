@@ -29,6 +29,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``-k fault_07`` chooses the tests of a case of docs/reliability.md."""
+    for item in items:
+        for marker in item.iter_markers("fault"):
+            item.extra_keyword_matches.update(f"fault_{number:02}" for number in marker.args)
+
+
 def pytest_collection_finish() -> None:
     """Take the imported libraries out of the garbage collector's sight: fusing calls it, and they are most it sees."""
     _count_once()

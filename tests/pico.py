@@ -39,6 +39,15 @@ TIMM = {
     "layer-scale": f"vit_tiny_patch16_224?{SMALL}&init_values=0.3",
     "pre-norm-no-bias": f"vit_tiny_patch16_224?{SMALL}&pre_norm=true&qkv_bias=false",
     "map-pooling": f"vit_tiny_patch16_224?{SMALL}&global_pool=map&class_token=false",
+    "eva": f"eva02_tiny_patch14_224?{SMALL}",
+    "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
+    "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
+    "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
+}
+
+TORCHVISION = {
+    "torchvision": "vit_b_16?pretrained=0&image_size=16&patch_size=8&hidden_dim=24&num_layers=3&num_heads=3&mlp_dim=32"
+    "&num_classes=5",
 }
 
 _TEXT = {
@@ -58,6 +67,9 @@ _DISTILBERT = {
     "hidden_dim": 32,
     "max_position_embeddings": 20,
 }
+# The second and third layers see one token to each side.
+_MODERNBERT = {**_TEXT, "local_attention": 2, "global_attn_every_n_layers": 3, "pad_token_id": 0}
+_MODERNBERT |= {"cls_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
 
 # Name -> the library's class, its configuration class, what is set.
@@ -69,11 +81,22 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", _DISTILBERT),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 16}),
     "electra-unprojected": ("ElectraForSequenceClassification", "ElectraConfig", {**_TEXT, "embedding_size": 24}),
+    "modernbert": ("ModernBertForSequenceClassification", "ModernBertConfig", _MODERNBERT),
+    "modernbert-mean": (
+        "ModernBertForSequenceClassification",
+        "ModernBertConfig",
+        {**_MODERNBERT, "classifier_pooling": "mean", "attention_bias": True},
+    ),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
     "hf-deit-distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", _IMAGE),
     "hf-dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "mlp_ratio": 2}),
+    "hf-dinov2-registers": (
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        {**_IMAGE, "mlp_ratio": 2, "num_register_tokens": 2},
+    ),
     "hf-dinov2-swiglu": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "use_swiglu_ffn": True}),
 }
 PAIRS = ("bert", "electra", "electra-unprojected")
@@ -87,13 +110,18 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-VARIANTS = [*TIMM, *HF, *CLIP]
+VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
     "mlp": r"blocks\.\d+\.mlp\.",
     "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
     "embed": r"patch_embed\.|(pos_embed|cls_token|reg_token|dist_token)$",
+}
+_TORCHVISION_PARTS = {
+    "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",
+    "norm": r"encoder\.(layers\.encoder_layer_\d+\.ln_[12]|ln)\.",
+    "embed": r"conv_proj\.|class_token$|encoder\.pos_embedding$",
 }
 _HF_PARTS = {
     "BertForSequenceClassification": {
@@ -105,6 +133,11 @@ _HF_PARTS = {
         "mlp": r"distilbert\.transformer\.layer\.\d+\.ffn\.",
         "norm": r"distilbert\.transformer\.layer\.\d+\.(sa|output)_layer_norm\.",
         "embed": r"distilbert\.embeddings\.",
+    },
+    "ModernBertForSequenceClassification": {
+        "mlp": r"model\.layers\.\d+\.mlp\.",
+        "norm": r"model\.(layers\.\d+\.(attn|mlp)_norm|final_norm)\.",
+        "embed": r"model\.embeddings\.",
     },
     "ViTForImageClassification": {
         "mlp": r"(vit|deit)\.layers\.\d+\.mlp\.",
@@ -119,6 +152,10 @@ _HF_PARTS = {
 }
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
+_HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
+    part: pattern.replace("dinov2", "dinov2_with_registers")
+    for part, pattern in _HF_PARTS["Dinov2ForImageClassification"].items()
+}
 for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
     _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
 
@@ -127,7 +164,7 @@ def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
     """The parameters that are averaged when these parts are."""
     if variant in CLIP:
         return merged_clip_names(model, merge)
-    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS
+    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS if variant in TIMM else _TORCHVISION_PARTS
     return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
 
 
@@ -148,10 +185,13 @@ def stock(variant: str, seed: int = 0) -> Any:
 
 def _timm_model(variant: str) -> Any:
     import timm
+    from torchvision.models.vision_transformer import VisionTransformer
 
-    name, _, query = TIMM[variant].partition("?")
+    name, _, query = {**TIMM, **TORCHVISION}[variant].partition("?")
     options = {k: yaml.safe_load(v) for k, v in (part.split("=") for part in query.split("&"))}
     options.pop("pretrained")
+    if variant in TORCHVISION:
+        return VisionTransformer(**options).eval()
     return timm.create_model(name, pretrained=False, **options).eval()
 
 
@@ -188,6 +228,8 @@ def source_of(model: Any, variant: str, name: str = "pico") -> Source:
 def _opened(variant: str) -> Source:
     if variant in TIMM:
         return open_source(f"timm:{TIMM[variant]}")
+    if variant in TORCHVISION:
+        return open_source(f"torchvision:{TORCHVISION[variant]}")
     source = open_source(_published(variant).name)
     return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
 
@@ -211,7 +253,7 @@ def publish(model: Any, variant: str, folder: Path) -> None:
         return
     model.save_pretrained(folder)
     if variant in HF and "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
 
 
 WORDS = ["a", "film", "fine", "dull", "not", "so", "##s", "un", "##kind", "!", ".", ","]
@@ -285,7 +327,7 @@ def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
         (out,) = (
-            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj") if name in modules
+            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo") if name in modules
         )
         width = out.in_features // 3  # every pico model has three heads
         found.append(out.weight.detach()[:, head * width : (head + 1) * width])
@@ -304,7 +346,7 @@ def inputs(variant: str) -> Any:
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])
     ids = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(1))
     batch = {
-        "input_ids": torch.where(mask == 1, ids, 1 if "pad_token_id" in HF[variant][2] else 0),
+        "input_ids": torch.where(mask == 1, ids, HF[variant][2].get("pad_token_id", 0)),
         "attention_mask": mask,
     }
     if variant in PAIRS:

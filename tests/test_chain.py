@@ -391,6 +391,7 @@ def test_a_dry_run_meets_a_taken_output(command: list[str]) -> None:
     assert Path("taken.json").read_text() == "{}"
 
 
+@pytest.mark.fault(24)
 def test_errors_keep_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken.st").write_bytes(b"old")
     run("fuse", "t0.st", "t1.st", "-o", "taken.st", code=5)

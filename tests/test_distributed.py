@@ -162,6 +162,7 @@ def test_all_hear_all(ended: dict[str, Ended]) -> None:
 GONE = ["error: another process of this run has ended", "hint: run the same command with --resume"]
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize("case", ["killed", "failed", "silent"])
 def test_one_that_has_gone_ends_the_others(case: str, ended: dict[str, Ended]) -> None:
     code, out, err, waited = ended[f"{case}.0"]

@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,17 +127,45 @@ def test_the_zero_shot_commands_of_the_readme(workplace: Path, shell: Shell) -> 
 
 
 def test_the_python_of_the_readme(workplace: Path) -> None:
-    (workplace / "hydra.st").write_bytes((workplace / "vit.st").read_bytes())
-    scope = {"image": Image.new("RGB", (9, 9))}
+    scope = {"images": [Image.new("RGB", (9, 9), color) for color in ("red", "green")], "labels": [0, 1]}
     exec(blocks(README, "python")[0], scope)
-    assert scope["log_p"].shape == (1, 3)  # type: ignore[attr-defined]
-    assert scope["logits"].shape == (1, 1, 3)  # type: ignore[attr-defined]
+    assert scope["log_p"].shape == (2, 3)  # type: ignore[attr-defined]
+    assert scope["logits"].shape == (3, 2, 3)  # type: ignore[attr-defined]
 
 
-def test_the_command_reference_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("make_cli", ROOT / "docs" / "make_cli.py")
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+SAMPLE = ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224", "cait_xxs24_224"]
+
+
+def test_the_tables_of_models_are_true_of_a_sample() -> None:
+    module = script("make_models")
+    lines = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    rows = module.timm_rows(SAMPLE)
+    assert {(kind, bool(reason)) for kind, _, reason in rows} == {
+        ("VisionTransformer", False),
+        ("Eva", False),
+        ("Eva", True),
+        ("Cait", True),
+    }
+    for kind, _, reason in rows:
+        end = f"| refused: {reason} |" if reason else "| works |"
+        assert any(line.startswith(f"| {kind} |") and line.endswith(end) for line in lines), kind
+
+
+@pytest.mark.long
+def test_the_table_of_transformers_is_current() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert script("make_models").transformers_text() in text, "run: python docs/make_models.py"
+
+
+def test_the_command_reference_is_current() -> None:
+    module = script("make_cli")
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.text(), "run: make docs"

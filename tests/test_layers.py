@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the top down. A folder (or a module at the root) may import from itself and from those below it.
 ROOMS = (
-    *("__main__", "cli", "verbs", "circuit", "bench", "evaluate", "training", "export", "fusion", "model"),
-    *("report", "data", "families", "settings", "criteria", "metrics", "files", "heads"),
+    *("__main__", "api", "cli", "verbs", "study", "circuit", "bench", "evaluate", "training", "export", "fusion"),
+    *("model", "report", "data", "families", "settings", "criteria", "metrics", "files", "heads"),
     *("distributed", "jsonio", "log", "errors"),
 )
 MOST_FILES_AT_THE_ROOT = 6
@@ -33,7 +33,7 @@ LIBRARIES = {
     "jinja2": ["report/"],
     "markupsafe": ["report/"],
     "huggingface_hub": ["families/", "report/eval_card.py"],
-    "timm": ["families/timm.py", "families/imagenet.py"],
+    "timm": ["families/timm.py", "families/timm_eva.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],

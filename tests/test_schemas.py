@@ -96,13 +96,17 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
                 *("--allow-seen", "-o", "eval.json"),
             ],
             ["eval", "ab.st", "--data", "test.npz", "--mc-dropout", "0.1", "--predictions", "p.st", "-o", "mc.json"],
+            [
+                *("study", "a.st", "--val", "val.npz", "--ood-val", "auto", "--test", "test.npz", "--ood"),
+                *("far=other.npz", "--rows", "single", "--bootstrap", "100", "-o", "study"),
+            ],
             ["bench", "a.st", "ab.st", "--compare", "stock", "--rounds", "2", "--batch-size", "1", "-o", "bench.json"],
         ):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 assert main([*command, *QUIET]) == 0, command
             if "--json" in command:
                 Path("fuse.json").write_text(printed.getvalue(), encoding="utf-8")
-        files = sorted(file for file in folder.glob("*.json"))
+        files = [*sorted(folder.glob("*.json")), folder / "study/study.json"]
         found = [(file.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
         return [*found, ("p.st", read_header("p.st").description)]
 
@@ -137,6 +141,7 @@ BROKEN: dict[str, list[Callable[[Any], Any]]] = {
     "hydractl.mask/1": [_drop("sites"), lambda d: next(iter(d["sites"].values())).update(kept=[-1])],
     "hydractl.predictions/2": [_drop("sets"), lambda d: d["sets"][0].update(role="test")],
     "hydractl.scores/1": [_drop("sites"), lambda d: d["sites"].update(more=["high"])],
+    "hydractl.study/1": [_drop("verdict"), lambda d: d["rows"][0].update(chosen="yes")],
 }
 
 

@@ -16,7 +16,7 @@ TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
     "&embed_dim=12&depth=2&num_heads=3&mlp_ratio=1&num_classes=3"
 )
-MODULES = ("intervals", "chain", "fashion_mnist", "shared_sites")
+MODULES = ("intervals", "chain", "fashion_mnist", "shared_sites", "ood_validation")
 
 
 @pytest.fixture
@@ -97,3 +97,22 @@ def test_a_study_and_its_dial(
     ratios = {(row[0].strip("| "), row[1]): float(row[2]) for row in first}
     assert ratios["circuits", "1"] <= ratios["circuits", "0"] and ratios["Taylor", "1"] <= ratios["Taylor", "0"]
     assert Path("runs/shared/shared-sites.png").stat().st_size > 1000
+
+
+@pytest.mark.long
+def test_circuits_by_every_kind_of_ood_sample(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--val", "val.npz", "--real", "seen=seen.npz", "--data", "test.npz", "--ood", "noise=noise.npz"]
+    modules["chain"].main(["prune", TINY, "--method", "random", "--remove", "0", "-o", "base.st", "-q"])
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["x", "base.st", *data, "--budget", "1", "--evaluation", "--bootstrap 10"])
+    modules["ood_validation"].main()
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    names = ["jigsaw", "mixture", "noise", "rotate", "auto", "seen"]
+    assert [line[0] for line in lines] == [
+        *("| chosen with", "| single", *(f"| {name}" for name in names)),
+        *("| minus single", *(f"| {name}" for name in names)),
+    ]
+    found = json.loads(Path("runs/ood-validation/jigsaw.json").read_text())
+    assert lines[2][1:3] == [f"{found['gain'][when]:.3f}" for when in ("before", "after")]

@@ -290,9 +290,9 @@ def _tensors(inputs: Any) -> list[Tensor]:
 
 
 def _same_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """One object for all inputs of one form, so that no model gains by its own copy."""
+    """One object for all inputs of one form, so that no model gains by its own copy; token ids are of a vocabulary."""
     first: dict[Any, Any] = {}
-    forms = {name: tuple((tuple(t.shape), t.dtype) for t in _tensors(value)) for name, value in inputs.items()}
+    forms = {name: tuple(map(_form, _tensors(value))) for name, value in inputs.items()}
     return {name: first.setdefault(forms[name], value) for name, value in inputs.items()}
 
 
@@ -330,3 +330,8 @@ def _processor() -> str:
         if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):
             return match[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
+    return (tuple(tensor.shape), tensor.dtype, ids)

@@ -10,7 +10,8 @@ the same but for rounding. So an evaluation says, beside what it counted, how fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,9 +22,12 @@ from torch import Tensor
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import OOD_SCORES, two_u
 from hydractl.metrics.probabilities import Floats, log_softmax
+from hydractl.settings.expressions import Constraint
 
 LOSS_UNIT = 2.0**-20
 """Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""
+
+LOSSES = ("nll", "brier")
 
 
 class Doubt(NamedTuple):
@@ -96,9 +100,9 @@ class Measured:
         """The objective as a number: a fraction in [0, 1], or minus a mean loss."""
         return OBJECTIVES[objective].score(self)
 
-    def to_json(self, objective: str) -> dict[str, int | float | None]:
-        """The counts and the score, as a step of a circuit file holds them."""
-        loss = {objective: getattr(self, objective)} if objective in ("nll", "brier") else {}
+    def to_json(self, objective: str, more: Iterable[str] = ()) -> dict[str, int | float | None]:
+        """The counts and the score, as a step of a circuit file holds them, those of ``more`` objectives with them."""
+        loss = {name: getattr(self, name) for name in LOSSES if name in (objective, *more)}
         return {
             "correct": self.correct,
             "n_id": self.n_id,
@@ -117,11 +121,13 @@ class Objective:
         needs_ood: whether it reads OOD samples.
         key: an integer that grows with the score over the same data, and with any of correct, two_u, -nll, -brier.
         score: the score as a number.
+        scale: by how much the key grows where the score grows by 1, from the numbers of ID and OOD samples.
     """
 
     needs_ood: bool
     key: Callable[[Measured], int]
     score: Callable[[Measured], float]
+    scale: Callable[[int, int], int]
 
 
 def _accuracy(m: Measured) -> float:
@@ -137,14 +143,49 @@ def _auroc(m: Measured) -> float:
     return _pairs(m) / (2 * m.n_id * m.n_ood)
 
 
+def _units_of_loss(n_id: int, n_ood: int) -> int:
+    return round(n_id / LOSS_UNIT)
+
+
 OBJECTIVES: dict[str, Objective] = {
-    "acc": Objective(False, lambda m: m.correct, _accuracy),
-    "ood": Objective(True, _pairs, _auroc),
+    "acc": Objective(False, lambda m: m.correct, _accuracy, lambda n_id, n_ood: n_id),
+    "ood": Objective(True, _pairs, _auroc, lambda n_id, n_ood: 2 * n_id * n_ood),
     # correct / n_id + two_u / (2 n_id n_ood), on the common denominator
-    "avg": Objective(True, lambda m: m.correct * 2 * m.n_ood + _pairs(m), lambda m: (_accuracy(m) + _auroc(m)) / 2),
-    "nll": Objective(False, lambda m: -m.nll, lambda m: -m.nll * LOSS_UNIT / m.n_id),
-    "brier": Objective(False, lambda m: -m.brier, lambda m: -m.brier * LOSS_UNIT / m.n_id),
+    "avg": Objective(
+        True,
+        lambda m: m.correct * 2 * m.n_ood + _pairs(m),
+        lambda m: (_accuracy(m) + _auroc(m)) / 2,
+        lambda n_id, n_ood: 4 * n_id * n_ood,
+    ),
+    "nll": Objective(False, lambda m: -m.nll, lambda m: -m.nll * LOSS_UNIT / m.n_id, _units_of_loss),
+    "brier": Objective(False, lambda m: -m.brier, lambda m: -m.brier * LOSS_UNIT / m.n_id, _units_of_loss),
 }
+
+
+# --- constraints ------------------------------------------------------------------------------------------------------
+
+Limits = Mapping[str, int]
+"""The lowest key that is allowed, by objective."""
+
+
+def limits_of(constraints: Iterable[Constraint], base: Measured) -> dict[str, int]:
+    """What each constraint asks for, exactly, the stricter where several are about the same objective.
+
+    Args:
+        constraints: of ``--subject-to``.
+        base: the counts of the model before the first removal.
+    """
+    limits: dict[str, int] = {}
+    for key, number, below_base in constraints:
+        scaled = number * OBJECTIVES[key].scale(base.n_id, base.n_ood)
+        least = math.ceil(base.key(key) - scaled if below_base else scaled)
+        limits[key] = max(least, limits.get(key, least))
+    return limits
+
+
+def allowed(measured: Measured, limits: Limits) -> bool:
+    """Whether the counts keep every limit."""
+    return all(measured.key(objective) >= least for objective, least in limits.items())
 
 
 # --- what rounding may change -----------------------------------------------------------------------------------------

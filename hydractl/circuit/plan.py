@@ -19,6 +19,7 @@ from hydractl.circuit.search import evaluations
 from hydractl.circuit.tower import Candidate
 from hydractl.log import Log
 from hydractl.report.texts import bytes_text, duration_text
+from hydractl.settings.expressions import parse_constraint
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ def plan_of(
     count = len(heads) if headmap else evaluations(len(heads), budget)
     rounds = len({site for site, _ in heads}) if headmap else budget
     present = sum(len(kept) for kept in evaluator.samples.full)
+    constrained = [parse_constraint(text).key for text in options.subject_to]
     naive, most = 0.0, 0.0
     for objective in options.objective:
-        samples = sizes["id"] + (sizes.get("ood", 0) if OBJECTIVES[objective].needs_ood else 0)
+        reads_ood = any(OBJECTIVES[key].needs_ood for key in (objective, *constrained))
+        samples = sizes["id"] + (sizes.get("ood", 0) if reads_ood else 0)
         naive += count * evaluator.naive_work(samples, [site for site, _ in heads])
         for step in range(rounds):
             share = 1.0 if headmap else 1 - step / present

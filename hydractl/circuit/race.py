@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
+from hydractl.circuit.objective import OBJECTIVES, Limits, Measured, Tally, Values, allowed
 from hydractl.circuit.tower import Candidate
 from hydractl.metrics.ood import two_u
 
@@ -47,14 +47,20 @@ def best_first(objective: str, steps: Sequence[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: (-step.measured.key(objective), step.candidate))
 
 
-def contenders(objective: str, steps: Sequence[Step]) -> list[Step]:
+def contenders(objective: str, steps: Sequence[Step], limits: Limits) -> list[Step]:
     """The winner, and after it those that could have won on another machine, the best first.
 
     A candidate contends unless another one has more at the least than it has at the most. So who contends hangs only on
-    what was counted, not on the order of counting.
+    what was counted, not on the order of counting. With ``limits``, the winner is the best that keeps them, and they
+    too may be kept or not as rounding has it; where none keeps them, there is no winner, and the first is not allowed.
     """
-    surest = min(steps, key=lambda step: (-step.measured.least.key(objective), step.candidate))
-    return best_first(objective, [step for step in steps if step is surest or could_win(objective, step, surest)])
+    possible = [step for step in steps if allowed(step.measured.most, limits)]
+    winner = best_first(objective, [step for step in possible if allowed(step.measured, limits)])[:1]
+    sure = [step for step in possible if allowed(step.measured.least, limits)]
+    if sure:
+        surest = min(sure, key=lambda step: (-step.measured.least.key(objective), step.candidate))
+        possible = [step for step in possible if step is surest or could_win(objective, step, surest)]
+    return winner + [step for step in best_first(objective, possible) if step not in winner]
 
 
 def could_win(objective: str, step: Step, other: Step) -> bool:
@@ -103,6 +109,7 @@ class Race:
         objectives: what to choose for.
         bounds: whether candidates are given up early; without, each is evaluated on everything its objectives need.
         at_once: how many candidates of one site run together.
+        limits: what a candidate has to keep; one that cannot is given up like one that cannot win.
         known: of some candidates, what a journal says: counts, and the objectives they were given up for.
         finished: called with each candidate that is done, as soon as it is.
     """
@@ -115,6 +122,7 @@ class Race:
         *,
         bounds: bool,
         at_once: int,
+        limits: Limits,
         known: Mapping[Candidate, tuple[Measured, list[str]]],
         finished: Callable[[Runner], None],
     ) -> None:
@@ -122,6 +130,7 @@ class Race:
         self.objectives = list(objectives)
         self.bounds = bounds
         self.at_once = at_once
+        self.limits = limits
         self.finished = finished
         # By objective what the best candidate has reached with rounding against it.
         self._best: dict[str, Rank] = {}
@@ -181,7 +190,7 @@ class Race:
         if max(sides.values()) > _MOST_PAIRED:
             return needed
         values = [self.evaluator.current(batch) for batch in needed]
-        alone = np.array([_loss_alone(value, objective) for value in values])
+        alone = np.array([sum(_loss_alone(value, key) for key in {objective, *self.limits}) for value in values])
         paired = np.zeros((len(needed), len(needed)))
         for i, o in itertools.product(range(len(needed)), repeat=2):
             if values[i].labelled and not values[o].labelled:
@@ -195,7 +204,10 @@ class Race:
         return [b for b in range(len(batches)) if any(self._reads(objective, b) for objective in objectives)]
 
     def _reads(self, objective: str, batch: int) -> bool:
-        return OBJECTIVES[objective].needs_ood or self.evaluator.batches[batch].labels is not None
+        return self._needs_ood(objective) or self.evaluator.batches[batch].labels is not None
+
+    def _needs_ood(self, objective: str) -> bool:
+        return any(OBJECTIVES[key].needs_ood for key in (objective, *self.limits))
 
     # --- one candidate after another ----------------------------------------------------------------------------------
 
@@ -258,7 +270,7 @@ class Race:
         runner.best_case = measured.most.best_case(n_id, n_ood)
         self._give_up(runner)
         for objective in self.objectives:
-            complete = measured.n_id == n_id and (measured.n_ood == n_ood or not OBJECTIVES[objective].needs_ood)
+            complete = measured.n_id == n_id and (measured.n_ood == n_ood or not self._needs_ood(objective))
             if complete and objective in runner.alive - runner.reached:
                 self._arrive(runner, objective)
         self._finish(runner)
@@ -267,6 +279,8 @@ class Race:
         """A candidate with all its counts may be the best so far, which may be too much for others."""
         runner.reached.add(objective)
         self._arrived[objective].append(runner)
+        if not allowed(runner.measured.least, self.limits):
+            return
         surely = _rank(runner.measured.least, objective, runner.candidate)
         if objective not in self._best or surely > self._best[objective]:
             self._best[objective] = surely
@@ -280,7 +294,8 @@ class Race:
         if not self.bounds:
             return
         for objective in runner.alive - runner.reached:
-            if objective in self._best and runner.hope(objective) < self._best[objective]:
+            beaten = objective in self._best and runner.hope(objective) < self._best[objective]
+            if beaten or not allowed(runner.best_case, self.limits):
                 runner.alive.discard(objective)
 
     def _finish(self, runner: Runner) -> None:

@@ -30,7 +30,9 @@ class SearchOptions:
         approx: ``shortlist:N``; None: exact.
         bounds: give up candidates that cannot win.
         check_against: an exact circuit to compare with.
-        keep, budget: how many heads are kept a site, or removed in all.
+        keep, budget: how many heads are kept a site, or removed in all; neither where a constraint ends the search.
+        max_drop: how far accuracy may fall, as a share of the samples; the search ends before.
+        subject_to: what every removal has to keep.
         tower, sites: whose heads are candidates.
         start_mask, share_from, share_sites: which heads are gone at the beginning.
         batch_size, dtype, device, workers, memory: how the model runs.
@@ -50,6 +52,8 @@ class SearchOptions:
     check_against: str | None
     keep: int | None
     budget: int | None
+    max_drop: float | None
+    subject_to: Sequence[str]
     tower: str | None
     sites: str | None
     start_mask: str | None
@@ -73,7 +77,7 @@ class Scope:
     Attributes:
         source: the model, without the heads that the search begins without.
         sites: the paths of the sites whose heads are candidates, in model order.
-        budget: how many of them to remove.
+        budget: how many of them to remove, at most.
         total: the budget as it was asked for: with the heads that are gone at the beginning.
         details: what the provenance says of it.
         seen: the samples that the masks and circuits it begins with have seen.
@@ -104,7 +108,8 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     meant = sites_of(source, options.tower)
     before = source.description.mask.at(site.path for site in meant)
     headmap = options.algorithm == "headmap"
-    total = 0 if headmap else total_budget(before, options.keep, options.budget, "--budget")
+    limited = not headmap and (options.keep, options.budget) != (None, None)
+    total = total_budget(before, options.keep, options.budget, "--budget") if limited else 0
     allowed = _numbered(options.sites, source.sites) if options.sites else [site.path for site in source.sites]
     start, leading, seen = _start(source, options, meant, before, log)
     details: dict[str, Any] = {"share_sites": options.share_sites} if leading else {}
@@ -124,6 +129,8 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         budget = len(left) - sum(kept.values())
         details["kept"] = list(kept.values())
         return Scope(_without(source, start), sites, budget, budget + gone, details, seen, kept)
+    if not limited:
+        total = gone + min(len(left), len(after.kept_heads) - 1)
     option = "--budget" if options.budget is not None else "--keep"
     budget = total - gone
     if budget < 1:

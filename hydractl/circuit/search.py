@@ -8,28 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.journal import START_OVER, Journal, NoJournal
-from hydractl.circuit.objective import Doubt, Measured, Tally, Values
+from hydractl.circuit.objective import Doubt, Limits, Measured, Tally, Values, allowed, limits_of
 from hydractl.circuit.race import Race, Runner, Step, contenders
 from hydractl.circuit.tower import Candidate
 from hydractl.distributed import Processes
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 from hydractl.log import Progress
+from hydractl.settings.expressions import Constraint
 
 _MOST_LOSS = 1 << 100
 
 
 @dataclass
 class Found:
-    """The ranking of one objective: what the model gave before the first removal, and the removals."""
+    """The ranking of one objective.
+
+    Attributes:
+        base: what the model gave before the first removal.
+        steps: the removals.
+        ended: the option that ended them before the budget did.
+    """
 
     base: Measured
     steps: list[Step] = field(default_factory=list)
+    ended: str | None = None
 
     @property
     def removed(self) -> list[Candidate]:
@@ -44,6 +53,8 @@ class GreedySearch:
         evaluator: what is to be searched.
         heads: the candidates in model order.
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
+        constraints: what every removal has to keep; the search ends where none does.
+        max_drop: the search ends before the first step that takes accuracy further below that of the model.
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
         progress: of the evaluations.
@@ -57,6 +68,8 @@ class GreedySearch:
         *,
         bounds: bool = True,
         at_once: int = 1,
+        constraints: Sequence[Constraint] = (),
+        max_drop: Fraction | None = None,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
@@ -65,6 +78,9 @@ class GreedySearch:
         self.evaluator = evaluator
         self.heads = list(heads)
         self.bounds, self.at_once = bounds, at_once
+        self.constraints, self.max_drop = constraints, max_drop
+        self._limits: Limits = {}
+        self._end: Limits = {}
         self.journal = journal or NoJournal()
         self.processes = processes or Processes()
         self.progress = progress or Progress()
@@ -73,18 +89,30 @@ class GreedySearch:
         self.found: dict[str, Found] = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, Found]:
-        """Remove ``budget`` heads one after another, for each objective."""
+        """Remove ``budget`` heads one after another, for each objective, or fewer where a constraint ends it."""
         base = self._base()
+        self._limits = limits_of(self.constraints, base)
+        self._end = {} if self.max_drop is None else limits_of([Constraint("acc", self.max_drop, True)], base)
         self.found = {objective: Found(base) for objective in objectives}
         for number in range(1, budget + 1):
-            groups = same_model({objective: found.removed for objective, found in self.found.items()})
+            groups = same_model({o: found.removed for o, found in self.found.items() if found.ended is None})
             self._expect(len(groups) * self.to_come(number, budget))
             for removed, group in groups.items():
-                steps = self._remembered(group, number) or self._step(group, number, removed)
+                steps = self._remembered(group, number)
+                if steps is None:
+                    steps = self._step(group, number, removed)
                 for objective in group:
-                    self.found[objective].steps.append(steps[objective])
-                    self.removed(objective, number, steps[objective])
+                    self._take(objective, number, steps.get(objective))
         return self.found
+
+    def _take(self, objective: str, number: int, step: Step | None) -> None:
+        """Add a removal to its ranking, or end that."""
+        found = self.found[objective]
+        if step is None or not allowed(step.measured, self._end):
+            found.ended = "subject_to" if step is None else "max_drop"
+            return
+        found.steps.append(step)
+        self.removed(objective, number, step)
 
     def to_come(self, number: int, budget: int) -> int:
         """How many evaluations there may be from a step on, for objectives that have removed the same heads."""
@@ -112,13 +140,19 @@ class GreedySearch:
         """One removal for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
         steps = self.choose(group, number, [head for head in self.heads if head not in removed])
-        for objective, step in steps.items():
-            self._keep({"removed": objective, "step": number, **record_of(step)})
+        for objective in group:
+            step = steps.get(objective)
+            self._keep(
+                {"ended": objective, "step": number}
+                if step is None
+                else {"removed": objective, "step": number, **record_of(step)}
+            )
         self.journal.sync()
         return steps
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
-        """The best of the candidates left for each objective, the evaluator being at the model of the step."""
+        """The best of the candidates left for each objective that has one, the evaluator being at the model of the
+        step."""
         race = self._race(group, number, left, self.bounds)
         best = self._together(race.run())
         return {objective: self._complete(step, race.tally_of(step.candidate)) for objective, step in best.items()}
@@ -131,6 +165,7 @@ class GreedySearch:
             self._own(left),
             bounds=bounds,
             at_once=self.at_once,
+            limits=self._limits,
             known=self._evaluated(group, number),
             finished=lambda runner: self._finished(runner, group, number),
         )
@@ -163,12 +198,15 @@ class GreedySearch:
 
     def _together(self, arrived: Mapping[str, Sequence[Step]]) -> dict[str, Step]:
         """The best of all processes for each objective, of samples that its objective may not have read counted."""
-        own = {o: [record_of(step) for step in contenders(o, steps)] for o, steps in arrived.items() if steps}
+        own = {o: [record_of(step) for step in contenders(o, steps, self._limits)] for o, steps in arrived.items()}
         everyone = self.processes.gather(own)
         best = {}
         for objective in arrived:
             steps = [step_of(record) for records in everyone for record in records.get(objective, [])]
-            winner, *rivals = contenders(objective, steps)
+            ordered = contenders(objective, steps, self._limits)
+            if not ordered or not allowed(ordered[0].measured, self._limits):
+                continue
+            winner, *rivals = ordered
             read = tuple(replace(rival, measured=rival.measured.read_by(objective)) for rival in rivals)
             best[objective] = replace(winner, rivals=read)
         return best
@@ -194,13 +232,14 @@ class GreedySearch:
             self.journal.append(record)
 
     def _remembered(self, group: list[str], number: int) -> dict[str, Step] | None:
-        """The step as a journal has it, if it has all of it."""
+        """The step as a journal has it, if it has all of it; without the objectives that ended there."""
         found = {
             record["removed"]: step_of(record)
             for record in self.journal.records
             if record.get("removed") in group and record.get("step") == number
         }
-        return found if len(found) == len(group) else None
+        ended = {r["ended"] for r in self.journal.records if r.get("ended") in group and r["step"] == number}
+        return found if len(found) + len(ended) == len(group) else None
 
     def _evaluated(self, group: list[str], number: int) -> dict[Candidate, tuple[Measured, list[str]]]:
         """What a journal has of a step that was not finished."""
@@ -295,6 +334,8 @@ def _is_record(
             return _are_counts(measured_of(record["base"]), sizes)
         if type(record["step"]) is not int:
             return False
+        if "ended" in record:
+            return record["ended"] in objectives
         if "listed" in record:
             return all(_is_candidate(tuple(pair), heads) for pair in record["heads"])
         step = step_of(record)

@@ -7,12 +7,22 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hydractl.circuit.documents import agreement, agreement_text, check_exact, document_of, tied_text
+from hydractl.circuit.documents import (
+    agreement,
+    agreement_text,
+    check_exact,
+    document_of,
+    ended_text,
+    gain_text,
+    repeated_text,
+    tied_text,
+)
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
@@ -26,6 +36,7 @@ from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
 from hydractl.data.batching import longest_first
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError
@@ -36,6 +47,7 @@ from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
 from hydractl.report.texts import number
+from hydractl.settings.expressions import AUTO, parse_constraint
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -79,7 +91,10 @@ class Session:
         check_labels(sets["id"], source)
         report_classes(sets["id"], self.log)
         if options.ood is not None:
-            sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
+            if options.ood == AUTO:
+                sets["ood"] = PseudoOod(sets["id"], AUTO, options.seed, "--ood auto")
+            else:
+                sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
             if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
                 raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
         return sets
@@ -200,6 +215,8 @@ class Session:
             "processes": self.team,
             "progress": progress,
             "removed": removed,
+            "constraints": [parse_constraint(text) for text in options.subject_to],
+            "max_drop": None if options.max_drop is None else Fraction(str(options.max_drop)),
         }
         if options.algorithm == "headmap":
             kept = self.scope.kept or {}
@@ -246,6 +263,7 @@ class Session:
             "ood_score": options.ood_score,
             "algorithm": options.algorithm,
             "approx": options.approx,
+            **({"subject_to": list(options.subject_to)} if options.subject_to else {}),
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": options.batch_size,
             "dtype": options.dtype,
@@ -262,11 +280,15 @@ class Session:
         documents = {}
         for objective, ranking in found.items():
             document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
-            if self._exact is not None:
+            if ranking.ended:
+                self.log.warn(ended_text(document))
+            if self._exact is not None and ranking.steps:
                 document["agreement"] = agreement(document, *self._exact)
                 self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
-        for text in filter(None, map(tied_text, documents.values())):
+            if "gain" in document:
+                (self.log.warn if document["gain"]["low"] else self.log.info)(gain_text(document))
+        for text in filter(None, [*map(tied_text, documents.values()), repeated_text(documents)]):
             self.log.warn(text)
         steps = {o: [step["step"] for step in document.get("rounding", ())] for o, document in documents.items()}
         undecided = "; ".join(f"{o} {', '.join(map(str, numbers))}" for o, numbers in steps.items() if numbers)

@@ -109,9 +109,9 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: boo
         add_completion=completion, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
-    def show_help(context: typer.Context, value: bool) -> None:
+    def show_help(context: typer.Context, parameter: typer.CallbackParam, value: bool) -> None:
         if value:
-            answer.text(_help_of(context.info_name))
+            answer.text(_help_of(context.info_name, short=parameter.name == "h"))
             raise typer.Exit
 
     def show_version(value: bool) -> None:
@@ -121,25 +121,26 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: boo
             answer.text(f"hydractl {__version__}")
             raise typer.Exit
 
-    help_option = typer.Option(False, "--help", "-h", is_eager=True, callback=show_help)
+    help_option = typer.Option(False, "--help", is_eager=True, callback=show_help)
+    short_option = typer.Option(False, "-h", is_eager=True, callback=show_help)
     version_option = typer.Option(False, "--version", is_eager=True, callback=show_version)
 
     @app.callback(invoke_without_command=True)
-    def hydractl(version: bool = version_option, help: bool = help_option) -> None:
+    def hydractl(version: bool = version_option, help: bool = help_option, h: bool = short_option) -> None:
         """Nothing to do without a verb: the options act by themselves."""
 
     if commands:
         from hydractl.cli.running import request_function
 
         for name in commands:
-            app.command(name, add_help_option=False)(request_function(name, help_option))
+            app.command(name, add_help_option=False)(request_function(name, help=help_option, h=short_option))
     return app
 
 
-def _help_of(command: str | None) -> str:
+def _help_of(command: str | None, *, short: bool) -> str:
     columns = shutil.get_terminal_size((80, 24)).columns
     if command in VERBS:
-        return verb_help(command, columns)
+        return verb_help(command, columns, short=short)
     return info_help(columns) if command == INFO else app_help(columns)
 
 

@@ -15,6 +15,7 @@ from hydractl.errors import HydraError, Interrupted, StorageError, UsageError, d
 INTERRUPTED = 130
 _INTERNAL = 1
 _MOST_PROBLEMS = 50
+_LONGEST = 2000  # characters of a line: what it quotes may be any value of any file
 _STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
 # How torch says it on a CPU and on Apple's GPUs; on CUDA it has an exception of its own.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -56,13 +57,18 @@ def say_failure(failure: Failure, error: BaseException) -> None:
     if debugging():
         for line in "".join(traceback.format_exception(error)).splitlines():
             say(line)
-    say(f"error: {failure.message}")
+    say(f"error: {_cut(failure.message)}")
     for problem in failure.problems[:_MOST_PROBLEMS]:
-        say(f"  - {problem}")
+        say(f"  - {_cut(problem)}")
     if len(failure.problems) > _MOST_PROBLEMS:
         say(f"  - and {len(failure.problems) - _MOST_PROBLEMS} more")
     if failure.hint:
         say(f"hint: {failure.hint}")
+
+
+def _cut(line: str) -> str:
+    """A long line without its middle."""
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.cli.verbs import APP_ABOUT, APP_EXAMPLES, INFO_ABOUT, INFO_EXAMPLES, VERBS
 
@@ -18,6 +18,10 @@ _NOTE = (
     "or in hydra.yaml (batch_size: 8, at the top or under the name of the verb); a flag wins over a variable, "
     "a variable over the file."
 )
+_SHARED_GROUPS = "Input and output, Running, General"
+"""The groups that all verbs have: in this order, behind those of the verb."""
+_SHORT_EXAMPLES = 4
+"""Lines of examples in the short help: two with their comments."""
 
 Row = tuple[str, str]
 
@@ -28,7 +32,7 @@ def app_help(columns: int) -> str:
         ("    --info FILE...", "Describe any file that hydractl writes"),
         ("    --version", "Print the version"),
         ("    --install-completion", "Let the shell complete verbs and options (--show-completion prints how)"),
-        ("-h, --help", "Show this help; hydractl VERB --help shows that of a verb"),
+        ("-h, --help", "Show this help; hydractl VERB -h shows the most used options of a verb, --help all"),
     ]
     sections = {"Verbs": [(name, verb.summary) for name, verb in VERBS.items()], "Options": general}
     return _page("VERB MODEL... [-o OUTPUT] [options]", APP_ABOUT, sections, APP_EXAMPLES, columns)
@@ -44,45 +48,35 @@ def info_help(columns: int) -> str:
     return _page("--info FILE... [--json]", INFO_ABOUT, {"Options": rows}, INFO_EXAMPLES, columns)
 
 
-def verb_help(name: str, columns: int) -> str:
-    """``hydractl VERB --help``: usage, what it does, its options by group, examples."""
+def verb_help(name: str, columns: int, *, short: bool = False) -> str:
+    """``hydractl VERB --help``: usage, what it does, its options by group, examples; ``-h``: what most people need."""
     # Here, because ``hydractl --help`` does without the settings.
     from hydractl.settings.option import options_of
     from hydractl.settings.verbs import SETTINGS
 
-    groups: dict[str, list[Row]] = {}
-    for option in options_of(SETTINGS[name]):
-        groups.setdefault(option.group, []).append(_row(option, SETTINGS[name]))
-    groups[list(groups)[-1]].append(("-h, --help", "Show this help"))
-    verb = VERBS[name]
-    return _page(f"{name} {verb.usage}", verb.about, groups, verb.examples, columns, note=_NOTE)
+    settings, verb = SETTINGS[name], VERBS[name]
+    options = sorted(options_of(settings), key=lambda option: _SHARED_GROUPS.find(option.group))
+    groups: dict[str, list[Row]] = {"Arguments": [_model_row(settings)]}
+    for option in options:
+        if option.name != "model" and (option.often or not short):
+            groups.setdefault("Most used options" if short else option.group, []).append(_row(option, short=short))
+    usage = f"{name} {verb.usage}"
+    if short:
+        examples = "\n".join(verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES])
+        return _page(usage, verb.about, groups, f"{examples}\n\nall options: hydractl {name} --help\n", columns)
+    groups[options[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
+    return _page(usage, verb.about, groups, verb.examples, columns, note=_NOTE)
 
 
-def default_text(option: Option) -> str:
-    """The built-in value of an option, in words; empty if it has none."""
-    if option.default_text is not None:
-        return option.default_text
-    return "" if option.default in (None, []) else value_text(option.default)
+def _model_row(settings: type[Common]) -> Row:
+    if settings.many_models:
+        return "MODEL...", settings.models_help
+    return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
 
 
-def value_text(value: Any) -> str:
-    """A value as one would write it after its flag."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list):
-        return ",".join(value_text(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _row(option: Option, settings: type[Common]) -> Row:
-    if option.name == "model":
-        if settings.many_models:
-            return "MODEL...", settings.models_help
-        return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
+def _row(option: Option, *, short: bool) -> Row:
     left = f"{option.short}, {option.flag}" if option.short else f"    {option.flag}"
-    default = default_text(option)
-    notes = [note for note in (option.unit, f"default: {default}" if default else None) if note]
-    return f"{left} {option.placeholder()}".rstrip(), option.help + (f" [{'; '.join(notes)}]" if notes else "")
+    return f"{left} {option.placeholder()}".rstrip(), option.described(short=short)
 
 
 def _page(

@@ -19,18 +19,22 @@ import typer
 
 from hydractl.cli.answer import Answer
 from hydractl.cli.console import ConsoleLog, Stray
-from hydractl.cli.help import value_text
 from hydractl.cli.verbs import INFO, VERBS, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
 from hydractl.settings.common import Common
-from hydractl.settings.option import Option, options_of
+from hydractl.settings.option import Option, options_of, value_text
 from hydractl.settings.sources import merge, unknown_variables
 from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 
-def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
-    """A function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command."""
+def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
+    """A function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command.
+
+    Args:
+        verb: its name.
+        help_options: Typer's declarations of the options that only show help, by parameter.
+    """
     single: list[Option] = []
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
@@ -38,10 +42,10 @@ def request_function(verb: str, help_option: Any) -> Callable[..., Request]:
     else:
         parameters = [_parameter(option) for option in options_of(SETTINGS[verb])]
         single = [o for o in options_of(SETTINGS[verb]) if not o.many and o.type is not bool]
-    parameters.append(_keyword("help", bool, help_option))
+    parameters += [_keyword(name, bool, declared) for name, declared in help_options.items()]
 
     def request(**values: Any) -> Request:
-        del values["help"]
+        values = {name: value for name, value in values.items() if name not in help_options}
         for option in single:
             values[option.name] = _once(option, values[option.name] or [], verb)
         return Request(verb, values)

@@ -143,6 +143,21 @@ VERBS: dict[str, Verb] = {
 """,
         prints_table=True,
     ),
+    "study": Verb(
+        module="hydractl.verbs.study",
+        summary="Find out whether any of this helps a model",
+        usage="MODEL [--data TRAIN] --val SPEC --ood-val SPEC --test SPEC --ood NAME=SPEC [-o DIR] [options]",
+        about="Find out whether any of this helps a model: make several fused models of it, choose one and an OOD "
+        "score on validation data, and say what it gains and loses on test data against the single model. The same "
+        "command goes on after a break.",
+        examples="""
+  # everything, with a verdict
+  hydractl study vit.st --data train/ --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz -o runs/vit
+  # what would be run, and how long it would take
+  hydractl study vit.st --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz --budget 1h --dry-run
+""",
+        prints_table=True,
+    ),
 }
 
 APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."

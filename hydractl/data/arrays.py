@@ -82,10 +82,15 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
             labels = arrays[name["y"]] if name["y"] in headers and not label_problems else None
             rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
             images = np.ascontiguousarray(arrays[name["x"]][rows if len(rows) < total else slice(None)])
+            classes = arrays[name["classes"]] if name["classes"] in headers and not label_problems else None
+            label_problems += [
+                f"{name[key]} has strings with numbers that are no characters"
+                for key, array in (("y", labels), ("classes", classes))
+                if array is not None and _has_no_characters(array)
+            ]
             raw = RawLabels(problems=label_problems)
             if not label_problems:
-                classes = arrays[name["classes"]].tolist() if name["classes"] in headers else None
-                raw = _labels(labels, rows, classes, name["y"])
+                raw = _labels(labels, rows, None if classes is None else classes.tolist(), name["y"])
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
@@ -164,6 +169,14 @@ def _label_problems(name: dict[str, str], headers: dict[str, _Header]) -> list[s
     if classes is not None and (classes.dtype.kind != "U" or len(classes.shape) != 1 or classes.shape[0] == 0):
         problems.append(f"{name['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
     return problems
+
+
+def _has_no_characters(array: npt.NDArray[Any]) -> bool:
+    """Whether strings hold numbers beyond Unicode or half characters, which Python takes in and fails at later."""
+    if array.dtype.kind != "U" or not array.nbytes:
+        return False
+    codes = np.ascontiguousarray(array).view(np.dtype(f"{array.dtype.byteorder}u4"))
+    return int(codes.max()) > 0x10FFFF or bool(((codes >= 0xD800) & (codes < 0xE000)).any())
 
 
 def _labels(every: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:

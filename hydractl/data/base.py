@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
 
-_SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions")
+_SCHEMES = ("builtin", "torchvision", "hf", "wds", "captions", "memory")
 
 TEXT_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
@@ -177,6 +177,10 @@ class Dataset(ABC):
     @abstractmethod
     def _content(self, i: int) -> Iterable[bytes]:
         """The bytes that make sample ``i`` what it is, in pieces of any size."""
+
+    def origins(self) -> list[Dataset]:
+        """This set, and those that its samples were made of: who sees the one has seen the others."""
+        return [self]
 
     def lengths(self) -> list[int] | None:
         """Length of each sample if batches of similar length are cheaper (texts: characters); else None."""

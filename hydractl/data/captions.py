@@ -96,7 +96,7 @@ def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     table = open_table(spec, ("image", "caption"))
     only_image = {key: value for key, value in spec.query.items() if key == "image"}
-    images, _ = read_image_parquet(replace(spec, query=only_image), limit)
+    images, _ = read_image_parquet(replace(spec, query=only_image), limit, None)
     column = _column(spec, "caption", table.columns or (), "column")
     texts, _ = _texts(spec, itertools.islice(table.rows([column]), len(images)), {"caption": column})
     return CaptionedImages(images, texts["caption"]), RawLabels()

@@ -59,8 +59,7 @@ class CorruptedImages(Dataset):
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
-        image = self.clean[i]
-        image = in_mode(image, "L" if image.mode in _GREY else "RGB")
+        image = grey_or_rgb(self.clean[i])
         shorter = min(image.size)
         if shorter > LARGE_SIDE:
             width, height = (max(1, round(side * LARGE_SIDE / shorter)) for side in image.size)
@@ -73,6 +72,11 @@ class CorruptedImages(Dataset):
         # The clean images are read once for all corruptions of them.
         yield f"corruption/{_VERSION} {self.name} {self.severity} {i}\n".encode()
         yield bytes.fromhex(self.clean.sample_fingerprints()[i])
+
+
+def grey_or_rgb(image: Image.Image) -> Image.Image:
+    """An image of a grey mode as 8-bit grey, any other as RGB."""
+    return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
 def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:

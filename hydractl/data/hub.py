@@ -17,7 +17,7 @@ import numpy as np
 
 from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
-from hydractl.data.labels import RawLabels, raw_labels
+from hydractl.data.labels import RawLabels, limited, raw_labels
 from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import Row, Table
 from hydractl.errors import InputError, UsageError
@@ -40,23 +40,27 @@ class ParquetImages(EncodedImages):
         spec, where, ids: as of :class:`Dataset`.
         path: the file.
         column: of the images.
+        rows: of the samples in the file.
         starts: the first row of each group of rows, ascending, and behind the last one the number of rows.
     """
 
     nothing = _NO_BYTES
 
-    def __init__(self, spec: str, where: str, ids: list[str], path: str, column: str, starts: list[int]) -> None:
+    def __init__(
+        self, spec: str, where: str, ids: list[str], path: str, column: str, rows: list[int], starts: list[int]
+    ) -> None:
         super().__init__(spec, where, ids)
-        self.path, self.column = path, column
+        self.path, self.column, self._rows = path, column, rows
         self._starts = np.array(starts)
         self._group: tuple[int, int, list[Any]] | None = None  # process, number, images
 
     def read(self, i: int) -> bytes:
-        number = int(np.searchsorted(self._starts, i, side="right")) - 1
+        row = self._rows[i]
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
         # A file opened before a fork is not read after it.
         if self._group is None or self._group[:2] != (os.getpid(), number):
             self._group = (os.getpid(), number, self._read_group(number))
-        value = self._group[2][i - int(self._starts[number])]
+        value = self._group[2][row - int(self._starts[number])]
         if isinstance(value, dict):
             value = value.get("bytes")
         return value if isinstance(value, bytes) else b""
@@ -103,10 +107,11 @@ def _image_columns(schema: Any) -> list[str]:
     return columns
 
 
-def read_image_parquet(spec: Spec, limit: int | None) -> tuple[EncodedImages, RawLabels]:
+def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple[EncodedImages, RawLabels]:
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names; integers point into the names of the published ``ClassLabel``, where the file says so.
+    Without a ``seed``, a ``limit`` takes the first rows.
 
     Raises:
         InputError: for a file that cannot be read, or columns that are not there or cannot be decided.
@@ -119,20 +124,21 @@ def read_image_parquet(spec: Spec, limit: int | None) -> tuple[EncodedImages, Ra
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
-            rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
             column, label = _image_and_label(spec, _image_columns(schema), schema.names)
             values = None if label is None else file.read(columns=[label], use_threads=False).column(0)
     except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
-    if not sum(rows):
+    if not sum(sizes):
         raise InputError(f"{spec.where}: no images in the file")
-    count = sum(rows) if limit is None else min(limit, sum(rows))
+    labels = None if values is None else values.to_pylist()
+    rows = limited(None if seed is None else labels, sum(sizes), limit, seed or 0)
     name = printable(Path(path).name)
-    starts = np.concatenate([[0], np.cumsum(rows)]).tolist()
-    dataset = ParquetImages(spec.text, spec.where, [f"{name}#{i}" for i in range(count)], path, column, starts)
-    if values is None:
+    starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    dataset = ParquetImages(spec.text, spec.where, [f"{name}#{i}" for i in rows], path, column, rows, starts)
+    if labels is None:
         return dataset, _no_labels(schema.names)
-    return dataset, raw_labels(values.to_pylist()[:count], dataset.ids, names=_class_names(schema, str(label)))
+    return dataset, raw_labels([labels[i] for i in rows], dataset.ids, names=_class_names(schema, str(label)))
 
 
 def _image_and_label(spec: Spec, images: Sequence[str], there: Sequence[str]) -> tuple[str, str | None]:
@@ -169,15 +175,16 @@ class HubImages(EncodedImages):
 
     Args:
         spec, where, ids: as of :class:`Dataset`.
-        column: of images that are not decoded: item i is ``{"bytes", "path"}``.
+        column: of images that are not decoded: each item is ``{"bytes", "path"}``.
+        rows: of the samples in it.
     """
 
-    def __init__(self, spec: str, where: str, ids: list[str], column: Any) -> None:
+    def __init__(self, spec: str, where: str, ids: list[str], column: Any, rows: list[int]) -> None:
         super().__init__(spec, where, ids)
-        self.column = column
+        self.column, self._rows = column, rows
 
     def read(self, i: int) -> bytes:
-        value = self.column[i] or {}
+        value = self.column[self._rows[i]] or {}
         content, path = value.get("bytes"), value.get("path")
         if content is None and path:
             try:
@@ -189,7 +196,7 @@ class HubImages(EncodedImages):
         return bytes(content)
 
 
-def read_hub_set(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./`` or ``~``).
 
     A set with a column of images is one of images (``?image=``, ``?label=``), any other one of texts (``?text=``,
@@ -202,20 +209,21 @@ def read_hub_set(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     table = _load(spec)
     features = table.features
     images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    count = len(table) if limit is None else min(limit, len(table))
-    if not count:
+    if not len(table) or limit == 0:
         raise InputError(f"{spec.where}: the set is empty")
     if not images:
-        return _texts(spec, table, count)
+        return _texts(spec, table, len(table) if limit is None else min(limit, len(table)))
     spec.check_query(QUERY)
     column, label = _image_and_label(spec, images, list(features))
     from datasets import Image
 
-    ids = [f"hf:{spec.path}#{i}" for i in range(count)]
-    dataset = HubImages(spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column])
-    if label is None:
+    labels = None if label is None else list(table[label])
+    rows = limited(labels, len(table), limit, seed)
+    ids = [f"hf:{spec.path}#{i}" for i in rows]
+    dataset = HubImages(spec.text, spec.where, ids, table.cast_column(column, Image(decode=False))[column], rows)
+    if labels is None:
         return dataset, _no_labels(list(features))
-    return dataset, raw_labels(list(table[label][:count]), ids, names=_names(features[label]))
+    return dataset, raw_labels([labels[i] for i in rows], ids, names=_names(features[label]))
 
 
 def _names(feature: Any) -> list[str] | None:

@@ -21,6 +21,7 @@ Labels = npt.NDArray[np.int64]
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 """A label in a text that is a number."""
+_MOST_COMPARED = 50_000  # pairs of names, for messages: a second of work
 
 
 @dataclass
@@ -221,7 +222,7 @@ def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] 
         raise InputError(
             f"{where}: {count} not among the model's {len(labels)} class names",
             hint=f"the model's class names: {some(labels)}",
-            problems=[_near(name, labels) for name in unknown],
+            problems=_near(unknown, labels),
         )
     mapped = [label_map.get(name, name) for name in own]
     if mapped == list(labels):
@@ -236,7 +237,7 @@ def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] 
         raise InputError(
             f"{where}: {_count(len(unknown), 'class name', 'class names')} not among the model's {len(labels)}",
             hint=f"{way}: {some(labels)}",
-            problems=[_near(name, labels) for name in unknown],
+            problems=_near(unknown, labels),
         )
     counts = Counter(labels)
     twice = sorted({name for name in mapped if counts[name] > 1})
@@ -250,11 +251,15 @@ def _name_table(own: list[str], labels: Sequence[str], given: Mapping[str, str] 
     return np.array([position[name] for name in mapped], dtype=np.int64)
 
 
-def _near(name: str, labels: Sequence[str]) -> str:
-    """The name, and the checkpoint's name that is most like it."""
+def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The names, the first ones with the checkpoint's name that is most like it."""
     folded = {label.casefold(): label for label in reversed(list(labels))}
-    near = difflib.get_close_matches(name.casefold(), folded, n=1)
-    return f"{name!r} (near: {folded[near[0]]!r})" if near else repr(name)
+    lines = [repr(name) for name in names]
+    for index, name in enumerate(names[: _MOST_COMPARED // len(labels)]):
+        near = difflib.get_close_matches(name.casefold(), folded, n=1)
+        if near:
+            lines[index] += f" (near: {folded[near[0]]!r})"
+    return lines
 
 
 def _count(number: int, one: str, many: str) -> str:

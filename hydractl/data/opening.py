@@ -9,7 +9,9 @@ from pathlib import Path
 
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
-from hydractl.data.labels import RawLabels, resolve_labels
+from hydractl.data.labels import RawLabels, limited, resolve_labels
+from hydractl.data.part import Part, part_rows, take_part
+from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 
 Reader = Callable[..., "tuple[Dataset, RawLabels]"]
@@ -25,9 +27,10 @@ _READERS = {
     "wds": ("hydractl.data.shards", "read_shards", "image"),
     "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
+    "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision")
+_DRAWN = ("npz", "folder", "list", "torchvision", "hf", "image parquet", "memory")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
@@ -53,7 +56,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set, corrupted if the SPEC has ``?corruption=NAME&severity=N``.
+    """Open a data set: corrupted with ``?corruption=``, a part of it with ``?part=K/N``, made OOD with ``?ood=KIND``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -63,7 +66,7 @@ def open_data(
         option: the option it was given to, for messages.
         limit: only so many samples, the first ones, or :func:`hydractl.data.labels.limited` of a set sorted by class;
             class names are still those of the whole set.
-        seed: of that draw.
+        seed: of that draw, and of OOD samples that are made.
         labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
             refused); None where the data's own names define the order (training from scratch).
         label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
@@ -87,25 +90,36 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed, corruption = take_corruption(parse_spec(spec, option))
+    parsed, part = take_part(parse_spec(spec, option))
+    parsed, ood = take_ood(parsed)
+    parsed, corruption = take_corruption(parsed)
     kind = _kind(parsed)
     module, function, samples = _READERS[kind]
     if samples:
         _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
-    dataset, raw = reader(parsed, limit, seed) if kind in _DRAWN else reader(parsed, limit)
+    first = limit if part is None else None  # of a part, the limit comes after it
+    dataset, raw = reader(parsed, first, seed) if kind in _DRAWN else reader(parsed, first)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
     dataset.label_hint = raw.hint
     dataset.skipped = {} if on_bad == "skip" else None
-    if corruption is None:
-        return dataset
-    # Its SPEC is already that of the corrupted images.
-    corrupted = CorruptedImages(dataset, *corruption)
-    corrupted.spec = spec
-    return corrupted
+    if corruption is not None:
+        dataset = CorruptedImages(dataset, *corruption)
+    if part is not None:
+        rows = part_rows(len(dataset), part, parsed.where)
+        own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[list(rows)].tolist()
+        dataset = Part(dataset, spec, [rows[i] for i in limited(own, len(rows), limit, seed)])
+    if ood is not None:
+        if need_labels:
+            raise UsageError(
+                f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
+            )
+        dataset = PseudoOod(dataset, ood, seed)
+    dataset.spec = spec  # as it was given, with what each of these adds
+    return dataset
 
 
 def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:

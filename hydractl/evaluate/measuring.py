@@ -266,6 +266,8 @@ def predictions_writer(
 FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
 """A field more, where a threshold is known."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 def _sample_rows(
@@ -287,6 +289,16 @@ def _sample_rows(
         if threshold is not None and samples.score is not None:
             row[FLAG] = bool(samples.score[i] >= threshold)
         yield row
+
+
+def _cell(value: Any) -> Any:
+    """A text for a table that a spreadsheet may open: a formula has a ``'`` before it, control characters are spelled.
+
+    Source: OWASP, "CSV injection".
+    """
+    if not isinstance(value, str):
+        return value
+    return ("'" if value.startswith(_FORMULA) else "") + value.translate(_CONTROLS)
 
 
 def write_lines(
@@ -313,7 +325,7 @@ def write_lines(
             names = FIELDS if threshold is None else (*FIELDS, FLAG)
             writer = csv.DictWriter(text, names, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
             text.detach()
             return
         for row in rows:

@@ -13,12 +13,14 @@ import numpy.typing as npt
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluate.options import DataOptions
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
+from hydractl.settings.expressions import AUTO
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
 
@@ -106,10 +108,16 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
             sets.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **common), group))
         for kind, severity in itertools.product(options.corruptions, options.severities):
             sets.append(_of(f"{kind}/{severity}", CORRUPTION, CorruptedImages(inside, kind, severity)))
+    validation = None
     if options.val is not None:
         sets.append(_of("val", VAL, open_data(options.val, option="--val", need_labels=True, **known)))
+        validation = sets[-1].dataset
     for name, _, spec in options.val_ood:
-        outside = open_data(spec, option=f"--val-ood {name}", ignore_labels=True, **common)
+        option = f"--val-ood {name}"
+        if spec == AUTO and validation is not None:
+            outside: Dataset = PseudoOod(validation, AUTO, options.seed, option)
+        else:
+            outside = open_data(spec, option=option, ignore_labels=True, **common)
         sets.append(_of(name, VAL_OOD, outside))
     if options.fit is not None:
         sets.append(_of("fit", FIT, open_data(options.fit, option="--fit", **known)))
@@ -241,10 +249,11 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
 def fitted_entries(sets: Sequence[EvalSet]) -> list[Entry]:
     """What this command fits on, as :mod:`hydractl.files.fingerprints` notes it."""
     return [
-        entry("eval", "train" if role == FIT else role, dataset.dataset)
+        entry("eval", "train" if role == FIT else role, part)
         for role in (VAL, VAL_OOD, FIT)
         for dataset in of_role(sets, role)
         if dataset.dataset is not None
+        for part in dataset.dataset.origins()
     ]
 
 

@@ -112,6 +112,8 @@ class AttentionLayout:
         out: of the output projection, ``[d_model, heads * head_dim]``.
         gate: of the gate of the attention output, a matrix like that of queries; empty: none.
         q_norm, k_norm: of norms that act on one head at a time; empty: none.
+        biases: where all biases are tensors of their own, their names, as in
+            :class:`hydractl.heads.weights.HeadWeights`.
     """
 
     qkv: tuple[str, ...]
@@ -119,6 +121,7 @@ class AttentionLayout:
     gate: str = ""
     q_norm: str = ""
     k_norm: str = ""
+    biases: tuple[str, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
@@ -154,8 +157,10 @@ class AttentionLayout:
         rows: dict[str, Sequence[str]] = {}
         for module, fields in holds.items():
             weight, bias = _pair(path, module)
-            rows |= {weight: fields, bias: [f"{field}_bias" for field in fields]}
-        return rows
+            rows[weight] = fields
+            if not self.biases or module not in self.qkv:
+                rows[bias] = [f"{field}_bias" for field in fields]
+        return rows | {f"{path}.{bias}": (bias,) for bias in self.biases}
 
     def _norms(self, path: str) -> list[tuple[str, str]]:
         """Names of the parameters of the norms, and their names in :attr:`HeadWeights.extra`."""
@@ -171,13 +176,18 @@ def _pair(path: str, module: str) -> tuple[str, str]:
 
 @dataclass
 class LoadedModel:
-    """A model of a library as it was found, before hydractl touches it."""
+    """A model of a library as it was found, before hydractl touches it.
+
+    Attributes:
+        left: names of the stored tensors that are no part of the model: those of another task's head.
+    """
 
     arch: str
     config: dict[str, Any]
     tensors: TensorSource
     preprocess: dict[str, Any]
     labels: list[str] | None
+    left: Sequence[str] = ()
 
 
 class ModelFamily(ABC):
@@ -229,7 +239,8 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def classes(self, config: Mapping[str, Any]) -> int | None:
-        """Number of classes; None for a model without a classifier, whose classes are given by name (zero-shot)."""
+        """Number of classes; None for a zero-shot model, whose classes are given by name; 0 for a body, which has no
+        classifier yet and reads out features."""
 
     def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
         """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.

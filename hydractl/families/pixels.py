@@ -18,18 +18,49 @@ LARGEST = 1 << 14
 
 
 def images_of(samples: Sequence[Any]) -> list[Image.Image]:
-    """The images of a batch that a person may have put together.
+    """The images of a batch that a person may have put together: a list, or one array or tensor of several images.
 
     Raises:
-        InputError: for one image alone, and for what is no PIL image.
+        InputError: for one image alone, and for what :func:`image_of` does not take.
     """
-    if isinstance(samples, Image.Image):
+    if isinstance(samples, Image.Image) or len(getattr(samples, "shape", "NHWC")) != 4:
         raise InputError("preprocess takes a list of images, not one alone", hint="preprocess([image])")
-    for image in samples:
-        if not isinstance(image, Image.Image):
-            hint = "PIL.Image.fromarray(array) makes one of an array [height, width, 3] of bytes"
-            raise InputError(f"preprocess takes a list of PIL images; one of these is a {type(image).__name__}", hint)
-    return list(samples)
+    return [image_of(sample) for sample in samples]
+
+
+def image_of(sample: Any) -> Image.Image:
+    """One image: a PIL image as it is, or pixels.
+
+    Args:
+        sample: or a numpy array ``[height, width]`` or ``[height, width, 1 or 3]``, or a tensor ``[height, width]`` or
+            ``[1 or 3, height, width]``; bytes, or floating point numbers from 0 to 1.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if isinstance(sample, Image.Image):
+        return sample
+    if not hasattr(sample, "__array__"):
+        raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
+    import numpy as np
+
+    is_tensor = hasattr(sample, "detach")
+    if is_tensor:
+        sample = sample.detach().cpu().float() if sample.is_floating_point() else sample.cpu()  # numpy has no bfloat16
+    pixels = np.asarray(sample)
+    if is_tensor and pixels.ndim == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+        pixels = np.round(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8 or 0 in pixels.shape or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
+        raise InputError(
+            f"an image of {pixels.dtype} {list(sample.shape)} cannot be read",
+            hint="arrays are [height, width, 3] and tensors [3, height, width], of bytes or of numbers from 0 to 1 "
+            "that are not normalized",
+        )
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.files.checkpoint import FileTensors
+from hydractl.files.checkpoint import FileTensors, ShardedTensors
+from hydractl.files.header import PICKLES
 from hydractl.jsonio import canonical_json, parse_json
 
 T = TypeVar("T")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Message of a library's error, cut to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -29,7 +30,10 @@ def refused_as(what: str, hint: str | None = None) -> Iterator[None]:
         yield
     except HydraError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # A panic of a library in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(f"{what}: {first_line(error)}", hint=hint) from error
 
 
@@ -70,15 +74,20 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def published_weights(weights: Path, hint: str) -> FileTensors:
-    """The weights of a published folder, unread.
+def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
+    """The weights of a published folder, unread: of one file, or of several with an index.
 
     Raises:
-        InputError: with the hint, where there is no such file.
+        InputError: with the hint, where there is no such file; naming pickles that lie in its place.
     """
-    if not weights.exists():
-        raise InputError(f"{weights.parent} has no {weights.name}", hint=hint)
-    return FileTensors(weights)
+    folder, index = weights.parent, weights.with_name(f"{weights.name}.index.json")
+    if weights.exists():
+        return FileTensors(weights)
+    if index.exists():
+        return ShardedTensors(index)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    instead = f", but {', '.join(pickles[:3])}: pickles, which hydractl never opens" if pickles else ""
+    raise InputError(f"{folder} has no {weights.name}{instead}", hint=hint)
 
 
 def write_config(path: Path, document: Mapping[str, Any]) -> None:

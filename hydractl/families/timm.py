@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
+from hydractl.families import timm_eva
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
 from hydractl.families.reading import (
@@ -32,6 +33,7 @@ from hydractl.families.reading import (
 )
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors
+from hydractl.files.header import CONVERT
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, shown
 
@@ -42,12 +44,14 @@ import timm.data  # noqa: E402
 from timm.layers import Attention  # noqa: E402
 from timm.models import VisionTransformer  # noqa: E402
 from timm.models._hub import save_config_for_hf  # noqa: E402
+from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
+_MOST_BLOCKS = 200
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -61,7 +65,6 @@ class TimmViT(ModelFamily):
     name = "timm"
     version = timm.__version__
     builds_by_name = True
-    attention = AttentionLayout(("qkv",), "proj", gate="gate", q_norm="q_norm", k_norm="k_norm")
     parts = {  # noqa: RUF012 - as the protocol declares it
         "attention": r"blocks\.\d+\.attn\.",
         "mlp": r"blocks\.\d+\.mlp\.",
@@ -82,9 +85,7 @@ class TimmViT(ModelFamily):
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None
-        weights = published_weights(
-            folder / _WEIGHTS, "hydractl never opens pickles: save the weights with safetensors.torch.save_file"
-        )
+        weights = published_weights(folder / _WEIGHTS, CONVERT)
         model = _build(config)
         return LoadedModel(
             arch=str(config["architecture"]),
@@ -112,7 +113,7 @@ class TimmViT(ModelFamily):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
-            _check(model)
+            check_model(model)
             config = _published_config(model)
         return LoadedModel(
             arch=str(config["architecture"]),
@@ -157,11 +158,17 @@ class TimmViT(ModelFamily):
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``blocks.0.attn`` and so on."""
-        blocks = _build(config).blocks
-        return [
-            Site(f"blocks.{i}.attn", b.attn.num_heads, b.attn.head_dim, b.attn.proj.out_features)
-            for i, b in enumerate(blocks)
-        ]
+        return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(_build(config).blocks)]
+
+    def layout(self, site: Site) -> AttentionLayout:
+        """By how the library's kinds of attention hold queries, keys and values."""
+        return timm_eva.LAYOUTS[site.layout]
+
+    def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
+        """Replace the attention; in an Eva by one that takes rotary positions."""
+        if isinstance(model, timm_eva.Eva):
+            attention = timm_eva.InPlace(attention, model.get_submodule(site.path))
+        super().install(model, site, attention)
 
     def classes(self, config: Mapping[str, Any]) -> int:
         """Number of classes of the classifier."""
@@ -174,6 +181,8 @@ class TimmViT(ModelFamily):
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
+        if isinstance(model, timm_eva.Eva):
+            return timm_eva.stages(model, (*_EMBED, "norm_pre."))
         # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
         stem_model = copy.copy(model)
         stem_model._modules = dict(model._modules)
@@ -254,12 +263,19 @@ def _build(config: Mapping[str, Any]) -> Any:
     """The model of a configuration on the meta device."""
     with torch.device("meta"):
         model = _create(config)
-    _check(model)
+    check_model(model)
+    for module in model.modules():  # the library makes its buffers anew: they are no part of a checkpoint
+        module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
+    reinit_non_persistent_buffers(model)
     return model.eval()
 
 
 def _create(config: Mapping[str, Any]) -> Any:
     """The model of a configuration, on the default device."""
+    arguments = config.get("model_args")
+    depth = arguments.get("depth", 1) if isinstance(arguments, Mapping) else 1
+    if type(depth) is not int or depth > _MOST_BLOCKS:  # each would be built before any is compared with the weights
+        raise InputError(f"the configuration of {shown(config.get('architecture'))} has {shown(depth)} blocks")
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(canonical_json(config), encoding="utf-8")
@@ -267,19 +283,27 @@ def _create(config: Mapping[str, Any]) -> Any:
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
 
 
-def _check(model: nn.Module) -> None:
+def check_model(model: Any) -> None:
     """Refuse what cannot be pruned head by head."""
     kind = type(model).__name__
-    if not isinstance(model, VisionTransformer):
-        modules = [type(m) for name, m in model.named_modules() if name.endswith("attn")]
-        met = next((m for m in modules if m is not nn.Identity), None)
+    if not isinstance(model, VisionTransformer | timm_eva.Eva):
+        met = next((type(m) for m in model.modules() if re.search("Attn|Attention", type(m).__name__)), None)
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
             f"timm's {kind} is not supported: {attention_met}",
-            hint="supported are VisionTransformer models with timm.layers.Attention: vit_*, deit*",
+            hint="supported are VisionTransformer models with timm.layers.Attention (vit_*, deit*) and Eva (eva*)",
         )
     if not len(model.blocks):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
+    if isinstance(model, timm_eva.Eva):
+        timm_eva.check(model)
+    else:
+        _check_vit(model, kind)
+    if not model.global_pool:
+        raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
+
+
+def _check_vit(model: Any, kind: str) -> None:
     for index, block in enumerate(model.blocks):
         attention = getattr(block, "attn", None)
         if attention is None or type(attention) is not Attention:
@@ -293,10 +317,6 @@ def _check(model: nn.Module) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    if getattr(model, "num_classes", 0) < 1:
-        raise InputError(f"{kind} has no classifier (num_classes=0)", hint="choose a checkpoint with a classifier")
-    if not model.global_pool:
-        raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
     if next(model.buffers(), None) is not None:
         raise InputError(f"{kind} keeps buffers, which this family does not handle")
 

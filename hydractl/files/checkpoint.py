@@ -28,6 +28,7 @@ from hydractl.files.header import (
     tensor_info,
     torch_dtype,
 )
+from hydractl.jsonio import read_json_file
 
 if TYPE_CHECKING:
     import torch
@@ -207,6 +208,32 @@ class DictTensors(MappedTensors):
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {name: t.detach().cpu() for name, t in tensors.items()}
         super().__init__({name: tensor_info(t) for name, t in self.tensors.items()}, self.tensors.__getitem__)
+
+
+class ShardedTensors(MappedTensors):
+    """The tensors of several safetensors files that an index beside them names, as transformers splits big models.
+
+    Args:
+        index: ``model.safetensors.index.json``.
+
+    Raises:
+        InputError: for an index that does not say exactly what is in the files, and for files that cannot be read.
+    """
+
+    def __init__(self, index: Path) -> None:
+        document = read_json_file(index)
+        found = document.get("weight_map") if isinstance(document, dict) else None
+        of_tensor: dict[str, Any] = found if isinstance(found, dict) else {}
+        names = set(map(str, of_tensor.values()))
+        if not names or any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
+            raise InputError(f"{index} is no index of safetensors files beside it")
+        files = {name: FileTensors(index.parent / name) for name in sorted(names)}
+        held = {(tensor, name) for name, file in files.items() for tensor in file.names()}
+        wrong = sorted({f"tensor {tensor!r} of {name}" for tensor, name in held ^ set(of_tensor.items())})
+        if wrong:
+            raise InputError(f"{index} and its files do not name the same tensors", problems=wrong[:40])
+        infos = {tensor: files[name].info(tensor) for tensor, name in of_tensor.items()}
+        super().__init__(infos, lambda tensor: files[of_tensor[tensor]].read(tensor))
 
 
 def replaced(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:

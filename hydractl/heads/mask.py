@@ -32,6 +32,7 @@ class Site:
         head_dim: width of one head.
         d_model: width of the residual stream.
         tower: ``main``, or ``visual`` / ``text`` in a model with two towers.
+        layout: which of the layouts that a family knows its tensors have, where there are several.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Site:
     head_dim: int
     d_model: int
     tower: str = "main"
+    layout: str = ""
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:

@@ -14,6 +14,7 @@ Source: Efron and Tibshirani 1993, chapters 13 (percentile interval) and 8.3 (se
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.metrics.ood import Curve
+from hydractl.metrics.ood import Curve, auroc
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import measured, row_blocks
 from hydractl.metrics.samples import Resample, Samples
@@ -88,6 +89,29 @@ def resample(
             of_rounds[i] = row[key]
         advance(1)
     return Resampled(values, per_round)
+
+
+def resample_auroc(
+    id_scores: Floats, ood_scores: Mapping[str, Floats], *, rounds: int = 1000, seed: int = 0
+) -> Resampled:
+    """``ood_avg.auroc`` alone, in the same rounds as :func:`resample` and much faster.
+
+    Args:
+        id_scores: OOD scores of the ID samples, [N].
+        ood_scores: those of each OOD data set, by its name.
+        rounds, seed: as there.
+    """
+    sizes = {"id": len(id_scores), **{name: len(scores) for name, scores in ood_scores.items()}}
+    curves = {name: _Curves(id_scores, scores) for name, scores in ood_scores.items()}
+    draws = {name: draw(seed, name, size) for name, size in sizes.items()}
+
+    def mean(counts: Mapping[str, Counts]) -> float:
+        found = [one.drawn(counts["id"], counts[name]) for name, one in curves.items()]
+        return math.fsum(auroc(curve) for curve in found if curve is not None) / len(found)
+
+    once = {name: np.ones(size, dtype=np.int64) for name, size in sizes.items()}
+    of_rounds = [mean({name: next(own) for name, own in draws.items()}) for _ in range(rounds)]
+    return Resampled({"ood_avg.auroc": mean(once)}, {"ood_avg.auroc": np.asarray(of_rounds)})
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
-from hydractl.model.stacking import PerMember
+from hydractl.model.stacking import PerMember, PerMemberScale
 from hydractl.model.stored import MemberTensors, sites_stored_once, union
 
 
@@ -138,12 +140,23 @@ class Assembly:
     def _own_blocks(self) -> None:
         """In the blocks of the first member, wrap each module whose weights every member has for itself."""
         prefixes = tuple(f"{path}." for path in self._block_paths)
-        own = (name for name in self._own if name.startswith(prefixes) and not self._is_attention(name))
+        own = [name for name in self._own if name.startswith(prefixes) and not self._is_attention(name)]
         for owner in sorted({name.rpartition(".")[0] for name in own}):
             if f"{owner}." in prefixes:
-                raise InputError(f"weights held by {owner} itself cannot be kept per member")
+                self._own_scales(owner, [name for name in own if name.rpartition(".")[0] == owner])
+                continue
             modules = [network.get_submodule(owner) for network in self.networks]
             self.networks[0].set_submodule(owner, PerMember(modules))
+
+    def _own_scales(self, block: str, names: Sequence[str]) -> None:
+        """The vectors that a block holds itself and multiplies by."""
+        module = self.networks[0].get_submodule(block)
+        for name in names:
+            scales = [network.get_parameter(name) for network in self.networks]
+            if scales[0].dim() != 1:
+                raise InputError(f"weights held by {block} itself cannot be kept per member")
+            delattr(module, name.rpartition(".")[2])
+            module.add_module(name.rpartition(".")[2], PerMemberScale(scales))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run."""

@@ -7,15 +7,35 @@ It names no library. A family reads the weights of its own attention module into
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydractl.heads.rotary import Rotary
 from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections
 from hydractl.model.stacking import StackedProjections
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """How queries meet keys: a mask, whether they see only what is before them, and the rotary positions of both."""
+
+    mask: Tensor | None
+    is_causal: bool
+    of_queries: Rotary | None
+    of_keys: Rotary | None
+
+    def repeated(self, members: int) -> _Meeting:
+        """For member-major samples: what is of one sample alone, once more for each member."""
+        mask, of_queries, of_keys = self.mask, self.of_queries, self.of_keys
+        if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
+            mask = mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
+        of_queries = None if of_queries is None else of_queries.repeated(members)
+        return _Meeting(mask, self.is_causal, of_queries, None if of_keys is None else of_keys.repeated(members))
 
 
 class HeadAttention(nn.Module):
@@ -92,13 +112,16 @@ class HeadAttention(nn.Module):
             with torch.no_grad():
                 self._stacked.make(self.pooled)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, rotary: Rotary | None = None
+    ) -> Tensor:
         """Attend, in the context of the run (:class:`hydractl.model.context.RunContext`).
 
         Args:
             x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of one member alone.
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
             is_causal: whether a token sees only itself and those before it.
+            rotary: turns queries and keys by the positions of all tokens; None where positions are in ``x`` alone.
 
         Returns:
             As ``x``.
@@ -106,16 +129,19 @@ class HeadAttention(nn.Module):
         context, memory = context_of_run(), None
         if context.attended is not None:
             return context.attended
+        meeting = _Meeting(attn_mask, is_causal, rotary, rotary)
         if context.queries is not None:
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
-            memory, attn_mask = context.queries.memory, context.queries.rows_of(attn_mask)
+            memory, positions = context.queries.memory, context.queries.positions
+            asking = None if rotary is None else rotary.at(positions)
+            meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary)
         members = self.projections
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
         elif self._batches(context, x.device):
-            return self._dropped(self._batched(x, memory, attn_mask, is_causal))
+            return self._dropped(self._batched(x, memory, meeting))
         parts = apart(x, len(members))
-        heads = self._heads(members, parts, memory, attn_mask, is_causal)
+        heads = self._heads(members, parts, memory, meeting)
         if self.observer is not None:
             self.observer(x.new_zeros((*parts[0].shape[:2], 0)) if heads[0] is None else heads[0])
         each = zip(members, parts, heads, strict=True)
@@ -130,17 +156,16 @@ class HeadAttention(nn.Module):
         members: Sequence[MemberProjections],
         parts: Sequence[Tensor],
         memory: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        meeting: _Meeting,
     ) -> list[Tensor | None]:
         """The heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
         attended: list[Tensor | None]
         if self.pooled:
-            (pool,) = self._attend([self._all_heads], parts[:1], [memory], attn_mask, is_causal)
+            (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
             attended = [m.take(pool) if m.heads and pool is not None else None for m in members]
         else:
             memories = [None] * len(members) if memory is None else apart(memory, len(members))
-            attended = self._attend(members, parts, memories, attn_mask, is_causal)
+            attended = self._attend(members, parts, memories, meeting)
         each = zip(members, attended, parts, strict=True)
         heads = [None if own is None else m.concatenate(own, part) for m, own, part in each]
         if self.head_gate is None:
@@ -154,8 +179,7 @@ class HeadAttention(nn.Module):
         members: Sequence[MemberProjections],
         parts: Sequence[Tensor],
         memories: Sequence[Tensor | None],
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        meeting: _Meeting,
     ) -> list[Tensor | None]:
         """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
         each = zip(members, parts, memories, strict=True)
@@ -164,29 +188,27 @@ class HeadAttention(nn.Module):
             return [None] * len(members)
         # M times [B, h, q, head_dim] -> [B, sum of h, q, head_dim]
         q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
-        attended = self._scaled_dot_products(q, k, v, attn_mask, is_causal)
+        attended = self._scaled_dot_products(q, k, v, meeting)
         split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
         return [next(split) if m.heads else None for m in members]
 
-    def _scaled_dot_products(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
+        q = q if meeting.of_queries is None else meeting.of_queries(q)
+        k = k if meeting.of_keys is None else meeting.of_keys(k)
         dropout = self.attention_dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, is_causal)
+        return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
         """Whether the projections of all members are batched products: never while somebody looks at single heads."""
         free = self.head_gate is None and self.observer is None
         return free and self._stacked.possible and context.batches(device)
 
-    def _batched(self, x: Tensor, memory: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _batched(self, x: Tensor, memory: Tensor | None, meeting: _Meeting) -> Tensor:
         """As :meth:`forward`; the samples of all members are those of one batch, which costs one copy of a mask."""
         members = len(self.members)
         if self.pooled:
-            (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], attn_mask, is_causal)
+            (pool,) = self._attend([self._all_heads], apart(x, members)[:1], [memory], meeting)
             assert pool is not None, "a pool in which members have heads has heads"
             return self._stacked.output(self._stacked.take(pool))
-        if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.shape[0] > 1:
-            attn_mask = attn_mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
         q, k, v = self._stacked.project(x, memory)
-        return self._stacked.output(self._scaled_dot_products(q, k, v, attn_mask, is_causal))
+        return self._stacked.output(self._scaled_dot_products(q, k, v, meeting.repeated(members)))

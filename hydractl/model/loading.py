@@ -1,4 +1,4 @@
-"""From sources to models that run: devices, number formats, one model or several, and ``hydractl.load``."""
+"""From sources to models that run: devices, number formats, one model or several."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from hydractl.model.detection import stored_detector
 from hydractl.model.machine import slow_format
 from hydractl.model.matching import named_by_data
 from hydractl.model.runtime import HydraModel, pooled_log_probs
-from hydractl.model.source import ModelOptions, Source, open_source, open_sources, split_model, with_labels
+from hydractl.model.source import ModelOptions, Source, open_sources, split_model, with_labels
 from hydractl.model.stored import check_finite
 
 
@@ -79,35 +78,20 @@ def _slow_format(dtype: torch.dtype, device: str) -> str | None:
     return slow_format(dtype, torch.device(device))
 
 
-def load(
-    ref: str | Path,
+def load_source(
+    source: Source,
     device: str = "auto",
     dtype: str = "float32",
-    arch: str | None = None,
     *,
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Load any MODEL reference as an ``nn.Module`` in eval mode.
-
-    Args:
-        ref: a ``.st`` file, a published folder, or ``timm:NAME``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        dtype: the dtype to compute in.
-        arch: what a bare safetensors file holds.
-        compile: compile the whole network with torch.compile at its first call.
-        whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
-
-    Returns:
-        A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
-
-    Warns:
-        UserWarning: where a CPU computes in ``dtype`` slower than in float32, with how many times slower (measured).
-    """
+    """The module of a source that knows its lineage, for Python: :func:`hydractl.api.models.load` has the arguments."""
     slow = _slow_format(resolve_dtype(dtype), resolve_device(device).type)
     if slow is not None:
-        warnings.warn(slow, stacklevel=2)
-    model = build_model(open_source(str(ref), ModelOptions(arch)), device, dtype, whole_last_block=whole_last_block)
+        warnings.warn(slow, stacklevel=4)
+    model = build_model(source, device, dtype, whole_last_block=whole_last_block)
+    model.lineage = source.bases
     if compile:
         model.compile()
     return model

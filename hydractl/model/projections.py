@@ -34,6 +34,8 @@ class HeadBank(nn.Module):
         self.qkv_bias: nn.Parameter | None = None
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
         like = next((b for b in biases if b is not None), None)
+        # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
+        self._without = [index for index, bias in enumerate(biases) if bias is None and like is not None]
         if like is not None:
             self.qkv_bias = nn.Parameter(torch.stack([_or_zeros(b, like) for b in biases], dim=1).flatten())
         # [h, d, dk] -> [d, h * dk]
@@ -48,7 +50,8 @@ class HeadBank(nn.Module):
         """The current weights, head by head; the inverse of the constructor."""
         h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
         q, k, v = self.qkv.detach().reshape(h, 3, dk, d).unbind(1)
-        biases = (None,) * 3 if self.qkv_bias is None else self.qkv_bias.detach().reshape(h, 3, dk).unbind(1)
+        there = () if self.qkv_bias is None else self.qkv_bias.detach().reshape(h, 3, dk).unbind(1)
+        biases = [there[i] if there and i not in self._without else None for i in range(3)]
         return HeadWeights(
             q=q,
             k=k,
@@ -86,8 +89,17 @@ class HeadBank(nn.Module):
 
     def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
         rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
-        bias = None if self.qkv_bias is None else self.qkv_bias[rows]
+        bias = self.trained_bias()
+        bias = None if bias is None else bias[rows]
         return projected(F.linear, x, self.qkv[rows], bias, of, self.head_dim)
+
+    def trained_bias(self) -> Tensor | None:
+        """``qkv_bias``, through which no gradient reaches what the library does not have."""
+        if self.qkv_bias is None or not self._without or not torch.is_grad_enabled():
+            return self.qkv_bias
+        parts = self.qkv_bias.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
+        kept = [torch.zeros_like(part) if i in self._without else part for i, part in enumerate(parts)]
+        return torch.stack(kept, dim=1).flatten()  # 3 times [h, dk] -> [h * 3 * dk]
 
 
 def projected(

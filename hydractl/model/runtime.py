@@ -20,7 +20,7 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
 from hydractl.files.checkpoint import TensorSource
-from hydractl.files.description import DEFAULT_PROMPT, Description
+from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
@@ -50,7 +50,9 @@ class HydraModel(nn.Module):
         description: what the checkpoint said of itself.
         labels: class names, or None.
         prompted: of a zero-shot classifier, its classes; else None.
-        preprocess: a function from a list of raw samples to inputs.
+        preprocess: a function from a list of raw samples to inputs: PIL images, arrays or tensors of pixels (see
+            :func:`hydractl.families.pixels.image_of`), texts, or pairs of texts.
+        lineage: SHA-256 of the checkpoints that it goes back to, the nearest first, as ``load`` gives it.
         networks: the library's model of each member; see :class:`hydractl.model.assembly.Assembly`.
         attentions: one :class:`HeadAttention` per site, in model order.
         chains: one :class:`Chain` per tower, in the order of the sites.
@@ -70,6 +72,7 @@ class HydraModel(nn.Module):
         self.sites = self.family.sites(description.config)
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
+        self.lineage: Sequence[str] = bases_of(description.provenance)
         assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions, self.chains = assembly.attentions, assembly.chains
@@ -316,7 +319,8 @@ class HydraModel(nn.Module):
         """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
 
         Args:
-            args, options: those of :func:`torch.compile`.
+            *args: those of :func:`torch.compile`.
+            **options: likewise.
         """
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)

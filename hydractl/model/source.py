@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class ModelOptions:
         labels: class names; None: those of the checkpoint.
         prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
             the paper's.
+        bodies: whether a model without a classifier is one.
     """
 
     arch: str | None = None
@@ -42,6 +44,7 @@ class ModelOptions:
     max_length: int | None = None
     labels: Sequence[str] | None = None
     prompt: Sequence[str] = ()
+    bodies: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Source:
         tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
         file_bytes: size of the checkpoint file, or None.
         drawn_by: the seed of random weights: what is trained from them is no relative of another such model; else None.
+        left: names of what was found beside the weights, and belongs to another task.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Source:
     tensors: TensorSource
     file_bytes: int | None = None
     drawn_by: int | None = None
+    left: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -73,6 +78,11 @@ class Source:
     def lineage(self) -> list[str]:
         """The digests of the model and of those that it goes back to, the nearest first."""
         return [self.sha256, *bases_of(self.description.provenance)]
+
+    @property
+    def bases(self) -> list[str]:
+        """The lineage of what is trained from it: none where its weights were drawn."""
+        return [] if self.drawn_by is not None else self.lineage
 
     @property
     def family(self) -> ModelFamily:
@@ -86,11 +96,14 @@ class Source:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes; None for a zero-shot model whose classes have not been named."""
+        """Number of classes; None for a zero-shot model whose classes have not been named; 0 for a body."""
         return classes_of(self.description)
 
 
 _PLAIN = ModelOptions()
+
+HELD: ContextVar[Mapping[str, Source]] = ContextVar("HELD")
+"""The models that a Python program hands to the running call: ``memory:NAME`` is one of them."""
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
@@ -131,14 +144,27 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
         name: what to call it; None: after the reference.
 
     Raises:
-        InputError: for a file, folder or name that is no model of a supported family.
+        InputError: for a file, folder or name that is no model of a supported family, and for one without a classifier.
         UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
     source = _find(ref, options.arch, options.seed, name)
+    if not options.bodies:
+        need_classifier(source)
     source = with_max_length(source, options.max_length)
     if options.labels is not None or options.prompt:
         source = with_labels(source, options.labels, options.prompt)
     return source
+
+
+def need_classifier(source: Source) -> None:
+    """Refuse a body.
+
+    Raises:
+        InputError: saying how it gets a classifier.
+    """
+    if source.classes == 0:
+        hint = "finetune it on labelled data with --init head, which draws a classifier"
+        raise InputError(f"{source.name} has no classifier", hint=hint)
 
 
 def with_max_length(source: Source, tokens: int | None) -> Source:
@@ -188,6 +214,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     kind, _, rest = ref.partition(":")
+    if kind == "memory" and rest in (held := HELD.get({})):
+        return replace(held[rest], name=name or held[rest].name)
     if rest and kind in FAMILIES.names:
         return _open_name(kind, rest, seed, name)
     path = Path(ref)
@@ -302,7 +330,7 @@ def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None)
     if family is None or not family.builds_by_name or not rest:
         raise UsageError(
             f"cannot read --arch {arch!r}",
-            hint="write --arch timm:NAME or open_clip:ARCH; weights of transformers open as a folder with config.json",
+            hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
         )
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
@@ -325,10 +353,12 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     check_tensors(name, loaded.tensors, family, description)
     if isinstance(loaded.tensors, FileTensors):
         return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
-    return Source(name, functools.cache(lambda: _digest(description, loaded.tensors)), description, loaded.tensors)
+    digest = functools.cache(lambda: digest_of(description, loaded.tensors))
+    return Source(name, digest, description, loaded.tensors, left=tuple(loaded.left))
 
 
-def _digest(description: Description, tensors: TensorSource) -> str:
+def digest_of(description: Description, tensors: TensorSource) -> str:
+    """SHA-256 of a model that is no single file: of its architecture and its weights."""
     digest = hashlib.sha256(canonical_json({"arch": description.arch, "config": description.config}).encode())
     for tensor_name in tensors.names():
         digest.update(tensor_name.encode())

@@ -155,6 +155,26 @@ class PerMember(nn.Module):
         return self._weight.of([module.weight for module in each]), bias
 
 
+class PerMemberScale(nn.Module):
+    """One vector per member, for a factor that the block of a library holds itself: ``gamma * x``, x member-major.
+
+    Args:
+        scales: ``[d_model]`` of each member.
+    """
+
+    def __init__(self, scales: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.members = nn.ParameterList(scales)
+
+    def __mul__(self, x: Tensor) -> Tensor:
+        """Scale the samples of member m, ``[M * B, T, d_model]``, by vector m."""
+        member = context_of_run().member
+        if member is not None:
+            return self.members[member] * x
+        parts = apart(x, len(self.members))
+        return torch.cat([scale * part for scale, part in zip(self.members, parts, strict=True)])
+
+
 class StackedProjections:
     """The heads of all members of one site, their projections as batched products.
 
@@ -242,7 +262,8 @@ class StackedProjections:
 
     def _weights(self, name: str, dim: int, width: int | None) -> Any:
         """One weight of all members, of which each head has ``width`` along ``dim``; None: it belongs to no head."""
-        weights = [getattr(member.bank, name) for member in self._members]
+        banks = [member.bank for member in self._members]
+        weights: list[Any] = [bank.trained_bias() if name == "qkv_bias" else getattr(bank, name) for bank in banks]
         if weights[0] is None:
             return None
         if width is None or self._whole:

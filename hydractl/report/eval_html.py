@@ -54,11 +54,15 @@ class _Section:
 
 
 def render(document: Mapping[str, Any]) -> bytes:
-    """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes."""
+    """The page of an eval (``hydractl.eval/1``, checked), UTF-8; the same document gives the same bytes.
+
+    The sentences of a study under ``verdict`` come first.
+    """
     rows = document["models"]
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
     text = page.render(
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
+        verdict=document.get("verdict", ()),
         measured=measured(document),
         best=best_lines(document),
         sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],

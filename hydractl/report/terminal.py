@@ -15,6 +15,7 @@ from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
 from hydractl.report.run_tables import bench_table, eval_table, finetune_table, finetunes_table
+from hydractl.report.study_table import study_table
 from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
 
 
@@ -239,10 +240,11 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.circuits/1": _circuits,
     "hydractl.finetune/1": finetune_table,
     "hydractl.finetunes/1": finetunes_table,
+    "hydractl.study/1": study_table,
     "hydractl.info/1": _info,
     "hydractl.overlap/1": _overlap,
 }
 _WITH_DRY_RUN = {
     *["hydractl.prune/1", "hydractl.fuse/1", "hydractl.export/1", "hydractl.bench/1", "hydractl.circuit/1"],
-    *["hydractl.finetune/1", "hydractl.finetunes/1"],
+    *["hydractl.finetune/1", "hydractl.finetunes/1", "hydractl.study/1"],
 }

@@ -35,6 +35,7 @@ class Common:
         alternatives: groups of options of which one replaces the others: a flag sets aside what a file says.
         many_models: whether several MODELs are taken.
         models_help: what they are, for the help.
+        lacks: options of other verbs that would have no effect in this one.
         needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
         sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep``
             or ``default``. Empty when built in Python.
@@ -47,17 +48,20 @@ class Common:
     many_models: ClassVar[bool] = False
     models_help: ClassVar[str] = "One or more models; NAME=MODEL names it, A+B+C are members of one ensemble"
     needs_output_file: ClassVar[bool] = False
+    lacks: ClassVar[tuple[str, ...]] = ()
 
     model: list[str] = file_option("The model to work on, or several where a verb takes several", [])
     output: str | None = file_option(
         "Output file; - is standard output for JSON [default: named after the input and what was done]",
         metavar="PATH",
         short="-o",
+        often=True,
     )
     data: str | None = file_option(
         "The data set: a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or "
         "NAME/SPLIT after a scheme",
         metavar="SPEC",
+        often=True,
     )
     limit: int | None = file_option(
         "Use only N samples, before anything else: the first ones, but of class folders and other sets sorted by class "
@@ -88,14 +92,18 @@ class Common:
         "The architecture of a bare safetensors file, such as timm:vit_base_patch16_224 [default: what the file says]",
         metavar="NAME",
     )
-    force: bool = file_option("Replace an output that exists", False)
+    force: bool = file_option("Replace an output that exists", False, often=True)
     json: bool = file_option("Print the result as one JSON document", False)
     device: str = run_option(
-        "The device to compute on", "auto", metavar="auto|cpu|cuda[:i]|mps", pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
+        "The device to compute on",
+        "auto",
+        metavar="auto|cpu|cuda[:i]|mps",
+        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        often=True,
     )
     workers: int = run_option("Processes that read data; 0 is the main one [processes]", 0, at_least=0)
-    seed: int = run_option("The seed of everything random", 0, at_least=0)
-    dry_run: bool = run_option("Print the plan and stop", False)
+    seed: int = run_option("The seed of everything random", 0, at_least=0, often=True)
+    dry_run: bool = run_option("Print the plan and stop", False, often=True)
     config: str | None = general_option("The file of defaults [default: hydra.yaml, if there is one]", metavar="FILE")
     quiet: bool = general_option("Print only warnings and errors", False, short="-q")
     verbose: bool = general_option("Print more: every option with its source, and details", False, short="-v")

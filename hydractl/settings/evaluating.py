@@ -12,6 +12,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.settings.common import Batched, file_option
 from hydractl.settings.expressions import (
     ALL_SCORES,
+    AUTO,
     CORRUPTIONS,
     OOD_SUITES,
     SEVERITIES,
@@ -23,6 +24,7 @@ from hydractl.settings.expressions import (
     parse_ood_set,
     parse_ood_suite,
     parse_requirement,
+    parse_val_ood,
 )
 from hydractl.settings.measuring import Measured, show_option
 from hydractl.settings.option import ends_in, option
@@ -71,19 +73,23 @@ class Validated(Measured, Batched):
         "error",
         choices=("error", "skip"),
     )
-    val: str | None = val_option("In-distribution validation data, on which something is chosen", metavar="SPEC")
+    val: str | None = val_option(
+        "In-distribution validation data, on which something is chosen", metavar="SPEC", often=True
+    )
     val_ood: list[str] = val_option(
-        "Out-of-distribution validation data, never the same as a test set; repeat it for more",
+        "Out-of-distribution validation data, never the same as a test set; repeat it for more; auto makes them of "
+        "the samples of --val",
         [],
-        metavar="NAME=SPEC",
+        metavar="NAME=SPEC|auto",
         names=True,
-        check=parse_ood_set,
+        check=parse_val_ood,
     )
     temperature: str | None = val_option(
-        "Scale the log of the averaged prediction: fit (one temperature by the NLL of --val), vector (a scale and a "
+        "Scale the log of the averaged prediction; fit (one temperature by the NLL of --val), vector (a scale and a "
         "bias per class), a number, or none to ignore that of the checkpoint [default: what the checkpoint has]",
         metavar="fit|vector|none|T",
         check=_check_temperature,
+        often=True,
     )
     threshold: str | None = val_option(
         "OOD score from which a sample is flagged as OOD: ood:0.95 (flag 95 % of --val-ood), id:0.01 (flag 1 % of "
@@ -111,7 +117,7 @@ class Validated(Measured, Batched):
 
     def val_ood_sets(self) -> list[OodSet]:
         """The data sets of ``--val-ood``, in order."""
-        return [parse_ood_set(text) for text in self.val_ood]
+        return [parse_val_ood(text) for text in self.val_ood]
 
     def conflicts(self) -> list[str]:
         """Whatever is chosen needs data to choose on."""
@@ -127,6 +133,8 @@ class Validated(Measured, Batched):
             found.append(f"{needing_val[0]} needs --val, data to choose on that is not tested on")
         if side == "ood" and not self.val_ood:
             found.append(f"--threshold {self.threshold} needs --val-ood, data to choose on that is not tested on")
+        if self.val is None and AUTO in [text.partition("=")[2] or text for text in self.val_ood]:
+            found.append("--val-ood auto needs --val, of whose samples it is made")
         kept = ("temperature", "threshold", "ood_score")
         if self.calibrated is not None and not any(getattr(self, name, None) for name in kept):
             found.append("--calibrated needs something to keep: --temperature, --threshold or --ood-score")
@@ -159,6 +167,7 @@ class Shown(Validated):
         "Also write a report as one .html file, with tables and plots",
         metavar="FILE",
         check=ends_in(".html", any_case=True),
+        often=True,
     )
     plots: str | None = show_option("Also write the plots of the report as .png files", metavar="DIR")
     card: str | None = show_option(
@@ -195,6 +204,7 @@ class EvalSettings(Shown):
     """Options of ``eval``."""
 
     verb: ClassVar[str] = "eval"
+    lacks: ClassVar[tuple[str, ...]] = ("tower",)
 
     ood: list[str] = eval_option(
         "Out-of-distribution data, as NAME[:near|far]=SPEC; repeat it for more",
@@ -202,6 +212,7 @@ class EvalSettings(Shown):
         metavar="NAME=SPEC",
         names=True,
         check=_check_ood,
+        often=True,
     )
     ood_score: list[str] = eval_option(
         f"The score that separates OOD from ID samples, on logits: {', '.join(SCORES)}; on features, with --fit: "
@@ -215,9 +226,10 @@ class EvalSettings(Shown):
     knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
-        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none [resamples]",
+        "Resamples for 95 % intervals of every metric and of its difference to the first MODEL; 0: none",
         0,
         at_least=0,
+        often=True,
     )
     predictions: str | None = eval_option(
         "Also write predictions: .jsonl or .csv, one line per sample of --data; .st, the logits of every member on "
@@ -234,6 +246,7 @@ class EvalSettings(Shown):
         [],
         metavar="EXPR",
         check=parse_requirement,
+        often=True,
     )
     corruptions: list[str] = eval_option(
         f"Also measure on corrupted images of --data: {_ALL}, or some of {', '.join(CORRUPTIONS)}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from hydractl.errors import did_you_mean
@@ -17,6 +18,7 @@ _REQUIREMENT = re.compile(
     r"(?:(?P<row>.+):)?(?P<key>[^\s:<>=!]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<value>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)",
     re.IGNORECASE,
 )
+_CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
 _SET_NAME = re.compile(r"[\w.+-]+")
 
 OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
@@ -32,6 +34,8 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 ALL_SCORES = "all"
 """The word of ``--ood-score`` for every score there is."""
+AUTO = "auto"
+"""In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
 _PARTIAL = "partial"
 
@@ -64,6 +68,29 @@ def parse_requirement(text: str) -> Requirement:
     if match is None:
         raise ValueError(f"must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not {text!r}")
     return Requirement(text.strip(), match["row"], match["key"], match["sign"], float(match["value"]))
+
+
+class Constraint(NamedTuple):
+    """One ``--subject-to`` of a search: a score that no removal may go below.
+
+    Attributes:
+        key: an objective.
+        number: the lowest score that is allowed, or how far it may be below the base.
+        below_base: which of the two.
+    """
+
+    key: str
+    number: Fraction
+    below_base: bool
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Read ``KEY>=NUMBER`` or ``KEY>=base-NUMBER``."""
+    try:
+        key, number, base, below = _CONSTRAINT.fullmatch(text.strip()).groups()  # type: ignore[union-attr]
+        return Constraint(key, Fraction((below or "0") if base else number), base is not None)
+    except (AttributeError, ValueError):
+        raise ValueError(f"must be KEY>=NUMBER or KEY>=base-NUMBER, not {text!r}") from None
 
 
 class OodSet(NamedTuple):
@@ -113,6 +140,11 @@ def parse_ood_score(text: str) -> ScoreChoice:
     if equals and (not row or len(names) > 1):
         raise ValueError(f"must be NAME,... or ROW=NAME, not {text!r}")
     return ScoreChoice(row if equals else None, names)
+
+
+def parse_val_ood(text: str) -> OodSet:
+    """Read ``NAME=SPEC``, or ``auto`` alone."""
+    return OodSet(AUTO, None, AUTO) if text == AUTO else parse_ood_set(text)
 
 
 class SuiteChoice(NamedTuple):

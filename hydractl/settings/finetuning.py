@@ -96,11 +96,12 @@ class Several(Batched):
     models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
 
     members: int = several_option(
-        "Train the model this many times, with --seed and the next seeds: a.st becomes a.0.st, a.1.st and so on "
+        "Train the model this many times, with --seed and the next seeds; a.st becomes a.0.st, a.1.st and so on "
         "[trainings]",
         1,
         at_least=1,
         at_most=1000,
+        often=True,
     )
     devices: list[str] = several_option(
         "Devices on which members, or several MODELs, are trained in parallel, one on each; 0 is cuda:0, and a device "
@@ -127,17 +128,17 @@ class FinetuneSettings(Prescribed, Several):
     needs_output_file: ClassVar[bool] = True
 
     recipe: str | None = length_option(
-        "Options from a recipe, for those that are given nowhere else: default, imagenet1k, cifar100, sst2, "
-        "clip-locked-image, or a YAML file [default: the built-in values, which are those of the recipe named default]",
+        "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
+        "clip-locked-image, or a YAML file [default: the built-in values, those of the recipe default]",
         metavar="NAME|FILE",
+        often=True,
     )
     val: str | None = length_option(
         "Validation data, as a SPEC: the best epoch on it is kept [default: none, the last epoch is kept]",
         metavar="SPEC",
+        often=True,
     )
-    epochs: int | None = length_option(
-        "Passes over the data [epochs; default: 3, unless there are --steps]", at_least=1
-    )
+    epochs: int | None = length_option("Passes over the data [default: 3, or by --steps]", at_least=1, often=True)
     steps: int | None = length_option("Optimizer steps, instead of --epochs [steps]", at_least=1)
     patience: int | None = length_option(
         "Stop after this many epochs without a better validation accuracy [epochs; default: never]", at_least=1
@@ -157,6 +158,7 @@ class FinetuneSettings(Prescribed, Several):
         metavar="X[,X...]",
         above=0,
         split=True,
+        often=True,
     )
     weight_decay: float = optimizer_option("Weight decay; none on biases and norms", 0.01, at_least=0)
     momentum: float = optimizer_option("Momentum of sgd", 0.9, at_least=0, below=1)
@@ -196,12 +198,18 @@ class FinetuneSettings(Prescribed, Several):
         split=True,
     )
     init: str = weights_option(
-        "The weights to start from; head draws those of the classifier by --seed, random all of them",
+        "The weights to start from; head draws those of the classifier by --seed, and makes one for a body that has "
+        "none, random draws all of them",
         "given",
         choices=("given", "head", "random"),
     )
     reset_head: bool = weights_option(
-        "Start from a classifier with as many classes as the data have, of zeros but for --init head", False
+        "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for --init "
+        "head",
+        False,
+    )
+    classes: int | None = weights_option(
+        "Classes of a new classifier, for data without class names [default: what the data have]", at_least=2
     )
     dropout: float | None = weights_option(
         "Dropout in each layer, behind attention and in the MLP [default: what the model says]", at_least=0, below=1
@@ -241,7 +249,7 @@ class FinetuneSettings(Prescribed, Several):
         metavar="N|Ns|Nm|Nh",
         pattern=r"[1-9][0-9]{0,8}[smh]?",
     )
-    resume: bool = run_option("Resume the unfinished run that is saved beside the output", False)
+    resume: bool = run_option("Resume the unfinished run that is saved beside the output", False, often=True)
     autocast: str | None = run_option(
         "Mixed precision: compute activations of training in this format; weights keep theirs [default: off]",
         choices=("bfloat16",),
@@ -253,6 +261,11 @@ class FinetuneSettings(Prescribed, Several):
     timeout: float = run_option(
         "How long the processes of a distributed training wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
+
+    @property
+    def new_head(self) -> bool:
+        """Whether the training starts from another classifier than the given one."""
+        return self.reset_head or self.init == "head"
 
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
@@ -289,6 +302,8 @@ class FinetuneSettings(Prescribed, Several):
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         problems += self._several_conflicts() + self._caption_conflicts()
         problems += self.goes_with("patience", "val")
+        if self.classes is not None and not self.new_head:
+            problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
         if len(self.lr) > 1 and not self.given("val"):
             problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
         if len(self.lr) > 1 and self.snapshots is not None:

@@ -49,7 +49,8 @@ class BenchSettings(Measured):
     """Options of ``bench``."""
 
     verb: ClassVar[str] = "bench"
-    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot", "data", "limit", "workers", "tower")
+    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot")
+    lacks: ClassVar[tuple[str, ...]] = ("data", "limit", "workers", "tower")
 
     batch_size: list[int] = bench_option(
         "Samples that are computed together; several are measured one after another [samples]",
@@ -57,6 +58,7 @@ class BenchSettings(Measured):
         metavar="N,...",
         at_least=1,
         split=True,
+        often=True,
     )
     dtype: list[str] = bench_option(
         f"Number formats of the computation: {', '.join(DTYPES)}",
@@ -72,6 +74,7 @@ class BenchSettings(Measured):
         choices=("stock", "members", "deep"),
         metavar="NAME,...",
         split=True,
+        often=True,
     )
     unequal_inputs: bool = bench_option(
         "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)",
@@ -87,6 +90,7 @@ class BenchSettings(Measured):
         "machine; fewer than 5 say nothing about noise [rounds]",
         20,
         at_least=1,
+        often=True,
     )
     warmup: int = bench_option("Rounds before the measured ones [rounds]", 3, at_least=0)
     threads: int | None = bench_option("CPU threads [threads; default: what torch chooses]", at_least=1)
@@ -96,12 +100,16 @@ class BenchSettings(Measured):
         [],
         metavar="EXPR",
         check=parse_requirement,
+        often=True,
     )
     plot: str | None = show_option(
-        "Also draw the measurement: .png or .svg", metavar="FILE", check=ends_in(".png", ".svg", any_case=True)
+        "Also draw the measurement: .png or .svg",
+        metavar="FILE",
+        check=ends_in(".png", ".svg", any_case=True),
+        often=True,
     )
     from_file: str | None = show_option(
-        "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from"
+        "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from", often=True
     )
 
     def requirements(self) -> list[Requirement]:

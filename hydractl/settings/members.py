@@ -20,6 +20,7 @@ class FuseSettings(Batched):
     """
 
     verb: ClassVar[str] = "fuse"
+    lacks: ClassVar[tuple[str, ...]] = ("tower",)
     many_models: ClassVar[bool] = True
     needs_output_file: ClassVar[bool] = True
 
@@ -30,6 +31,7 @@ class FuseSettings(Batched):
         choices=("mlp", "norm", "embed", "none", "auto"),
         metavar="auto|mlp,norm,embed|none",
         split=True,
+        often=True,
     )
     export: list[str] = fuse_option(
         "Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused "
@@ -38,6 +40,7 @@ class FuseSettings(Batched):
         choices=("onnx", "pt2"),
         metavar="onnx,pt2",
         split=True,
+        often=True,
     )
 
     @property

@@ -27,7 +27,7 @@ class Option:
     Attributes:
         group: the heading of the help text it stands under.
         default: the built-in value; None means "not given".
-        help: what the option is, one sentence.
+        help: what the option is, one sentence; the short help has what is before its first semicolon.
         metavar: the placeholder of the value in the help text; made from the type or the choices if not given.
         choices: the texts allowed.
         short: a one-letter flag such as ``-o``.
@@ -40,6 +40,7 @@ class Option:
         names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
         unit: the unit of the number.
         default_text: what the help says of the default where the value does not say it.
+        often: whether the short help (``-h``) shows it, which has room for about a dozen.
         name: the field of the settings dataclass.
         type: ``str``, ``int``, ``float`` or ``bool``: of the value, or of the items of a list.
         many: whether the value is a list.
@@ -64,6 +65,7 @@ class Option:
     names: bool = False
     unit: str | None = None
     default_text: str | None = None
+    often: bool = False
     name: str = ""
     type: type = str
     many: bool = False
@@ -94,6 +96,19 @@ class Option:
         if self.type is bool:
             return ""
         return "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.type]
+
+    def default_words(self) -> str:
+        """The built-in value in words; empty if there is none."""
+        if self.default_text is not None:
+            return self.default_text
+        return "" if self.default in (None, []) else value_text(self.default)
+
+    def described(self, *, short: bool = False) -> str:
+        """What the option is, with its unit and default."""
+        default = self.default_words()
+        notes = [note for note in (self.unit, f"default: {default}" if default else None) if note]
+        text = self.help.partition("; ")[0] if short else self.help
+        return text + (f" [{'; '.join(notes)}]" if notes else "")
 
     def parse(self, raw: Raw) -> Any:
         """The typed value of what was given.
@@ -191,6 +206,15 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
     return field(default=default, metadata={"option": declared})
 
 
+def value_text(value: Any) -> str:
+    """A value as one would write it after its flag."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return ",".join(value_text(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
     """A check that a file name has one of these endings."""
     wanted = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
@@ -206,7 +230,10 @@ _DECLARED: dict[type, tuple[Option, ...]] = {}
 
 
 def options_of(settings_type: type) -> tuple[Option, ...]:
-    """The options that a settings dataclass declares, its own first, those of its bases after them."""
+    """The options that a settings dataclass declares, its own first, those of its bases after them.
+
+    Those that its ``lacks`` names are none of them: their fields keep the built-in value.
+    """
     if settings_type not in _DECLARED:
         _DECLARED[settings_type] = tuple(_read_declarations(settings_type))
     return _DECLARED[settings_type]
@@ -216,7 +243,8 @@ def _read_declarations(settings_type: type) -> Iterator[Option]:
     hints = typing.get_type_hints(settings_type)
     declared = {f.name: f.metadata["option"] for f in fields(settings_type) if "option" in f.metadata}
     own = [name for name in declared if name in settings_type.__annotations__]
-    for name in dict.fromkeys([*own, *declared]):
+    lacking = getattr(settings_type, "lacks", ())
+    for name in dict.fromkeys(name for name in [*own, *declared] if name not in lacking):
         value_type, many = _value_type(hints[name])
         flag = declared[name].flag or "--" + name.replace("_", "-")
         yield replace(declared[name], name=name, flag=flag, type=value_type, many=many)

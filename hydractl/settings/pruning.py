@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.errors import InputError
 from hydractl.settings.common import Batched, run_option
+from hydractl.settings.expressions import parse_constraint
 from hydractl.settings.option import option
 
 score_option = partial(option, "Scoring")
@@ -33,6 +34,15 @@ _SAMPLES = "Calibration samples, drawn by --seed without replacement"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
 _OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
+
+_DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
+
+
+def _check_constraint(text: str) -> None:
+    key = parse_constraint(text).key
+    if key not in OBJECTIVES:
+        raise ValueError(f"must be about one of {', '.join(OBJECTIVES)}, not {key!r}")
+
 
 SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
@@ -68,14 +78,14 @@ class ScoreSettings(Batched):
     verb: ClassVar[str] = "score"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("keep", "remove"),)
 
-    method: str | None = score_option(_CRITERION, choices=CRITERIA.names)
-    samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1)
+    method: str | None = score_option(_CRITERION, choices=CRITERIA.names, often=True)
+    samples: int = score_option(f"{_SAMPLES} [samples]", 512, at_least=1, often=True)
     order: str | None = score_option(
         "Score site by site on the model as pruned so far, which takes --keep or --remove, or all at once on the full "
         "model [default: sequential with --keep or --remove, else one-shot]",
         choices=("sequential", "one-shot"),
     )
-    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0)
+    keep: int | None = score_option(f"{_KEEP} per site [heads]", at_least=0, often=True)
     remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
 
     def settle(self) -> None:
@@ -111,7 +121,11 @@ class CircuitSettings(Batched):
     verb: ClassVar[str] = "extract-circuit"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
-    ood: str | None = search_option("The out-of-distribution data, as a SPEC", metavar="SPEC")
+    ood: str | None = search_option(
+        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data",
+        metavar="SPEC|auto",
+        often=True,
+    )
     objective: list[str] = search_option(
         "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
         "[default: avg; nll with --algorithm headmap]",
@@ -119,12 +133,23 @@ class CircuitSettings(Batched):
         choices=OBJECTIVES,
         metavar="acc|ood|avg|nll|brier,...",
         split=True,
+        often=True,
     )
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
     budget: int | None = search_option(f"{_REMOVE} in all [heads]", at_least=1)
-    keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0)
+    keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0, often=True)
+    max_drop: float | None = search_option(
+        f"{_DROP} --data; --budget or --keep may end it before [fraction]", at_least=0, below=1
+    )
+    subject_to: list[str] = search_option(
+        "Remove only heads that keep this score, and end where none does; KEY is an objective, base its score before "
+        "the first removal; repeat it for more",
+        [],
+        metavar="KEY>=[base-]NUMBER",
+        check=_check_constraint,
+    )
     algorithm: str = search_option(
         "Remove heads one by one (Algorithm 1 of the paper), or keep the best of each site in one pass",
         "greedy",
@@ -135,6 +160,7 @@ class CircuitSettings(Batched):
         "[default: exact]",
         metavar="shortlist:N",
         pattern=r"shortlist:[1-9][0-9]{0,8}",
+        often=True,
     )
     check_against: str | None = search_option(
         "Report the agreement of the result with this exact circuit [default: no comparison]", metavar="CIRCUIT"
@@ -167,7 +193,7 @@ class CircuitSettings(Batched):
         metavar="SIZE",
         pattern=r"[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]?",
     )
-    resume: bool = run_option("Resume the search recorded in the journal beside the output", False)
+    resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
     timeout: float = run_option(
         "How long the processes of a distributed search wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
@@ -179,14 +205,20 @@ class CircuitSettings(Batched):
 
     def inapplicable(self) -> dict[str, str]:
         """Headmap is one pass without steps."""
-        return {} if self.algorithm == "greedy" else dict.fromkeys(("approx", "bounds"), "algorithm")
+        steps = ("approx", "bounds", "max_drop", "subject_to")
+        return {} if self.algorithm == "greedy" else dict.fromkeys(steps, "algorithm")
 
     def conflicts(self) -> list[str]:
         """Data of both kinds, how far to go, and what belongs together."""
-        found = self.needs("data") + self.exactly_one("budget", "keep") + self.at_most_one("start_mask", "share_from")
-        wanting = [o for o in self.objective if o in ("ood", "avg")]
+        ends = (self.given("max_drop") or self.given("subject_to")) and not self.given("share_from")
+        found = self.needs("data") + self.at_most_one("start_mask", "share_from")
+        found += self.at_most_one("budget", "keep") if ends else self.exactly_one("budget", "keep")
+        wanting = [f"--objective {o}" for o in self.objective if o in ("ood", "avg")]
+        wanting += [f"--subject-to {text}" for text in self.subject_to if text.startswith(("ood", "avg"))]
         if wanting:
-            found += self.needs("ood", f"--objective {wanting[0]}")
+            found += self.needs("ood", wanting[0])
+        if self.approx and self.subject_to:
+            found.append(f"--subject-to{self.where('subject_to')} needs an exact search, without --approx")
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
         found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
@@ -203,16 +235,33 @@ class PruneSettings(Batched):
     """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
 
     verb: ClassVar[str] = "prune"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("method", "scores", "circuit", "mask"), ("keep", "remove"))
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("method", "scores", "circuit", "mask"),
+        ("keep", "remove", "max_drop"),
+    )
     needs_output_file: ClassVar[bool] = True
 
-    method: str | None = source_option(_CRITERION, choices=CRITERIA.names)
-    scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE")
-    circuit: str | None = source_option("A removal order from extract-circuit; - is standard input", metavar="FILE")
-    mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE")
+    method: str | None = source_option(_CRITERION, choices=CRITERIA.names, often=True)
+    scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE", often=True)
+    circuit: str | None = source_option(
+        "A removal order from extract-circuit; - is standard input", metavar="FILE", often=True
+    )
+    mask: str | None = source_option("The heads to keep; - is standard input", metavar="FILE", often=True)
     allow_other_base: bool = source_option(_OTHER_BASE, False)
-    keep: int | None = amount_option(f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0)
-    remove: int | None = amount_option(f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0)
+    keep: int | None = amount_option(
+        f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True
+    )
+    remove: int | None = amount_option(
+        f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0, often=True
+    )
+    max_drop: float | None = amount_option(
+        f"{_DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
+        at_least=0,
+        below=1,
+    )
+    val: str | None = amount_option(
+        "Labelled validation data for --max-drop, better not what the heads are chosen with", metavar="SPEC"
+    )
     scope: str | None = amount_option(
         "Compare heads within each site, or over all sites of the towers; a circuit is always global "
         "[default: site; global for a model of two towers]",
@@ -241,7 +290,18 @@ class PruneSettings(Batched):
     def inapplicable(self) -> dict[str, str]:
         """A mask says everything; scores and circuits have been ordered already."""
         if self.given("mask"):
-            counts = ("keep", "remove", "scope", "order", "samples", "sample_from", "tower", "max_length")
+            counts = (
+                "keep",
+                "remove",
+                "max_drop",
+                "val",
+                "scope",
+                "order",
+                "samples",
+                "sample_from",
+                "tower",
+                "max_length",
+            )
             return dict.fromkeys((*counts, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
             return dict.fromkeys(("scope", "order", "samples", "max_length", *OWN_OPTIONS), "circuit")
@@ -249,7 +309,8 @@ class PruneSettings(Batched):
             return dict.fromkeys(("order", "samples", "sample_from", "max_length", *OWN_OPTIONS), "scores")
         others = [*_without_effect(self.method), *([] if self.given("with_mask") else ["allow_other_base"])]
         if self.method in DECIDE:
-            return dict.fromkeys(("keep", "remove", "scope", "order", "sample_from", *others), "method")
+            others += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
+            return dict.fromkeys(others, "method")
         found = dict.fromkeys(("sample_from", *others), "method")
         if self.scope == "global" and self.order == "sequential":
             found["order"] = "scope"
@@ -259,15 +320,27 @@ class PruneSettings(Batched):
         """One source of the decision, and what it needs."""
         found = self.exactly_one("method", "scores", "circuit", "mask")
         if self.given("scores") or (self.given("method") and self.method not in DECIDE):
-            found += self.exactly_one("keep", "remove")
+            found += self.exactly_one("keep", "remove", "max_drop")
         elif self.given("circuit"):
-            found += self.at_most_one("keep", "remove")
+            found += self.at_most_one("keep", "remove", "max_drop")
             if self.given("sample_from") and not (self.given("keep") or self.given("remove")):
                 found.append(f"--sample-from{self.where('sample_from')} needs one of --keep, --remove")
         if self.method in NEED_DATA:
             found += self.needs("data", f"--method {self.method}")
+        if self.given("max_drop"):
+            found += self._drop_conflicts()
         found += self.goes_with("share_sites", "with_mask") + self.goes_with("with_mask", "share_sites")
+        found += self.goes_with("val", "max_drop")
         return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
+
+    def _drop_conflicts(self) -> list[str]:
+        """Accuracy is measured on ``--val``, or on what has chosen the heads of these very weights."""
+        found = [f"--max-drop cannot be given with {self.called('share_sites')}"] if self.given("share_sites") else []
+        if self.given("scores") or (self.given("method") and self.method not in NEED_DATA):
+            found += self.needs("val", f"--max-drop with {'--scores' if self.scores else f'--method {self.method}'}")
+        if self.given("circuit") and self.allow_other_base:
+            found += self.needs("val", "--max-drop with --allow-other-base")
+        return found
 
 
 def _without_effect(method: str | None) -> list[str]:

@@ -21,7 +21,7 @@ SettingsT = TypeVar("SettingsT", bound=Common)
 
 
 def merge(
-    settings_type: type[SettingsT], flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path
+    settings_type: type[SettingsT], flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path | None
 ) -> SettingsT:
     """The checked settings of one verb.
 
@@ -29,7 +29,7 @@ def merge(
         settings_type: the settings dataclass of the verb.
         flags: what the command line gives, by field name; None is "not given".
         environ: the environment.
-        folder: the working directory, where ``hydra.yaml`` is looked for.
+        folder: the working directory, where ``hydra.yaml`` is looked for; None: it is not.
 
     Raises:
         UsageError: listing every problem of all sources at once.

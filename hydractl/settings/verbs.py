@@ -15,6 +15,7 @@ _CLASSES = {
     "fuse": "hydractl.settings.members:FuseSettings",
     "eval": "hydractl.settings.evaluating:EvalSettings",
     "bench": "hydractl.settings.measuring:BenchSettings",
+    "study": "hydractl.settings.studying:StudySettings",
 }
 
 

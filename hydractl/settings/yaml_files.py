@@ -60,15 +60,15 @@ class Contents:
         self.problems.append(f"{self.name} line {line}: unknown key {key!r}{of}{guess}")
 
 
-def find_config(folder: Path, named: str | None) -> Contents:
-    """The configuration named by ``--config``, else ``hydra.yaml`` of the folder, else nothing.
+def find_config(folder: Path | None, named: str | None) -> Contents:
+    """The configuration named by ``--config``, else ``hydra.yaml`` of the folder, if there is one, else nothing.
 
     Raises:
         UsageError: if the file cannot be read, is no YAML, repeats a key or is not a mapping, with the line.
     """
     config = Contents(named or DEFAULT_NAME)
-    path = folder / config.name
-    if named is None and not path.exists():
+    path = (folder or Path()) / config.name
+    if named is None and (folder is None or not path.exists()):
         return config
     root = _compose(path, config.name, "check --config and HYDRACTL_CONFIG")
     shared = [o.key for settings in SETTINGS.values() for o in options_of(settings) if o.key not in _NOT_IN_FILES]

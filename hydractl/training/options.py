@@ -42,7 +42,9 @@ class WeightOptions:
 
     Attributes:
         init: ``given``, ``head`` (a classifier drawn by the seed) or ``random`` (all weights).
-        reset_head: start from a classifier for the classes of the data.
+        reset_head: start from a classifier for other classes.
+        classes: how many; None: as many as the data have.
+        labels: their names; None: those of the data.
         train_last: number of blocks of each tower; None: all.
         tower: the one tower to train; None or ``both``: all.
         freeze: parts that stay as they are, of ``settings.finetuning.FREEZABLE``.
@@ -52,6 +54,8 @@ class WeightOptions:
 
     init: str = "given"
     reset_head: bool = False
+    classes: int | None = None
+    labels: tuple[str, ...] | None = None
     train_last: int | None = None
     tower: str | None = None
     freeze: tuple[str, ...] = ()

@@ -142,13 +142,12 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
     """Write one output and commit it. Returns its SHA-256."""
     source, family = opened.source, opened.source.family
-    bases = [] if source.drawn_by is not None else source.lineage
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
         extra={},
-        provenance=provenance("finetune", run.options.seed, [source.sha256], details, bases),
+        provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.

@@ -24,7 +24,7 @@ from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source
+from hydractl.model.source import Source, need_classifier, with_labels
 from hydractl.model.stored import sliced
 from hydractl.training.adapters.base import remove_idle
 from hydractl.training.data import open_pairs
@@ -39,11 +39,13 @@ class Opened:
         source: the model with the weights, the classes and the names it starts from.
         train_set: the samples it is trained on.
         val_set: the samples it is validated on, or None.
+        drawn: names of the tensors that a body did not have and that were drawn.
     """
 
     source: Source
     train_set: Dataset
     val_set: Dataset | None
+    drawn: tuple[str, ...] = ()
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
@@ -59,10 +61,18 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     if options.loss.name == "contrastive":
         return _with_pairs(source, options)
     source = named_by_data(source, data.train, data.limit)
-    names = None if weights.reset_head else source.description.labels
+    lacking, body = weights.reset_head or source.classes == 0, source
+    if lacking and not weights.reset_head and weights.init != "head":
+        need_classifier(source)
+    if weights.labels is not None and not lacking:
+        source = with_labels(source, weights.labels)
+    names = weights.labels if lacking else source.description.labels
     train_set = _open(data.train, "--data", source, data, names)
-    if weights.reset_head:
-        source = with_new_head(source, train_set.label_names, _classes(train_set))
+    if lacking:
+        source = with_new_head(source, train_set.label_names, _classes(train_set, weights.classes), options.seed)
+    elif weights.classes not in (None, source.classes):
+        hint = "add --reset-head for a classifier of another size"
+        raise UsageError(f"--classes {weights.classes}: {source.name} has {source.classes}", hint=hint)
     if weights.init == "head":
         source = with_drawn_head(source, options.seed)
     check_labels(train_set, source)
@@ -74,7 +84,16 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
             hint="add --reset-head for a new classifier",
         )
     source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
-    return Opened(source, train_set, _validation(source, data, train_set, labels))
+    return Opened(source, train_set, _validation(source, data, train_set, labels), _drawn_names(body, source, weights))
+
+
+def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
+    """What a body got that is neither its own nor zeros."""
+    if body.classes != 0:
+        return ()
+    zeros = "$." if weights.init == "head" else source.family.named_parts["head"]
+    there = set(body.tensors.names())
+    return tuple(name for name in source.tensors.names() if name not in there and not re.match(zeros, name))
 
 
 def _validation(
@@ -106,10 +125,15 @@ def _open(spec: str, option: str, source: Source, options: DataOptions, names: S
     return open_data(spec, option=option, limit=limit, seed=seed, labels=names, need_labels=True, reads=reads)
 
 
-def _classes(dataset: Dataset) -> int:
-    """Number of classes of a labelled set: by its names, else by its highest label."""
+def _classes(dataset: Dataset, asked: int | None) -> int:
+    """Number of classes of a labelled set: by its names, else as asked for, else by its highest label."""
     if dataset.label_names is not None:
-        return len(dataset.label_names)
+        count = len(dataset.label_names)
+        if asked not in (None, count):
+            raise UsageError(f"--classes {asked}: {count} classes have names", hint="name all of them with --labels")
+        return count
+    if asked is not None:
+        return asked
     assert dataset.labels is not None  # it was opened with need_labels
     count = int(dataset.labels.max()) + 1
     if count < 2:
@@ -128,23 +152,27 @@ def drawn(source: Source, seed: int) -> Source:
     return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn_by=seed)
 
 
-def with_new_head(source: Source, labels: list[str] | None, classes: int) -> Source:
+def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
     """The model with a classifier of zeros for these classes.
 
     Args:
-        source: with a classifier.
+        source: a classifier or a body.
         labels: names of the classes, or None where they have none.
         classes: how many.
+        seed: draws what else a body lacks (a pooler, a dense layer before the last), as its library does.
 
     Raises:
-        UsageError: for a model without a classifier.
+        UsageError: for a zero-shot model.
     """
     family, description = source.family, source.description
     config = family.with_classes(description.config, classes)
-    head = _head(source, family.build(config).state_dict(), "--reset-head")
-    zeros = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
+    state, there = family.build(config).state_dict(), set(source.tensors.names())
+    made = {name: torch.zeros(tensor.shape) for name, tensor in _head(source, state, "--reset-head").items()}
+    if state.keys() - there - made.keys():
+        initial = family.initial(config, seed)
+        made |= {name: initial[name] for name in state.keys() - there - made.keys()}
     labels = None if labels is None else list(labels)
-    return replace(source, description=replace(description, config=config, labels=labels), tensors=_with(source, zeros))
+    return replace(source, description=replace(description, config=config, labels=labels), tensors=_with(source, made))
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -167,9 +195,11 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
 
 
 def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
-    """The weights with some of them replaced, each in the dtype it has."""
-    info = source.tensors.info
-    return replaced(source.tensors, {name: tensor.to(torch_dtype(info(name))) for name, tensor in tensors.items()})
+    """The weights with some of them replaced, each in the dtype it has, or added."""
+    there, info = set(source.tensors.names()), source.tensors.info
+    return replaced(
+        source.tensors, {n: tensor.to(torch_dtype(info(n))) if n in there else tensor for n, tensor in tensors.items()}
+    )
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:

@@ -42,7 +42,7 @@ from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog, check_tensorboard
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
-from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.opening import announce_reading, model_options, start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetune/1"
@@ -82,6 +82,8 @@ class Prepared:
         return {
             **decisive,
             "max_length": source.description.preprocess.get("max_length"),
+            "drawn": list(self.opened.drawn) or None,
+            "labels": list(self.options.weights.labels or ()) or None,
             **asked_classes(source, settings.tower),
             "data": self.opened.train_set.fingerprint(),
             "val": None if val_set is None else val_set.fingerprint(),
@@ -124,7 +126,7 @@ def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
 
 
 def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
-    source = only_one(open_sources(settings.model, model_options(settings)), "finetune")
+    source = only_one(open_sources(settings.model, start_options(settings)), "finetune")
     sites_of(source, settings.tower)
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
@@ -137,6 +139,8 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         log.info(note)
     options = train_options(settings)
     opened = open_all(source, options)
+    if opened.drawn:
+        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {', '.join(opened.drawn)}")
     for one in filter(None, (opened.train_set, opened.val_set)):
         report_classes(one, log)
     differences = label_differences(
@@ -203,6 +207,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
     """The options of the verb as those of a training."""
     weights = settings.fill(
         WeightOptions,
+        labels=tuple(model_options(settings).labels or ()) or None if settings.new_head else None,
         freeze=tuple(settings.freeze),
         lenient="freeze" in settings.from_recipe,
         adapter=_adapter(settings),

@@ -22,7 +22,7 @@ from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.children import Child, run_commands
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
-from hydractl.verbs.opening import model_options
+from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
@@ -139,7 +139,7 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
     if settings.output is not None and len(settings.model) == 1:
         return [settings.output]
     folder = settings.output or ""
-    sources = open_sources(settings.model, model_options(settings))
+    sources = open_sources(settings.model, start_options(settings))
     return [f"{folder}{source.name}.tuned{settings.seed_mark}.st" for source in sources]
 
 

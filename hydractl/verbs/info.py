@@ -43,9 +43,9 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 def _describe_folder(path: Path) -> dict[str, Any]:
     """What a published folder holds."""
-    from hydractl.model.source import open_source
+    from hydractl.model.source import ModelOptions, open_source
 
-    source = open_source(str(path))
+    source = open_source(str(path), ModelOptions(bodies=True))
     info = {"schema": INFO_SCHEMA, "file": str(path), "holds": f"a folder of {source.description.family}"}
     return {**info, **_model(source.description)}
 

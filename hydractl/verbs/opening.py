@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
 from hydractl.settings.common import Common
+from hydractl.settings.finetuning import FinetuneSettings
 
 _LONG = 200_000_000
 """Bytes of weights that take about a second to hash and to read."""
 
 
-def model_options(settings: Common) -> ModelOptions:
+def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
     """The options of a verb that are about its models; reads the files of ``--labels`` and ``--prompt``.
 
     Raises:
@@ -22,15 +24,23 @@ def model_options(settings: Common) -> ModelOptions:
         UsageError: for a name that is both a file and built in.
     """
     labels = None if settings.labels is None else read_labels(settings.labels)
-    return settings.fill(ModelOptions, labels=labels, prompt=tuple(read_prompts(settings.prompt)))
+    return settings.fill(ModelOptions, labels=labels, prompt=tuple(read_prompts(settings.prompt)), bodies=bodies)
+
+
+def start_options(settings: FinetuneSettings) -> ModelOptions:
+    """As :func:`model_options`, of a training: a body may start it, and ``--labels`` name the classes of a new head."""
+    options = model_options(settings, bodies=True)
+    return replace(options, labels=None) if settings.new_head else options
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Say which big models are hashed and read next, and which have random weights, which depend on ``--seed``."""
+    """Say which big models are hashed and read next, what of a file is left, and which weights depend on ``--seed``."""
     sources = list(sources)
     for source in sources:
         if source.drawn_by is not None:
             log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
+        if source.left:
+            log.info(f"{source.name}: of another task, and left: {', '.join(source.left)}")
     sizes = {source.name: weight_bytes(source.tensors) for source in sources}
     big = [f"{name} ({size / 1e9:.1f} GB)" for name, size in sizes.items() if size >= _LONG]
     if big:

@@ -34,6 +34,7 @@ from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite
 from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
+from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import criterion_of, score_source
@@ -45,7 +46,7 @@ Fixed = dict[str, tuple[int, ...]]
 def run(settings: PruneSettings, log: Log) -> Outcome:
     """Choose the heads, slice the weights, write the checkpoint and its mask."""
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
-    opened = open_sources(settings.model, replace(model_options(settings), max_length=None))
+    opened = open_sources(settings.model, replace(model_options(settings, bodies=True), max_length=None))
     source = only_one(opened, "prune")
     settings = settled(source, settings)
     with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
@@ -81,6 +82,7 @@ def default_name(source: Source, settings: PruneSettings) -> str:
     how = how.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
     amount = f"-{settings.keep}" if settings.keep is not None else ""
     amount += f"-minus{settings.remove}" if settings.remove is not None else ""
+    amount += f"-drop{settings.max_drop:g}" if settings.max_drop is not None else ""
     seed = settings.seed_mark if settings.method or settings.sample_from is not None else ""
     return f"{source.name}.{how}{amount}{seed}.st"
 
@@ -93,11 +95,39 @@ def mask_name(path: Path) -> Path:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask, dict[str, Any], list[Entry]]:
+def choose(source: Source, settings: PruneSettings, log: Log) -> Choice:
     """The mask of the pruned model, what decided it, and the samples that the model and what decided it have seen."""
+    documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
+    if settings.max_drop is None:
+        return _chosen(source, settings, documents, log)
+    scores = _score(source, settings, log) if settings.method and settings.order == "one-shot" else None
+
+    def for_budget(count: int, log: Log) -> Choice:
+        return _chosen(source, replace(settings, remove=count), documents, log, scores)
+
+    if settings.circuit is None:
+        present = source.description.mask.at(site.path for site in sites_of(source, settings.tower))
+        most = len(present.kept_heads) - 1
+        most = most if settings.scope == "global" else min(len(kept) for kept in present.kept.values())
+        return choose_within(source, settings, range(most + 1), for_budget, log)
+    document = documents[settings.circuit]
+    ranking = ranking_from_json(document, sites=source.sites, origin=settings.circuit)
+    begun = len(set(ranking.start) & set(source.description.mask.kept_heads))
+    if settings.val:
+        if begun:
+            raise UsageError(f"{settings.circuit} begins with {begun} heads gone, so --val cannot tell what each costs")
+        return choose_within(source, settings, range(len(ranking.removed) + 1), for_budget, log)
+    count, said = from_circuit(document, settings.circuit, settings.max_drop)
+    mask, details, seen = for_budget(begun + count, log)
+    return mask, {**details, **said}, seen
+
+
+def _chosen(
+    source: Source, settings: PruneSettings, documents: Mapping[str, Any], log: Log, scores: HeadScores | None = None
+) -> Choice:
+    """The choice of a budget that is known, from the files that decide it or from ``scores`` where they are known."""
     whole, sites = source.description.mask, source.sites
     scored: Sequence[Entry] = ()
-    documents = {path: read_json_file(path) for path in (settings.with_mask, settings.mask, settings.circuit) if path}
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
@@ -113,7 +143,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
         _same_base(documents[settings.circuit], settings.circuit, source, settings, log)
     else:
-        mask, details, scored = _from_scores(source, settings, fixed, log)
+        mask, details, scored = _from_scores(source, settings, fixed, log, scores)
     details = {
         "keep": settings.keep,
         "remove": settings.remove,
@@ -128,9 +158,10 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> tuple[HeadMask,
 
 
 def _from_scores(
-    source: Source, settings: PruneSettings, fixed: Fixed, log: Log
+    source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> tuple[HeadMask, dict[str, Any], Sequence[Entry]]:
-    """The mask that scores decide, those of a file or measured now, what is to be said of them, and what they saw."""
+    """The mask that scores decide, those of a file, known ones or ones measured now, what is to be said of them, and
+    what they saw."""
     whole = source.description.mask
     if settings.scores:
         document = read_json_file(settings.scores)
@@ -139,7 +170,7 @@ def _from_scores(
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
         _check_order(scores, settings, log)
     else:
-        scores = _score(source, settings, log)
+        scores = known or _score(source, settings, log)
         origin = scores.info["source"]["settings"]
     details: dict[str, Any] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
@@ -183,6 +214,11 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
         raise UsageError(
             f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
             hint="add --scope site, or score with --order one-shot",
+        )
+    if settings.max_drop is not None:
+        raise UsageError(
+            f"{settings.scores} was scored site by site for one budget, and --max-drop tries several",
+            hint="give --method instead of --scores, or score with --order one-shot",
         )
     if any(made.get(name) != getattr(settings, name) for name in ("keep", "remove")):
         budget = " ".join(f"--{name} {made[name]}" for name in ("keep", "remove") if name in made)
@@ -254,8 +290,9 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
-    if mask.kept == source.description.mask.kept and (settings.keep, settings.remove) != (None, None):
-        asked = f"--keep {settings.keep}" if settings.keep is not None else f"--remove {settings.remove}"
+    amounts = [name for name in ("keep", "remove", "max_drop") if settings.given(name)]
+    if mask.kept == source.description.mask.kept and amounts:
+        asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
         log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
@@ -312,6 +349,8 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         "layout": layout,
         "files": [str(path), str(mask_path)],
     }
+    if settings.max_drop is not None and (settings.val or settings.circuit is None):
+        return Outcome({**document, "note": "how many heads are removed is known only after measuring accuracy"})
     if settings.method in DECIDE:
         criterion_of(source, settings)
         return Outcome({**document, "note": "how many heads are kept, and which, is known only after scoring"})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel, get_criterion
-from hydractl.data import batches, open_data
+from hydractl.data import Dataset, batches, open_data
 from hydractl.data.base import report_classes
 from hydractl.data.text import report_cut
 from hydractl.errors import NonFiniteError
@@ -23,7 +23,7 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
 from hydractl.model.matching import asked_classes, check_labels, known, named_by_data, only_one, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import Source, open_sources
+from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.model.stored import StoredHeads, check_finite
 from hydractl.settings.pruning import PruneSettings, ScoreSettings
 from hydractl.verbs.opening import announce_reading, model_options
@@ -35,7 +35,7 @@ Scoring = ScoreSettings | PruneSettings
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model."""
-    opened = open_sources(settings.model, model_options(settings))
+    opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
     path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
     if settings.dry_run:
@@ -55,6 +55,8 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
     """The criterion of ``--method``, with all checked that can be before the model is loaded."""
     assert settings.method is not None  # the settings need it wherever scores are asked for
     criterion = get_criterion(settings.method)
+    if criterion.needs_data:
+        need_classifier(source)
     criterion.check(sites_of(source, settings.tower))
     return criterion
 
@@ -135,7 +137,7 @@ def _with_data(
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
-    drawn = sorted(np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist())
+    drawn = drawn_samples(dataset, settings)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())
 
@@ -152,6 +154,13 @@ def _with_data(
     }
     used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
     return source, model, Calibration(iterate, count, settings.seed, log, own), said, used
+
+
+def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
+    """The indices of the calibration samples, drawn by ``--seed`` without replacement."""
+    count = min(settings.samples, len(dataset))
+    drawn: list[int] = np.random.default_rng(settings.seed).choice(len(dataset), count, replace=False).tolist()
+    return sorted(drawn)
 
 
 def _sequential(

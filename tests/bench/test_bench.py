@@ -16,7 +16,7 @@ from torch import nn
 
 from hydractl.bench import measuring
 from hydractl.bench.figures import RESAMPLES, noisy, paired_ratio, timed
-from hydractl.bench.measuring import Contest
+from hydractl.bench.measuring import Contest, _same_inputs
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.log import Log, Progress
@@ -246,6 +246,12 @@ def test_models_of_one_input_shape_get_the_same_inputs(clock: Clock) -> None:
     contest(models, seed=9).run(0, 1, Progress())
     a, b, c = (models[name].seen[0] for name in "abc")
     assert a is b and a.shape == (4, 3) and c.shape == (4, 5) and float(a[0, 0]) == 9.0
+
+
+def test_each_vocabulary_has_its_own_ids() -> None:
+    drawn = {name: {"input_ids": torch.full((2, 4), last)} for name, last in (("a", 9), ("b", 3), ("c", 9))}
+    found = _same_inputs(drawn)
+    assert found["a"] is found["c"] and int(found["b"]["input_ids"].max()) == 3
 
 
 def test_peak_memory_leaves_out_the_other_models(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,28 @@ def rankings(
     return {o: _ranking(partial(without, objective=o), budget, heads, ()) for o in objectives}
 
 
+def constrained(
+    model: Any, found: Data, objective: str, constraints: Sequence[tuple[str, Fraction, bool]], paths: Sequence[str]
+) -> list[Head]:
+    """The same, of those heads alone without which each score is at least a number, or at most that below the base."""
+    keys = [key for key, _, _ in constraints]
+
+    def scores(removed: Sequence[Head]) -> dict[str, Score]:
+        with without_heads(model, removed):
+            return {key: score(model, key, found) for key in {objective, *keys}}
+
+    base = scores([])
+    least = {key: base[key] - number if below else number for key, number, below in constraints}
+    removed: list[Head] = []
+    while len(left := [(p, h) for p in paths for h in range(3) if (p, h) not in removed]) > 1:
+        found_scores = {head: scores([*removed, head]) for head in left}
+        kept = [head for head in left if all(found_scores[head][key] >= least[key] for key in keys)]
+        if not kept:
+            break
+        removed.append(kept[first_highest([found_scores[head][objective] for head in kept])])
+    return removed
+
+
 def _ranking(
     score_without: Callable[[Sequence[Head]], Score], budget: int, heads: Sequence[Head], start: Sequence[Head]
 ) -> list[tuple[str, int, Score]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hydractl.circuit.documents import repeated_text
 from hydractl.cli.app import main
 from tests.forked import team
 
@@ -100,6 +103,7 @@ def size(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
+@pytest.mark.fault(1)
 @pytest.mark.parametrize("often", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
     """Killed at random moments, some of them before anything was found; nothing is evaluated twice."""
@@ -118,6 +122,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
         assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
+@pytest.mark.fault(1, 2)
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
     whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
@@ -128,6 +133,7 @@ def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
         assert evaluated("k.json.journal") == evaluated("full.json.journal")
 
 
+@pytest.mark.fault(4)
 def test_a_larger_budget_goes_on_and_a_smaller_one_is_a_prefix() -> None:
     one = [*SEARCH, "--objective", "avg", "-o", "g.json"]
     run(*one, "--budget", "2")
@@ -148,6 +154,7 @@ def test_bounds_may_be_switched_in_between() -> None:
         assert removed(f"b.{objective}.json") == removed(f"full.{objective}.json")
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize(
     ("more", "names"),
     [
@@ -183,6 +190,7 @@ def test_what_is_there_is_not_overwritten_unasked(capsys: pytest.CaptureFixture[
     assert Path("p.json").read_text() == "mine"
 
 
+@pytest.mark.fault(5)
 def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from hydractl.circuit.search import GreedySearch
 
@@ -199,6 +207,7 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], m
     same("i")
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -259,9 +268,24 @@ def test_steps_that_rounding_decided_are_noted(capsys: pytest.CaptureFixture[str
     same("n", "r")
 
 
+def test_ood_samples_are_made_of_the_id_samples_where_there_are_no_others() -> None:
+    command = ["extract-circuit", "base.st", "--data", "id.npz", "--objective", "avg", "--budget", "3"]
+    run(*command, "--ood", "auto", "-o", "auto.json")
+    run(*command, "--ood", "id.npz?ood=auto", "-o", "suffix.json")
+    assert Path("auto.json").read_bytes() == Path("suffix.json").read_bytes()
+    np.savez("other.npz", x=255 - np.load("id.npz")["x"])
+    run(*command, "--ood", "other.npz?ood=jigsaw", "-o", "other.json")
+    seen = [(one["as"], one["n"]) for one in read("other.json")["seen"]]
+    assert seen == [("id", 40), ("ood", 40), ("ood", 40)]  # the jigsaws, and the images they were made of
+    run("prune", "base.st", "--circuit", "other.json", "-o", "p.st")
+    run("eval", "p.st", "--data", "id.npz?ood=noise", "-o", "e.json")  # other images than those it was chosen with
+    run("eval", "p.st", "--data", "other.npz", "-o", "e.json", code=3)
+
+
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(37, 38)
 def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_killed() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "two.json"]
     ranks = team(2, [*command, "-q"])
@@ -283,6 +307,7 @@ def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_kill
     assert set(evaluated("two.json.journal", "two.json.journal.1").values()) == {1}
 
 
+@pytest.mark.fault(36)
 def test_a_killed_process_ends_the_other() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
     ranks = team(2, [*command, "-q"])
@@ -333,6 +358,7 @@ def test_leading_sites_shared_with_a_circuit() -> None:
     assert len(removed("s.json")) + len(gone) == 5
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -355,6 +381,26 @@ def test_a_budget_that_cannot_be(more: list[str], message: str, capsys: pytest.C
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_says_what_its_samples_gained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gain" not in read("full.acc.json")
+    gain, steps, base = (read("full.ood.json")[key] for key in ("gain", "removed", "base"))
+    before, after = (one["two_u"] / (2 * 40 * 30) for one in (base, steps[-1]))
+    assert (gain["before"], gain["after"]) == (before, after)
+    assert gain["corrected"] == pytest.approx(1 - (1 - after) / (1 - before)) and gain["low"] == (
+        gain["corrected"] < 0.2
+    )
+    run(*SEARCH, "--objective", "ood,avg", "--sites", "2", "--budget", "1", "-o", "low.json")
+    low = read("low.ood.json")["gain"]
+    assert low["low"]  # one head of one site of a model with random weights
+    told = f"ood: validation AUROC {low['before']:.3f} -> {low['after']:.3f}, {low['corrected']:.0%} of the wrongly"
+    said = capsys.readouterr().err
+    assert f"warning: {told}" in said and "compare them on a set of its own" in said
+    same = removed("low.ood.json") == removed("low.avg.json")
+    assert ("the same heads are removed: ood and avg" in said) == same
+    twice = {"a": read("full.acc.json"), "b": read("full.ood.json"), "c": read("full.acc.json")}
+    assert "the same heads are removed: a and c: fused" in str(repeated_text(twice))
 
 
 def test_losses_and_their_unit_in_the_file() -> None:
@@ -380,6 +426,64 @@ def test_the_plan_of_a_dry_run_is_that_of_the_search(capsys: pytest.CaptureFixtu
     most = plan["sample_blocks"]
     assert f"naively {plan['sample_blocks_naive']:,} sample-block evaluations, here about {most:,} before" in said
     assert f"of the naive {plan['sample_blocks_naive']:,}" in said
+
+
+def test_a_constraint_and_a_drop_decide_how_many_heads_go(capsys: pytest.CaptureFixture[str]) -> None:
+    both = [*SEARCH, "--objective", "acc,ood,avg", "--subject-to", "acc>=base", "--subject-to", "nll>=base-1"]
+    run(*both, "-o", "c.json")
+    for objective in ("acc", "ood", "avg"):
+        document = read(f"c.{objective}.json")
+        steps = document["removed"]
+        assert document["subject_to"] == document["source"]["settings"]["subject_to"] == ["acc>=base", "nll>=base-1"]
+        assert all(step["correct"] >= document["base"]["correct"] and step["nll"] > 0 for step in steps)
+        assert document["budget"] == len(steps) and document.get("ended") == ("subject_to" if len(steps) < 8 else None)
+    whole = Path("c.json.journal").read_bytes().splitlines(keepends=True)
+    for cut in (len(whole) // 2, len(whole)):
+        Path("d.json.journal").write_bytes(b"".join(whole[:cut]))
+        run(*both, "-o", "d.json", "--resume")
+        same("d", "c")
+        assert evaluated("d.json.journal") == evaluated("c.json.journal")
+    capsys.readouterr()
+    run(*SEARCH, "--objective", "acc,ood,avg", "--subject-to", "acc>=base-0.1", "-o", "d.json", "--resume", code=3)
+    assert "subject_to: " in capsys.readouterr().err
+
+    drop = [*SEARCH, "--objective", "acc,ood,avg", "--max-drop", "0.04", "-o", "m.json"]
+    run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "all.json")
+    run(*drop)
+    for objective in ("acc", "ood", "avg"):
+        document, plain = read(f"m.{objective}.json"), read(f"all.{objective}.json")
+        most = document["base"]["correct"] - Fraction("0.04") * 40
+        within = list(itertools.takewhile(lambda step, most=most: step["correct"] >= most, plain["removed"]))  # type: ignore[misc]
+        assert document["removed"] == within and document["max_drop"] == 0.04
+        assert document.get("ended") == ("max_drop" if len(within) < 8 else None)
+        run("prune", "base.st", "--circuit", f"all.{objective}.json", "--max-drop", "0.04", "-o", "p.st", "--force")
+        gone = [
+            (path, h) for path, one in read("p.mask.json")["sites"].items() for h in range(3) if h not in one["kept"]
+        ]
+        assert sorted(gone) == sorted((step["site"], step["head"]) for step in within)
+    capsys.readouterr()
+    run(*SEARCH, "--objective", "acc", "--subject-to", "acc>=1.1", "-o", "none.json")
+    said = capsys.readouterr().err
+    assert "acc: no head can go within --subject-to acc>=1.1: the circuit is the whole model" in said
+    assert read("none.json")["removed"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--subject-to", "acc>base"], "must be KEY>=NUMBER or KEY>=base-NUMBER, not 'acc>base'"),
+        (["--subject-to", "ece>=0.1"], "must be about one of acc, ood, avg, nll, brier, not 'ece'"),
+        (["--subject-to", "acc>=base", "--approx", "shortlist:2"], "needs an exact search, without --approx"),
+        (["--max-drop", "0.1", "--algorithm", "headmap", "--keep", "2"], "--max-drop has no effect with --algorithm"),
+        (["--max-drop", "0.1", "--share-from", "full.acc.json", "--share-sites", "1"], "needs one of --budget, --keep"),
+        (["--max-drop", "1"], "--max-drop must be less than 1"),
+    ],
+)
+def test_constraints_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, *more, "-o", "n.json", code=2)
+    assert message in capsys.readouterr().err
+    run("extract-circuit", "base.st", "--data", "id.npz", "--objective", "acc", "--subject-to", "ood>=0.5", code=2)
+    assert "--subject-to ood>=0.5 needs --ood" in capsys.readouterr().err
 
 
 def test_agreement_with_another_circuit() -> None:
@@ -412,6 +516,7 @@ def test_nothing_to_compare_with(change: dict[str, Any], problem: str, capsys: p
     assert not Path("c.json.journal").exists()
 
 
+@pytest.mark.fault(32)
 def test_memory_that_does_not_suffice_changes_nothing() -> None:
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "100K", "-o", "small.json")
     same("small")

@@ -139,6 +139,7 @@ def test_nothing_is_kept_without_a_file() -> None:
 # --- another search, another environment ------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(3)
 def test_another_search_is_refused_with_every_difference(path: Path) -> None:
     written(path, {"a": 1}, fingerprint={**FINGERPRINT, "batch_size": 8, "old\x1b": "x" * 100})
     before = path.read_bytes()
@@ -168,6 +169,7 @@ def test_tuples_and_names_that_are_no_text_are_the_same_search(path: Path) -> No
         assert journal.records == [{"a": 1}]
 
 
+@pytest.mark.fault(3)
 def test_another_environment_is_a_warning(path: Path) -> None:
     written(path, {"a": 1})
     log = Heard()
@@ -179,6 +181,7 @@ def test_another_environment_is_a_warning(path: Path) -> None:
 # --- broken files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize("end", ['{"b": 2}', '{"b', "{", '{"b\n', "\x00\x00", "\n"])
 def test_a_half_written_last_line_is_dropped(end: str, path: Path) -> None:
     path.write_text(HEADER + '{"a": 1}\n' + end)
@@ -190,6 +193,7 @@ def test_a_half_written_last_line_is_dropped(end: str, path: Path) -> None:
     assert path.read_text() == HEADER + '{"a": 1}\n{"c": 3}\n'
 
 
+@pytest.mark.fault(2)
 def test_a_line_cut_within_a_character(path: Path) -> None:
     path.write_bytes(HEADER.encode() + '{"a": "ü'.encode()[:-1])
     with resume(path) as journal:
@@ -209,6 +213,7 @@ def test_killed_at_birth(size: int, path: Path) -> None:
         assert journal.records == [{"a": 1}]
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize(
     ("content", "problems"),
     [
@@ -254,6 +259,7 @@ def test_a_header_that_says_nothing(path: Path) -> None:
 # --- files and folders ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("option", ["neither", "resume", "force"])
 def test_what_is_no_file_is_refused(option: str, path: Path, tmp_path: Path) -> None:
     how = {"resume": option == "resume", "force": option == "force"}
@@ -274,6 +280,7 @@ def test_what_is_no_file_is_refused(option: str, path: Path, tmp_path: Path) -> 
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.fault(11)
 def test_one_process_at_a_time(path: Path) -> None:
     with begin(path) as journal:
         for option in ("resume", "force"):
@@ -323,6 +330,7 @@ def run(script: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.fault(9)
 def test_a_full_disk_leaves_whole_lines(path: Path) -> None:
     out, err = run(FULL, path).communicate(timeout=60)
     assert (out, err) == (f"cannot write {path}: File too large\n", "")
@@ -330,6 +338,7 @@ def test_a_full_disk_leaves_whole_lines(path: Path) -> None:
         assert journal.records == [{"a": 1}, {"c": 3}]
 
 
+@pytest.mark.fault(9)
 def test_no_space_for_the_header_leaves_nothing(path: Path) -> None:
     limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -357,6 +366,7 @@ with Journal.open(Path(sys.argv[1]), {}, {}, resume=True, force=False, log=Log()
 """
 
 
+@pytest.mark.fault(1)
 def test_killed_again_and_again(path: Path) -> None:
     counts = []
     for delay in (random.uniform(0, 0.02) for _ in range(8)):
@@ -385,6 +395,7 @@ def record(journals: list[Journal], step: int) -> None:
         journal.close()
 
 
+@pytest.mark.fault(37)
 def test_another_number_of_processes_reads_the_same(path: Path) -> None:
     first = several(path, 12)
     first[0].set_order([1, 0])
@@ -446,6 +457,7 @@ def test_files_of_older_processes(path: Path, tmp_path: Path) -> None:
         assert unreadable.value.message == f"cannot read {notes}: {reason}"
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("option", ["resume", "force"])
 def test_an_older_process_that_still_runs(option: str, path: Path) -> None:
     first, second = several(path, 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
@@ -12,13 +14,15 @@ import pytest
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.objective import OBJECTIVES, Measured, Tally, Values
+from hydractl.circuit.objective import OBJECTIVES, Doubt, Measured, Tally, Values
+from hydractl.circuit.race import Step, contenders
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.search import Found, GreedySearch, evaluations
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
+from hydractl.settings.expressions import parse_constraint
 from tests.circuit import naive
-from tests.pico import CLIP, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import CLIP, logits, mask_of, prune_source, source_of, stock, zero_columns
 from tests.spread import spread
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
@@ -75,21 +79,24 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objectives", "memory", "at_once"),
-    spread([["acc"], ["ood"], ["acc", "ood", "avg"]], [sys.maxsize, 30_000, 0], [1, 2], each=2),
+    ("objectives", "memory", "at_once", "constraints"),
+    spread(
+        [["acc"], ["ood"], ["acc", "ood", "avg"]], [sys.maxsize, 30_000, 0], [1, 2], [[], ["ood>=base-0.01"]], each=2
+    ),
 )
 def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
-    objectives: list[str], memory: int, at_once: int
+    objectives: list[str], memory: int, at_once: int, constraints: list[str]
 ) -> None:
     data = naive.data(inside=31, outside=23)
     model = model_of(stock("class-token"), "class-token")
     plain = Evaluator(model, samples(data))
     # Another number of candidates at once is another shape of the matrix products, and rounds otherwise.
-    expected = GreedySearch(plain, HEADS, bounds=False, at_once=at_once).run(objectives, 4)
+    same: Any = {"at_once": at_once, "constraints": [parse_constraint(text) for text in constraints]}
+    expected = GreedySearch(plain, HEADS, bounds=False, **same).run(objectives, 4)
     plain.close()
     evaluator = Evaluator(model, samples(data), memory_bytes=memory, lanes=3)
     assert (len(evaluator.chunks) > 1) == (memory < sys.maxsize)
-    search = GreedySearch(evaluator, HEADS, at_once=at_once)
+    search = GreedySearch(evaluator, HEADS, **same)
     assert search.run(objectives, 4) == expected
     if memory == sys.maxsize and at_once == 1:
         assert evaluator.work < plain.work
@@ -127,6 +134,75 @@ def test_search_from_a_pruned_model() -> None:
     paths = [site.path for site in model.sites]
     expected = naive.ranking(reference, lambda m: naive.score(m, "avg", data), 4, paths, mask.removed_heads)
     assert names(model, found, list(mask.kept.values())) == [(site, head) for site, head, _ in expected]
+
+
+@pytest.mark.parametrize(
+    ("draw", "objective", "constraints", "steps"),
+    [
+        (1, "ood", ["acc>=base-0.3"], 6),
+        (2, "avg", ["acc>=base-0.2", "ood >= 0.5"], 6),
+        (3, "ood", ["acc>=base"], 4),
+        (1, "acc", ["ood>=base-0.02"], 8),
+        (1, "ood", ["acc>=1.1"], 0),
+    ],
+)
+def test_constrained_rankings_equal_the_naive_algorithm(
+    draw: int, objective: str, constraints: list[str], steps: int
+) -> None:
+    reference, data = copy.deepcopy(stock("class-token")), naive.data(draw=draw)
+    for block in reference.blocks:
+        block.attn.proj.weight.data *= 20  # so that heads decide what the model says
+    data.labels = [logits(reference, x).argmax(-1) for x in data.inside]
+    model = model_of(reference, "class-token")
+    asked = [parse_constraint(text) for text in constraints]
+    expected = naive.constrained(reference, data, objective, asked, [site.path for site in model.sites])
+    assert len(expected) == steps
+    for bounds in (True, False):
+        evaluator = Evaluator(model, samples(data))
+        found = GreedySearch(evaluator, HEADS, bounds=bounds, constraints=asked).run([objective], 8)[objective]
+        evaluator.close()
+        assert names(model, found) == expected and found.ended == (None if steps == 8 else "subject_to")
+        assert not any(step.rivals for step in found.steps)
+
+
+def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_too_far_ends_a_ranking() -> None:
+    model, data = model_of(stock("class-token"), "class-token"), naive.data(inside=31, outside=23)
+
+    def rankings(**options: Any) -> dict[str, Found]:
+        evaluator = Evaluator(model, samples(data))
+        found = GreedySearch(evaluator, HEADS, **options).run(["acc", "ood"], 6)
+        evaluator.close()
+        return found
+
+    plain = rankings()
+    assert rankings(constraints=[parse_constraint(text) for text in ("acc>=0", "nll>=-99")]) == plain
+    drops = {o: [found.base.correct - step.measured.correct for step in found.steps] for o, found in plain.items()}
+    most = max(drops["ood"]) - 1
+    ended = rankings(max_drop=Fraction(most, 31))
+    assert ended["ood"].ended == "max_drop"
+    for objective, found in plain.items():
+        within = list(itertools.takewhile(lambda drop: drop <= most, drops[objective]))
+        assert ended[objective].steps == found.steps[: len(within)]
+
+
+def test_rounding_may_decide_whether_a_constraint_is_kept() -> None:
+    """Counts with doubt made on purpose: who is surely allowed, who perhaps, and who could take over."""
+
+    def step(head: int, correct: int, two_u: int, fewer: int = 0, more: int = 0) -> Step:
+        return Step((0, head), Measured(correct, 10, two_u, 10, doubt=Doubt(fewer=fewer, more=more)))
+
+    surely, perhaps, nearly, not_at_all = (
+        step(0, 8, 50),
+        step(1, 7, 60, fewer=1),
+        step(2, 6, 70, more=1),
+        step(3, 5, 99),
+    )
+    steps = [surely, perhaps, nearly, not_at_all]
+    assert contenders("ood", steps, {"acc": 7}) == [perhaps, nearly, surely]
+    assert contenders("ood", [surely, not_at_all], {"acc": 7}) == [surely]
+    assert contenders("ood", [nearly, not_at_all], {"acc": 7}) == [nearly]  # the first is not allowed: no winner
+    assert contenders("ood", [not_at_all], {"acc": 7}) == []
+    assert contenders("ood", steps, {}) == [not_at_all]
 
 
 def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:

@@ -52,6 +52,7 @@ def test_usage(arguments: list[str], lines: str, hydractl: Run) -> None:
     assert (result.code, result.out, result.err) == (2, "", lines)
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize(
     ("error", "code", "lines"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.cli.help import default_text, verb_help
+from hydractl.cli.help import verb_help
 from hydractl.cli.running import request_function
 from hydractl.cli.verbs import APP_EXAMPLES, INFO_EXAMPLES, VERBS
 from hydractl.errors import UsageError
@@ -24,19 +24,47 @@ COMMANDS = {"hydractl": [], "info": ["--info"], **{name: [name] for name in VERB
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+SHORT = [f"{name}.short" for name in VERBS]
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *SHORT])
 def test_golden(name: str, hydractl: Callable[..., Any]) -> None:
-    result = hydractl(*COMMANDS[name], "--help")
+    command, _, short = name.partition(".")
+    result = hydractl(*COMMANDS[command], "-h" if short else "--help")
     file = GOLDEN / f"{name}.txt"
     if UPDATE:
         file.write_text(result.out, encoding="utf-8")
     assert (result.code, result.err) == (0, "")
     assert result.out == file.read_text(encoding="utf-8")
-    assert hydractl(*COMMANDS[name], "-h").out == result.out
+    if command not in VERBS:  # these have no more to say
+        assert hydractl(*COMMANDS[command], "-h").out == result.out
 
 
 def test_no_stored_text_is_left_over() -> None:
-    assert sorted(f.stem for f in GOLDEN.iterdir()) == sorted(COMMANDS)
+    assert sorted(f.name for f in GOLDEN.iterdir()) == sorted(f"{name}.txt" for name in [*COMMANDS, *SHORT])
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_short_help_fits_a_screen(columns: int) -> None:
+    for name, settings in SETTINGS.items():
+        lines = verb_help(name, columns, short=True).splitlines()
+        assert len(lines) <= 40 and lines[-1] == f"all options: hydractl {name} --help"
+        assert 8 <= sum(option.often for option in options_of(settings)) <= 14
+        assert max(map(len, lines[: lines.index("Examples:")])) <= columns
+
+
+def test_groups_come_in_the_same_order() -> None:
+    for name in VERBS:
+        titles = re.findall(r"^(\S.*):$", verb_help(name, 100), flags=re.MULTILINE)
+        assert titles[0] == "Arguments" and titles[-4:] == ["Input and output", "Running", "General", "Examples"]
+
+
+def test_options_without_effect_are_not_there(hydractl: Callable[..., Any], fake_verb: Callable[..., Any]) -> None:
+    result = hydractl("bench", "a.st", "--data", "d.npz")
+    assert result.code == 2 and "no such option: --data" in result.err
+    fake_verb("bench")
+    Path("hydra.yaml").write_text("model: a.st\ndata: d.npz")  # meant for the other verbs
+    assert hydractl("bench").code == 0
 
 
 def test_help_wins_over_mistakes(hydractl: Callable[..., Any]) -> None:
@@ -56,8 +84,8 @@ def test_every_option_is_shown_with_its_default() -> None:
         shown = {re.search(r"MODEL|--[\w-]+", row)[0]: " ".join(row.split()) for row in rows[1:]}  # type: ignore[index]
         for one in options_of(settings):
             assert one.help[:20] in shown[one.label] or one.label == "MODEL"
-            if one.label != "MODEL" and default_text(one):
-                assert f"default: {default_text(one)}]" in shown[one.label]
+            if one.label != "MODEL" and one.default_words():
+                assert f"default: {one.default_words()}]" in shown[one.label]
             if one.unit:
                 assert f"[{one.unit}" in shown[one.label]
 
@@ -65,7 +93,7 @@ def test_every_option_is_shown_with_its_default() -> None:
 def test_every_declared_verb_has_a_command() -> None:
     assert list(VERBS) == list(SETTINGS)
     for name in VERBS:
-        assert callable(request_function(name, None))
+        assert callable(request_function(name))
 
 
 def examples() -> list[str]:

@@ -101,6 +101,7 @@ def test_python_m(tmp_path: Path) -> None:
     assert process.stderr == "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cleans_up_and_exits_with_130(number: signal.Signals, tmp_path: Path) -> None:
     body = """
@@ -121,6 +122,7 @@ finally:
     assert (tmp_path / "cleaned").exists()
 
 
+@pytest.mark.fault(5)
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     body = """
 try:
@@ -142,6 +144,7 @@ finally:
 LONG = "return Outcome({'x': ['y' * 100] * 20000}, unmet=%r)"
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize(("unmet", "code"), [([], 0), (["x>1"], 4)])
 def test_a_reader_that_leaves(unmet: list[str], code: int, tmp_path: Path) -> None:
     process = subprocess.Popen(
@@ -184,6 +187,7 @@ def run_with(arguments: list[str], redirect: str, tmp_path: Path) -> Any:
     )
 
 
+@pytest.mark.fault(14)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk(tmp_path: Path) -> None:
     process = run_with(command("return Outcome({'x': 1})", "--json"), "> /dev/full", tmp_path)
@@ -191,6 +195,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert process.stderr == "error: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-", "> /dev/null 2> /dev/full"])
 def test_closed_streams(redirect: str, tmp_path: Path) -> None:
     body = "log.warn('w')\nprint('p')\nPath('ran').touch()\nreturn Outcome({'x': 1})"
@@ -200,6 +205,7 @@ def test_closed_streams(redirect: str, tmp_path: Path) -> None:
     assert "Traceback" not in process.stderr + process.stdout
 
 
+@pytest.mark.fault(35)
 def test_a_plain_c_locale(tmp_path: Path) -> None:
     process = subprocess.run(
         command(r"log.warn('\xe9')" + "\n" + r"return Outcome({'\xe9': '\xfc'}, files=[Path('\xe9.st')])", "--json"),

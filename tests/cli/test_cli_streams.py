@@ -97,6 +97,7 @@ def test_an_unknown_variable_is_warned_about(hydractl: Run, fake_verb: Run, monk
     assert hydractl(*PRUNE).err == expected
 
 
+@pytest.mark.fault(40)
 def test_control_characters_never_reach_a_person(hydractl: Run, fake_verb: Run, terminal: Run) -> None:
     def run(settings: Any, log: Any) -> Outcome:
         log.warn(EVIL)
@@ -121,6 +122,7 @@ def test_json_in_a_pipe_is_what_the_file_would_hold(hydractl: Run, fake_verb: Ru
     assert hydractl(*PRUNE, "--json").out == '{\n  "x": "\x9b"\n}\n'
 
 
+@pytest.mark.fault(40)
 def test_rich_markup_in_data_is_text(monkeypatch: pytest.MonkeyPatch, hydractl: Run, fake_verb: Run) -> None:
     from rich.table import Table
 
@@ -184,6 +186,7 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     assert stream.buffer.getvalue() == b"name: \\xe9\n"
 
 
+@pytest.mark.fault(35, 45)
 def test_a_file_name_that_is_not_utf8_is_printed_as_it_is(
     fake_verb: Run, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -208,6 +211,7 @@ def test_plain_lines(value: Any, lines: list[str]) -> None:
     assert plain_lines(value) == lines
 
 
+@pytest.mark.fault(14)
 def test_closed_standard_error_is_no_reason_to_fail(
     monkeypatch: pytest.MonkeyPatch, fake_verb: Run, hydractl: Run
 ) -> None:
@@ -217,6 +221,7 @@ def test_closed_standard_error_is_no_reason_to_fail(
     assert (result.code, result.out) == (0, "a.st\na.mask.json\n")
 
 
+@pytest.mark.fault(14)
 def test_closed_standard_output_is_no_reason_to_fail(
     monkeypatch: pytest.MonkeyPatch, fake_verb: Run, hydractl: Run
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_limit_of_sorted_labels_keeps_images_ids_and_labels_together(tmp_path:
         assert np.asarray(data[i]).max() == place and place // 10 == label
 
 
+@pytest.mark.fault(39)
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
@@ -145,6 +146,7 @@ def test_missing_arrays_name_those_present(tmp_path: Path) -> None:
         open_data(f"{path}?z=1")
 
 
+@pytest.mark.fault(50)
 def test_a_header_that_claims_too_much(tmp_path: Path) -> None:
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 32, 32)})

@@ -22,6 +22,7 @@ def stack(images: list[Any]) -> torch.Tensor:
     return torch.stack([torch.from_numpy(np.array(image)) for image in images])
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_the_same_for_any_number_of_workers(workers: int) -> None:
     data = open_data("builtin:digits/test", limit=21)
@@ -100,6 +101,7 @@ def kill_oneself(images: list[Any]) -> int:
     return 0
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_is_an_error(workers: int) -> None:
     started = time.monotonic()

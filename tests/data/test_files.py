@@ -59,6 +59,7 @@ def test_folder_problems_are_all_listed(pets: Path) -> None:
     ]
 
 
+@pytest.mark.fault(25)
 def test_empty_folder_and_settings(tmp_path: Path, pets: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match="no images in the folder"):
@@ -72,6 +73,7 @@ def test_circle_of_links_ends(pets: Path) -> None:
     assert open_data(str(pets)).ids == ["cat/10.png", "cat/9.png", "cat/deep er/x.png", "dog/a.JPG", "dog/b.png"]
 
 
+@pytest.mark.fault(35, 45)
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     try:
         os.makedirs(os.fsencode(tmp_path) + b"/odd/c\xff")
@@ -83,6 +85,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert data[0].size == (5, 4)
 
 
+@pytest.mark.fault(26)
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
 @pytest.mark.parametrize("ending", ["png", "jpg", "tif", "gif", "webp", "bmp"])
 def test_every_mode_loads_fully(tmp_path: Path, mode: str, ending: str) -> None:
@@ -132,6 +135,7 @@ def damaged(kind: str, path: Path) -> None:
 KINDS = ["empty", "truncated", "header only", "text", "postscript", "bomb"]
 
 
+@pytest.mark.fault(26)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ending", ["png", "jpg"])
 def test_a_damaged_file_is_named(pets: Path, kind: str, ending: str) -> None:

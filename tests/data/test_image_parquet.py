@@ -91,6 +91,13 @@ def test_columns(tmp_path: Path) -> None:
         open_data(path, reads={"bert": "text"})
 
 
+def test_a_limit_of_a_file_sorted_by_class_takes_some_of_each(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": images(*range(8)), "label": [0] * 4 + [1] * 4})
+    data = open_data(path, limit=4)
+    assert data.labels is not None and sorted(data.labels.tolist()) == [0, 0, 1, 1]
+    assert pixels(data) == [int(name.partition("#")[2]) for name in data.ids]
+
+
 def test_labels_that_are_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": images(1, 2, 3), "label": [1, None, None]})
     with pytest.raises(InputError) as error:

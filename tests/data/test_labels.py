@@ -119,6 +119,7 @@ def test_strings_outside_their_own_classes() -> None:
         resolve(RawLabels(["a"], ["a", "a"]))
 
 
+@pytest.mark.fault(27)
 @pytest.mark.parametrize(
     ("raw", "labels", "text"),
     [
@@ -135,6 +136,7 @@ def test_out_of_range_names_the_first_sample(raw: RawLabels, labels: list[str] |
     assert error.value.message == f"--data s: {text}"
 
 
+@pytest.mark.fault(27)
 def test_missing_labels() -> None:
     assert resolve(RawLabels(), labels=["a"]) == (None, ["a"])
     with pytest.raises(InputError, match="no label for sample s#0"):

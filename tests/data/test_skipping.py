@@ -63,6 +63,7 @@ def opened(folder: Path, **settings: Any) -> Any:
     return data
 
 
+@pytest.mark.fault(26)
 @pytest.mark.parametrize("size", [1, 2, 4, 100])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_others_keep_their_places(folder: Path, workers: int, size: int) -> None:
@@ -78,6 +79,7 @@ def test_the_others_keep_their_places(folder: Path, workers: int, size: int) -> 
     assert "decompression bomb" in data.skipped[8] and "No such file" in data.skipped[10]
 
 
+@pytest.mark.fault(26)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_it_the_first_is_an_error(folder: Path, workers: int) -> None:
     with pytest.raises(UnreadableSample, match=r"a/03\.png") as error:
@@ -133,6 +135,7 @@ def test_other_errors_are_not_skipped(folder: Path) -> None:
         list(batches(opened(folder, on_bad="skip"), broken, 4))
 
 
+@pytest.mark.fault(26)
 def test_the_report(folder: Path) -> None:
     class Heard(Log):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ def refusal(path: Path, content: str | bytes, query: str = "", **options: object
     return error.value
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
 def test_what_is_not_utf8_is_named_by_line_and_byte(tmp_path: Path, name: str) -> None:
     first, row = {
@@ -169,6 +170,7 @@ def test_labels_that_cannot_be_used(tmp_path: Path, content: str) -> None:
     assert error.problems == [LABELS[content]]
 
 
+@pytest.mark.fault(27)
 def test_labels_out_of_range_and_missing(tmp_path: Path) -> None:
     labelled = '{"text": "a", "label": 0}\n{"text": "b", "label": -1}\n'
     assert "label -1 of sample a.jsonl#1 is negative" in refusal(tmp_path / "a.jsonl", labelled).message

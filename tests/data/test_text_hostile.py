@@ -144,6 +144,7 @@ def test_every_verb_with_data_refuses_alike(capsys: pytest.CaptureFixture[str]) 
 # --- members that do not belong together ------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(23)
 @pytest.mark.parametrize(("other", "expected"), {
     "words": "words against bert: another tokenizer",
     "reordered": "reordered against bert: the same classes in another order",
@@ -164,6 +165,7 @@ def test_rows_of_other_tokenizers_are_allowed_and_of_other_classes_not(capsys: p
 # --- handled ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(23)
 def test_labels_by_name_whatever_the_order() -> None:
     ids = [{"text": text, "label": LABELS.index(label)} for text, label in (("so", "good"), ("dull film", "bad"))]
     names = [{**row, "label": LABELS[row["label"]]} for row in ids]
@@ -189,6 +191,7 @@ ODD = {
 }
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("model", ["bert", "roberta"])
 def test_strange_texts_are_texts(model: str) -> None:
     loaded = hydractl.load(model, device="cpu")
@@ -202,6 +205,7 @@ def test_strange_texts_are_texts(model: str) -> None:
     assert [line["confidence"] for line in lines] == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.fault(25)
 def test_one_sample_of_one_class_in_batches_of_one() -> None:
     rows("one.jsonl", {"text": "fine", "label": "good"})
     rows("ood.jsonl", {"text_a": "so", "text_b": "dull"})
@@ -225,6 +229,7 @@ class Heard(Log):
         self.warnings.append(message)
 
 
+@pytest.mark.fault(28)
 def test_texts_that_are_cut_are_counted() -> None:
     # [CLS] and [SEP] belong to the 16 tokens of a text, and one [SEP] more to those of a pair.
     texts = ["fine " * 14, "fine " * 15, "fine " * 100_000, "", "unkind " * 7, "unkind " * 8]

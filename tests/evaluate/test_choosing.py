@@ -52,9 +52,18 @@ def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) ->
     assert by_vector < nll(values / by_one, labels) < nll(values, labels)
 
 
-@pytest.mark.parametrize(("rule", "side"), [("ood:0.9", "builtin:symbols"), ("id:0.05", "builtin:digits/val")])
-def test_a_threshold_holds_on_what_it_was_chosen_on(answer: Callable[..., Any], rule: str, side: str) -> None:
-    sets = ["--ood", "l=builtin:letters", "--val-ood", "s=builtin:symbols", *VAL]
+@pytest.mark.parametrize(
+    ("rule", "side", "outside"),
+    [
+        ("ood:0.9", "builtin:symbols", "s=builtin:symbols"),
+        ("ood:0.9", "builtin:digits/val?ood=auto", "auto"),
+        ("id:0.05", "builtin:digits/val", "s=builtin:symbols"),
+    ],
+)
+def test_a_threshold_holds_on_what_it_was_chosen_on(
+    answer: Callable[..., Any], rule: str, side: str, outside: str
+) -> None:
+    sets = ["--ood", "l=builtin:letters", "--val-ood", outside, *VAL]
     row = answer("base.st", *TEST, *sets, "--threshold", rule)["models"][0]["threshold"]
     scores = -np.exp(log_p("base.st", side)[0]).max(1)
     # Rounding may differ between batches: what is chosen lies on a score, or next to one.
@@ -132,6 +141,7 @@ def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None
         (["--calibrated", "k.st"], "--calibrated needs something to keep"),
         (["--calibrated", "k.json", "--temperature", "2"], "--calibrated must end in .st"),
         (["--val-ood", "builtin:symbols"], "--val-ood must be NAME"),
+        (["--val-ood", "o=auto"], "--val-ood auto needs --val"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

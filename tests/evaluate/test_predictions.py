@@ -92,6 +92,7 @@ def command(*more: str) -> list[str]:
     return ["eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
 
 
+@pytest.mark.fault(52)
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
@@ -113,6 +114,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     assert rows(json.loads(Path("k.json").read_text())) == rows(json.loads(Path("whole.json").read_text()))
 
 
+@pytest.mark.fault(55)
 def test_what_is_finished_is_read_and_not_computed_again(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
     before, answer = Path("p.st").stat().st_mtime_ns, Path("e.json").read_bytes()

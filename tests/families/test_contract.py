@@ -145,7 +145,7 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= {"hf-dinov2": None, "hf-dinov2-swiglu": None}
+READ |= {"eva": None, "modernbert-mean": None, "hf-dinov2": None, "hf-dinov2-registers": None, "hf-dinov2-swiglu": None}
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
@@ -176,6 +176,10 @@ PARTS = {
         "blocks.1.norm2.bias": "norm",
     },
     "layer-scale": {"blocks.1.ls1.gamma": "own"},
+    "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
+    "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
+    "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
+    "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
     "bert": {
         "bert.pooler.dense.weight": "own",
         "classifier.bias": "own",
@@ -219,6 +223,7 @@ PARTS = {
         "visual.transformer.resblocks.1.attn.in_proj_weight": "attention",
         "transformer.resblocks.0.attn.out_proj.bias": "attention",
     },
+    "modernbert": {"head.dense.weight": "own", "model.layers.1.attn.Wo.weight": "attention"},
     "hf-deit-distilled": {"distillation_classifier.weight": "own", "deit.embeddings.distillation_token": "embed"},
     "hf-dinov2": {"dinov2.encoder.layer.0.layer_scale1.lambda1": "own", "dinov2.embeddings.mask_token": "embed"},
 }

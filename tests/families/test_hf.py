@@ -154,7 +154,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_all_listed(tmp_path: Path)
     tensors["classifier.weight"] = torch.zeros(4, 24)
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     error = refusal(tmp_path)
-    assert error.message == f"{path} does not hold the weights of BertForSequenceClassification"
+    assert error.message == f"{tmp_path} does not hold the weights of BertForSequenceClassification"
     assert error.problems == [
         "missing tensor 'classifier.bias'",
         "unexpected tensor 'bert.extra.weight'",
@@ -174,8 +174,6 @@ REFUSED = {
     "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
     "DebertaV2ForSequenceClassification": ("deberta-v2", "DebertaV2Attention"),
     "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
-    "ModernBertForSequenceClassification": ("modernbert", "ModernBertAttention"),
-    "BertForMaskedLM": ("bert", "BertAttention"),
     "SwinForImageClassification": ("swin", "SwinAttention"),
 }
 
@@ -188,6 +186,7 @@ def test_other_architectures_are_refused_by_their_attention(name: str, met: tupl
     assert "Bert" in error.hint
 
 
+@pytest.mark.fault(39, 41)
 def test_a_backbone_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration may name another model: the library would fetch it while it builds the first."""
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("this asks the network"))
@@ -221,6 +220,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.fault(43)
 @pytest.mark.parametrize("case", ODD)
 def test_strange_configurations_are_refused(case: str, tmp_path: Path) -> None:
     changes, expected = ODD[case]
@@ -228,17 +228,12 @@ def test_strange_configurations_are_refused(case: str, tmp_path: Path) -> None:
     assert expected in "\n".join([error.message, *error.problems])
 
 
-def test_pickles_and_pieces_are_refused(tmp_path: Path) -> None:
-    folder = published("bert", tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert refusal(folder).message == f"{folder} has no model.safetensors"
-
-
 def test_hub_names_take_no_options() -> None:
     assert "takes no options (pretrained)" in refusal("hf:org/name?pretrained=0", UsageError).message
     assert refusal("hf:org/name").message.startswith("cannot get org/name from the hub: ")
 
 
+@pytest.mark.fault(39)
 def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -252,9 +247,7 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
     source = open_source("hf:org/bert")
     assert source.name == "org_bert" and asked["name"] == "org/bert"
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(asked["allow_patterns"])
-    assert not any(
-        set(pattern) & set("*?[") or pattern.endswith((".py", ".bin")) for pattern in asked["allow_patterns"]
-    )
+    assert all(pattern.endswith((".json", ".txt", ".model", ".safetensors")) for pattern in asked["allow_patterns"])
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -495,6 +488,7 @@ def test_a_checkpoint_needs_nothing_beside_it(here: Path, capsys: pytest.Capture
     assert "characters" in told and "[UNK]" in told and "##kind" not in told
 
 
+@pytest.mark.fault(23)
 def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> None:
     first = open_source(str(published("bert", tmp_path)))
     write_tokenizer(tmp_path, pair_types=False)
@@ -527,3 +521,50 @@ def test_minilm_gives_the_librarys_logits(real_data: Path) -> None:
     close(model.member_logits(ours)[0], expected)
     right = sum(int(row["label"]) == int(guess) for row, guess in zip(rows, expected.argmax(-1), strict=True))
     assert right >= 15
+
+
+# --- folders in other forms -------------------------------------------------------------------------------------------
+
+
+def sharded(variant: str, folder: Path) -> Path:
+    stock(variant).half().save_pretrained(folder, max_shard_size="10KB")
+    if variant in TEXT:
+        write_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("variant", ["bert", "hf-vit"])  # present names, and those of published files
+@torch.no_grad()
+def test_weights_in_several_files(variant: str, tmp_path: Path) -> None:
+    folder = sharded(variant, tmp_path)
+    assert len(list(folder.glob("model-*.safetensors"))) > 2 and not (folder / "model.safetensors").exists()
+    source, state = open_source(str(folder)), stock(variant).half().state_dict()
+    assert source.tensors.names() == sorted(state)
+    assert all(torch.equal(source.tensors.read(name), state[name]) for name in state)
+    close(build_model(source).member_logits(inputs(variant))[0], logits(reload(variant, folder), inputs(variant)))
+
+
+def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    folder = sharded("bert", tmp_path)
+    path = folder / "model.safetensors.index.json"
+    document = json.loads(path.read_text())
+    moved = sorted(document["weight_map"])[0]
+    for file, message in (
+        ("../x.safetensors", "is no index"),
+        ("a.bin", "is no index"),
+        ("gone.safetensors", "no such"),
+    ):
+        path.write_text(json.dumps({"weight_map": {**document["weight_map"], moved: file}}))
+        assert message in refusal(folder).message
+    path.write_text(json.dumps({"weight_map": {n: f for n, f in document["weight_map"].items() if n != moved}}))
+    assert refusal(folder).problems == [f"tensor {moved!r} of {document['weight_map'][moved]}"]
+
+
+def test_a_folder_of_pickles_says_what_to_do(tmp_path: Path) -> None:
+    folder = published("bert", tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    error = refusal(folder)
+    assert error.message.endswith(
+        "has no model.safetensors, but pytorch_model.bin: pickles, which hydractl never opens"
+    )
+    assert "transformers.BertForSequenceClassification.from_pretrained(" in error.hint

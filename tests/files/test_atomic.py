@@ -125,6 +125,7 @@ def test_writing_again_starts_from_the_beginning(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"second"
 
 
+@pytest.mark.fault(12)
 def test_the_input_may_be_the_output(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(b"old")
@@ -133,6 +134,7 @@ def test_the_input_may_be_the_output(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old and new"
 
 
+@pytest.mark.fault(35)
 def test_strange_names(tmp_path: Path) -> None:
     for name in ("ein Ort – ünïcode.st", "-o", "a\nb", "x" * 230):
         assert write(tmp_path / name).read_bytes() == b"new"
@@ -141,6 +143,7 @@ def test_strange_names(tmp_path: Path) -> None:
 # --- refused before any work ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(12)
 def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(b"old")
@@ -154,6 +157,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
+@pytest.mark.fault(10)
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         Output(tmp_path / "no" / "a.st")
@@ -164,6 +168,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     assert caught.value.hint == f"mkdir -p '{tmp_path / 'a space'}'"
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_where_a_file_should_be(force: bool, tmp_path: Path) -> None:
     (tmp_path / "a.st").mkdir()
@@ -196,6 +201,7 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
             Output(tmp_path / ("x" * length))
 
 
+@pytest.mark.fault(10)
 def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     try:
@@ -207,6 +213,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
+@pytest.mark.fault(13)
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -219,6 +226,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 # --- other processes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(11)
 def test_a_second_process_is_refused_and_the_first_finishes(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     with holder(path) as first:
@@ -238,6 +246,7 @@ def test_the_same_output_twice_in_one_process(tmp_path: Path) -> None:
     assert listing(tmp_path) == []
 
 
+@pytest.mark.fault(6, 11)
 def test_a_kill_before_the_rename_keeps_the_old_file_and_frees_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(b"old")
@@ -254,6 +263,7 @@ def test_a_kill_before_the_rename_keeps_the_old_file_and_frees_the_lock(tmp_path
     assert listing(tmp_path) == ["a.st"]
 
 
+@pytest.mark.fault(6)
 def test_the_orphan_of_a_kill_goes_with_the_next_failure_too(tmp_path: Path) -> None:
     (tmp_path / ".a.st.hydractl-tmp").write_bytes(b"orphan")
     with Output(tmp_path / "a.st"):
@@ -326,6 +336,7 @@ print(list(won))
 """
 
 
+@pytest.mark.fault(11)
 def test_of_several_processes_exactly_one_wins(tmp_path: Path) -> None:
     out, err = start(RACE, tmp_path).communicate(timeout=60)
     assert (out.strip(), err) == (str([1] * 25), "")
@@ -339,6 +350,7 @@ def test_of_several_processes_exactly_one_wins(tmp_path: Path) -> None:
 # --- modes and links --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_the_mode_follows_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
     orphan, old = tmp_path / ".b.hydractl-tmp", tmp_path / "c"
@@ -354,6 +366,7 @@ def test_the_mode_follows_the_umask(umask: int, mode: int, tmp_path: Path) -> No
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "abc"] == [mode] * 3
 
 
+@pytest.mark.fault(13)
 def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "real.st").write_bytes(b"old")
@@ -387,6 +400,7 @@ except HydraError as error:
 """
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("size", [1001, 5_000_000])  # fails when the buffer is flushed; fails in the write itself
 def test_a_full_disk_keeps_the_old_file_and_leaves_no_other(size: int, tmp_path: Path) -> None:
     path = tmp_path / "a.st"
@@ -398,6 +412,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_other(size: int, tmp_path:
     assert listing(tmp_path) == ["a.st"]
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_errors_of_the_disk_have_their_own_exit_code(number: int) -> None:
     error = storage_error(OSError(number, os.strerror(number)), Path("a.st"))
@@ -443,6 +458,7 @@ def test_a_folder_that_is_not_committed_leaves_the_old_one(tmp_path: Path) -> No
     assert listing(tmp_path / "out") == ["old"]
 
 
+@pytest.mark.fault(6)
 def test_a_killed_folder_leaves_the_old_one_and_is_cleared_away(tmp_path: Path) -> None:
     old_folder(tmp_path / "out")
     with holder(tmp_path / "out", "folder") as process:
@@ -455,6 +471,7 @@ def test_a_killed_folder_leaves_the_old_one_and_is_cleared_away(tmp_path: Path) 
     assert listing(tmp_path) == ["out"]
 
 
+@pytest.mark.fault(6, 53)
 def test_a_kill_between_the_two_renames_of_a_folder_loses_nothing(tmp_path: Path) -> None:
     old_folder(tmp_path / ".out.hydractl-old")
     (tmp_path / ".out.hydractl-tmp").mkdir()

@@ -87,6 +87,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.fault(15, 18)
 @pytest.mark.parametrize("case", list(WHOLE))
 def test_files_that_are_no_checkpoint_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
     content, expected = WHOLE[case]
@@ -96,6 +97,7 @@ def test_files_that_are_no_checkpoint_are_refused_in_one_line(case: str, tmp_pat
     assert error.problems == []
 
 
+@pytest.mark.fault(15, 18)
 def test_pointers_and_pickles_come_with_a_way_out(tmp_path: Path) -> None:
     assert refusal(tmp_path, WHOLE["LFS pointer"][0]).hint == "git lfs pull"
     assert "safetensors.torch.save_file" in (refusal(tmp_path, WHOLE["zip pickle"][0]).hint or "")
@@ -140,6 +142,7 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.fault(15, 16)
 @pytest.mark.parametrize("case", list(ENTRIES))
 def test_broken_entries_are_refused_with_their_names(case: str, tmp_path: Path) -> None:
     header, expected = ENTRIES[case]
@@ -158,6 +161,7 @@ def test_all_broken_entries_are_listed_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.fault(16)
 def test_one_tensor_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header: dict[str, Any] = {"__metadata__": {}, **dict.fromkeys(map(str, range(100_001)), 0)}
     assert "lists 100001 tensors (the limit is 100000)" in refusal(tmp_path, raw(header)).message
@@ -167,6 +171,7 @@ def test_one_tensor_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(read_header(most).tensors) == ["a"], "metadata is no tensor"
 
 
+@pytest.mark.fault(16)
 def test_a_header_over_16_mib_is_refused_though_it_is_there(tmp_path: Path) -> None:
     text = json.dumps({"a": entry()})
     text += " " * (MAX_HEADER_BYTES - len(text))
@@ -195,6 +200,7 @@ DESCRIPTIONS = {
 }
 
 
+@pytest.mark.fault(40)
 @pytest.mark.parametrize("case", list(DESCRIPTIONS))
 def test_hostile_descriptions_are_refused(case: str, tmp_path: Path) -> None:
     text, expected = DESCRIPTIONS[case]
@@ -202,6 +208,7 @@ def test_hostile_descriptions_are_refused(case: str, tmp_path: Path) -> None:
     assert error.message.startswith(expected.format(path=tmp_path / "broken.st"))
 
 
+@pytest.mark.fault(40)
 def test_metadata_is_data(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     hostile = {"hydractl": '{"labels": ["\\u001b[31m", "/etc/passwd"]}', "x" * 100_000: "y" * 100_000, "../z": "\x1b"}
@@ -229,6 +236,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         read_header(tmp_path / "pipe.st")
 
 
+@pytest.mark.fault(8)
 def test_a_file_that_changes_after_its_header_was_read(tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(raw({"a": entry()}))
@@ -283,6 +291,7 @@ READERS: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
 }
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize("reader", list(READERS))
 def test_every_dtype_and_layout_comes_back_bit_for_bit(reader: str, tmp_path: Path) -> None:
     tensors = every_dtype()

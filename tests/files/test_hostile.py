@@ -102,6 +102,7 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
     assert main([*command, "--require", "ood.l.1.auroc>=2"]) == 4
 
 
+@pytest.mark.fault(24)
 def test_a_budget_is_called_by_its_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["extract-circuit", "vit.st", "--data", "builtin:digits/val", "--objective", "acc", "--budget", "10"]
     assert main(command) == 2

@@ -139,6 +139,7 @@ def test_accuracy_before_and_after_averaging(members: None, capsys: pytest.Captu
     assert description is not None and description["extra"]["on_data"] == told
 
 
+@pytest.mark.fault(23)
 def test_members_that_do_not_differ_are_said(members: None, capsys: pytest.CaptureFixture[str]) -> None:
     document, err = fuse(capsys, "a.st", "twin.st")
     (warning,) = document["warnings"]

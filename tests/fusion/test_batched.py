@@ -25,7 +25,7 @@ SHARED = [[[0, 2], [0, 1], [0, 1]], [[0, 2], [1, 2], [0, 2]], [[0, 2], [0, 2], [
 """The first block is that of all members."""
 UNEVEN = [[[0, 2], [1, 2], [0]], [[0, 2], [0], [0, 1, 2]], [[0, 2], [0, 2], [1]]]
 """In the last site too unequal, in the one before padded; the first block is that of all members."""
-FEW = ["class-token", "qk-norm", "layer-scale", "registers", "bert", "distilbert", "clip"]
+FEW = ["class-token", "qk-norm", "layer-scale", "registers", "eva", "dinov3", "bert", "distilbert", "clip"]
 
 
 def own_weights(variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str] = ()) -> HydraModel:
@@ -285,7 +285,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "bert"], [False, True]))
+@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "dinov3", "bert"], [False, True]))
 @torch.inference_mode()
 def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> None:
     graphs: list[torch.fx.GraphModule] = []

@@ -13,7 +13,10 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.fusion.averaging import AUTO, plan_checked
 from hydractl.fusion.plan import plan_fusion
+from hydractl.log import Log
+from hydractl.model.cost import parameters
 from hydractl.model.loading import build_model
 from hydractl.model.projections import neighbours, runs_of
 from hydractl.model.runtime import HydraModel
@@ -79,6 +82,19 @@ def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, to
         assert [rows[s] for s in chain.sites] == [first if chain.start.once(s) else 3 * first for s in chain.sites]
         parting = chain.sites.start + chain.start.blocks
         assert all(fused.attentions[s].pooled == (s == parting) for s in chain.sites)
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@torch.no_grad()
+def test_the_whole_model_beside_a_pruned_one(variant: str) -> None:
+    """No copy is stored, averaging changes nothing, and the answer is the mean of two softmaxes of the library."""
+    (whole, pruned), expected = of_one_checkpoint(variant, [[[0, 1, 2]] * 3, THIRD[0]])
+    checked = plan_checked([whole, pruned], AUTO, torch.device("cpu"), 0, Log())
+    plan = checked.plan
+    assert checked.averaging["done"] and max(checked.averaging["distance"]) == 0 and not plan.own
+    assert parameters(plan.tensors) == sum(p.numel() for p in shared_stock(variant).parameters())
+    mean = torch.stack(expected).double().softmax(-1).mean(0)
+    torch.testing.assert_close(HydraModel(plan.description, plan.tensors)(inputs(variant)).double().exp(), mean)
 
 
 def changed(source: Source, where: str) -> Source:

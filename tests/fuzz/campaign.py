@@ -1,15 +1,15 @@
 """Broken files without end: ``python -m tests.fuzz.campaign --count 1000000 [--reader NAME ...] [--jobs 2]``.
 
 Every reader gets its part of the count. A process of its own reads the files of one reader, so that one which dies,
-hangs or takes too much memory is noticed from outside and its file kept. Findings go to ``--findings``, one folder each
-with the file and what happened; hypothesis has made them small where it could.
+hangs or takes too much memory is noticed from outside and its file kept. The number of an input decides all of it, so
+that the same command reads the same files. Findings go to ``--findings``, one folder each with the file and what
+happened; where fewer mutations suffice, the file has no more.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -19,13 +19,11 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import CORPUS, READERS, Reader, read
+from tests.fuzz.readers import CORPUS, READERS, Reader, read, ways
 
 SECONDS = 10
 """Of computing, for one file; a file that takes longer is a finding."""
@@ -34,7 +32,7 @@ MEMORY = 500 << 20
 _FORBIDDEN = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"}
 _FORBIDDEN |= {"socket.connect", "socket.getaddrinfo", "urllib.Request"}
 _TEMPORARY = tempfile.gettempdir()
-_ROUND = 2000  # inputs of one run of hypothesis, which remembers them all
+_COMMAND = 16  # of so many inputs of a reader that has a function, one is read by a whole command
 
 
 class Finding(Exception):
@@ -98,32 +96,35 @@ def check(reader: Reader, data: bytes, way: int, watch: Watch) -> None:
         raise Finding(problem)
 
 
-def search(name: str, count: int, first: int, watch: Watch) -> int:
-    """Read so many broken files of one reader, in the working directory.
+def attempt(name: str, number: int, most: int, contents: list[bytes], watch: Watch) -> None:
+    """Read the broken file of this number, in the working directory.
 
     Raises:
-        Finding: for the smallest file that hypothesis found to go wrong in the same way.
+        Finding: it went wrong.
     """
-    reader, contents = READERS[name], prepare(name, Path.cwd())
-    done = 0
+    draw, reader = Random(f"{name} {number}"), READERS[name]
+    content, way = draw.choice(contents), ways(reader) - 1
+    if reader.commands and (not reader.function or not draw.randrange(_COMMAND)):
+        way = draw.randrange(len(reader.commands))
+    check(reader, mutated(content, reader.form, draw, most), way, watch)
 
-    @seed(first)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-        report_multiple_bugs=False,
-    )
-    @given(st.data(), st.sampled_from(contents), st.integers(0, 3))
-    def run(data: Any, content: bytes, way: int) -> None:
-        nonlocal done
-        done += 1
-        check(reader, mutated(content, reader.form, data.draw), way, watch)
 
-    run()
-    return done
+def search(name: str, numbers: range, contents: list[bytes], watch: Watch) -> None:
+    """Read the broken files of these numbers.
+
+    Raises:
+        Finding: for the first that goes wrong, with as few mutations as it takes.
+    """
+    position = os.open("position", os.O_WRONLY | os.O_CREAT)
+    for number in numbers:
+        os.pwrite(position, b"%020d" % number, 0)  # known to who follows, should this process end here
+        try:
+            attempt(name, number, 3, contents, watch)
+        except Finding:
+            for most in (1, 2, 3):
+                attempt(name, number, most, contents, watch)
+            raise
+    os.close(position)
 
 
 def limit_memory(allowed: int) -> None:
@@ -134,22 +135,17 @@ def limit_memory(allowed: int) -> None:
 
 
 def _work(name: str, count: int, first: int) -> None:
-    """Rounds of one reader, reporting each; the last line before a finding is the finding."""
-    watch = Watch()
-    reader = READERS[name]
-    prepare(name, Path.cwd())
-    with contextlib.suppress(Finding):  # whatever is imported late is there before memory is limited
-        for way in range(3):
-            check(reader, sorted((CORPUS / name).iterdir())[0].read_bytes(), way, watch)
+    """Read so many files of one reader; the line printed, if there is one, is a finding that ends it."""
+    watch, reader = Watch(), READERS[name]
+    contents = prepare(name, Path.cwd())
+    for way in range(ways(reader)):
+        with contextlib.suppress(Finding):  # whatever is imported late is there before memory is limited
+            check(reader, contents[0], way, watch)
     limit_memory(MEMORY + 4 * (1 << 20))
-    done = 0
-    while done < count:
-        try:
-            done += search(name, min(_ROUND, count - done), first + done, watch)
-            print(json.dumps({"done": done}), flush=True)
-        except Finding as finding:
-            print(json.dumps({"done": done + 1, "finding": str(finding)}), flush=True)
-            return
+    try:
+        search(name, range(first, first + count), contents, watch)
+    except Finding as finding:
+        print(finding, flush=True)
 
 
 def _follow(name: str, folder: Path, process: subprocess.Popen[str]) -> str | None:
@@ -175,14 +171,13 @@ def _campaign(name: str, count: int, first: int, findings: Path) -> tuple[int, l
                     words, cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
                 )
                 hang = _follow(name, Path(place), process)
-            lines = [json.loads(line) for line in (process.stdout or ()) if line.startswith("{")]
-            problem = hang or (lines[-1].get("finding") if lines else None)
-            done += max(lines[-1]["done"] if lines else 0, 1)
-            if problem is None and process.returncode:
+            problem = hang or (process.stdout.read() if process.stdout else None)
+            if process.returncode and not hang:
                 problem = f"died with {process.returncode}: {(Path(place) / 'stderr').read_text()[-1000:]}"
+            done = int((Path(place) / "position").read_text()) - first + 1
             if problem:
                 found.append(problem)
-                kept = findings / f"{name}-{first + done}"
+                kept = findings / f"{name}-{first + done - 1}"
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(Path(place) / READERS[name].name, kept / Path(READERS[name].name).name)
                 (kept / "problem.txt").write_text(problem)

@@ -44,6 +44,7 @@ def test_the_full_mask() -> None:
     assert (full.removed_heads, full.is_full, full.counts()) == ([], True, [3, 2, 4])
 
 
+@pytest.mark.fault(22)
 def test_a_mask_with_none_one_and_all_heads() -> None:
     some = mask((), (1,), (0, 1, 2, 3))
     assert some.kept_heads == [(B, 1), (C, 0), (C, 1), (C, 2), (C, 3)]
@@ -114,6 +115,7 @@ TEXTS: dict[str, tuple[str | bytes, str]] = {
 }
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("case", list(TEXTS))
 def test_text_that_is_no_strict_json_is_refused(case: str) -> None:
     text, expected = TEXTS[case]
@@ -177,6 +179,7 @@ def test_only_schema_and_kept_are_required_and_order_is_free() -> None:
     assert list(read.kept) == list(read.heads) == PATHS, "sites always stand in model order"
 
 
+@pytest.mark.fault(20)
 def test_a_mask_of_another_model_is_refused_with_both_shapes() -> None:
     other = HeadMask.full([Site(f"blocks.{i}.attn", 12, 4, 48) for i in range(12)])
     with pytest.raises(InputError) as caught:
@@ -189,6 +192,7 @@ def test_a_mask_of_another_model_is_refused_with_both_shapes() -> None:
     assert "unknown site 'blocks.2.attn'" in caught.value.problems
 
 
+@pytest.mark.fault(21)
 def test_every_problem_of_a_mask_is_listed() -> None:
     document = mask_document(a={"heads": 3, "kept": [0, 0, -1, 3, 1.0, True, "2", None, [1]]}, b={"heads": 2})
     document["sites"]["blocks.9.attn"] = {"heads": 1, "kept": []}
@@ -217,6 +221,7 @@ def test_a_site_without_a_list_of_heads(entry: Any) -> None:
     assert problems_of(mask_from_json, mask_document(b=entry)) == [f'site {B} needs a list "kept"']
 
 
+@pytest.mark.fault(20, 43)
 @pytest.mark.parametrize("heads", [3, 0, -2, 2.0, True, "2", None, [2], pytest.param(10**4000, id="huge")])
 def test_a_site_with_another_number_of_heads(heads: Any) -> None:
     [problem] = problems_of(mask_from_json, mask_document(b={"heads": heads, "kept": []}))
@@ -251,6 +256,7 @@ def test_a_mask_file_of_any_other_kind_is_refused_first() -> None:
         assert caught.value.message == f"f.json has the schema {schema!r}, expected 'hydractl.mask/1'"
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("depth", [200, 850, 950, 975])
 def test_nesting_that_just_fits_the_parser_is_no_traceback(depth: int) -> None:
     text = json.dumps(mask_document(a={"kept": ["DEEP"]})).replace('"DEEP"', "[" * depth + "]" * depth)
@@ -283,6 +289,7 @@ def test_scores_stand_in_model_order_and_are_floats() -> None:
     assert all(type(v) is float for values in scores.values() for v in values)
 
 
+@pytest.mark.fault(21)
 def test_every_problem_of_scores_is_listed() -> None:
     document = scores_document(a=[math.nan, math.inf, "1"], b=[1, 2, 3], c=[True, [], 10**400, {"x": 1}])
     document["sites"]["norm"] = [1]
@@ -354,6 +361,7 @@ def test_a_ranking_may_start_from_a_mask() -> None:
     ]
 
 
+@pytest.mark.fault(21)
 def test_every_problem_of_a_ranking_is_listed() -> None:
     steps = [(A, 0), ("x", 0), (A, 3), (A, -1), (A, True), (A, "0"), (A, 1.0), (A, 0), ([A], 0), ({}, {}), None, [A, 0]]
     assert problems_of(ranking_from_json, circuit(*steps)) == [

@@ -32,6 +32,7 @@ def test_extremes_and_one_sample() -> None:
     assert aurc(np.zeros(0), np.zeros(0, dtype=bool)) is None
 
 
+@pytest.mark.fault(30)
 def test_ties_stay_in_data_order() -> None:
     ones = np.ones(2)
     assert aurc(ones, np.array([True, False])) == 0.25

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hydractl.families.torchvision_operators import declare_operators
+from hydractl.heads.rotary import Rotary
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.projections import HeadBank, MemberProjections
@@ -62,6 +64,43 @@ def assert_bitwise(found: HeadWeights, expected: HeadWeights) -> None:
             assert torch.equal(one, two), name
     assert sorted(found.extra) == sorted(expected.extra)
     assert all(torch.equal(found.extra[name], expected.extra[name]) for name in found.extra)
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_rotary_positions_turn_pairs_as_complex_numbers(neighbours: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    heads, angles = torch.randn(2, 3, TOKENS, 8, generator=draw), torch.randn(TOKENS, 4, generator=draw)
+    rotary = rotary_of(angles, neighbours)
+    turned = torch.polar(torch.ones(TOKENS, 4), angles) * as_complex(heads, neighbours)
+    assert torch.allclose(as_complex(rotary(heads), neighbours), turned, atol=1e-6)
+    positions = torch.tensor([[4, 0], [2, 2]])
+    some = torch.stack([one[:, at] for one, at in zip(heads, positions, strict=True)])
+    expected = torch.stack([one[:, at] for one, at in zip(rotary(heads), positions, strict=True)])
+    assert torch.allclose(rotary.at(positions)(some), expected, atol=1e-6)
+    assert torch.allclose(rotary.at(positions).repeated(2)(torch.cat([some, some]))[2:], expected, atol=1e-6)
+
+
+def rotary_of(angles: Tensor, neighbours: bool) -> Rotary:
+    each = angles.repeat_interleave(2, dim=-1) if neighbours else angles.repeat(1, 2)
+    return Rotary(each.cos()[None, None], each.sin()[None, None], neighbours)
+
+
+def as_complex(heads: Tensor, neighbours: bool) -> Tensor:
+    pairs = heads.unflatten(-1, (-1, 2)) if neighbours else heads.unflatten(-1, (2, -1)).transpose(-1, -2)
+    return torch.view_as_complex(pairs.contiguous())
+
+
+def test_a_bias_that_a_library_leaves_out_stays_out() -> None:
+    bank = HeadBank(replace(weights(4), k_bias=None))
+    bank.project(slice(0, 4), tokens(1))[1].sum().backward()
+    assert bank.weights().k_bias is None
+    parts = bank.qkv_bias.grad.reshape(4, 3, HEAD_DIM)  # type: ignore[union-attr]
+    assert not parts.any(), "only keys were used, and their bias is none"
+    bank.project(slice(0, 4), tokens(1))[0].sum().backward()
+    assert parts[:, 0].all()
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -210,6 +249,7 @@ def test_members_attend_side_by_side_as_alone(case: str, bias: bool) -> None:
     close(module(tokens(len(members))), reference(tokens(len(members)), members))
 
 
+@pytest.mark.fault(22)
 @torch.no_grad()
 @pytest.mark.parametrize("counts", [[0], [0, 0, 0]])
 @pytest.mark.parametrize("bias", [True, False])

@@ -241,6 +241,7 @@ def test_dry_runs_read_no_weights(command: list[str], unread: Path) -> None:
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize(
     "command",
     [
@@ -323,6 +324,7 @@ def test_dry_runs_of_a_model_of_gigabytes(tmp_path: Path, monkeypatch: pytest.Mo
 # --- outputs that are inputs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize("verb", ["prune", "fuse"])
 def test_an_output_that_is_an_input_as_well(verb: str, files: Path) -> None:
     options = ["base.st", "--method", "magnitude", "--keep", "1"] if verb == "prune" else ["base.st", "base.st"]
@@ -358,6 +360,7 @@ def test_a_file_that_is_written_to_or_replaced(files: Path) -> None:
 # --- one pass over a file ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("block", [64, 1 << 22])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_one_pass_hashes_and_finds_what_is_not_finite(

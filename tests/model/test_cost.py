@@ -170,6 +170,21 @@ def test_what_members_of_one_checkpoint_share_is_stored_and_run_once(vit_base: S
     assert whole == PATCHES + once + parting + 3 * (BLOCKS - shared - 1) * layer + 3 * CLASSIFIER
 
 
+@pytest.mark.parametrize("shared", [0, 8])
+def test_a_member_beside_the_whole_model_stores_nothing_and_runs_where_it_differs(
+    vit_base: Source, shared: int
+) -> None:
+    whole = with_weights(vit_base, 1.0)
+    pruned = replace(keep(whole, *[range(HEADS)] * shared, *[EIGHT[0]] * (BLOCKS - shared)), digest="pruned")
+    plan = plan_fusion([whole, pruned])
+    assert parameters(plan.tensors) == 86_567_656 and not plan.own
+    dense, fewer = (layer_macs(heads, D, DK, T, 4 * D) for heads in (HEADS, 8))
+    heads_once = 3 * T * D * HEADS * DK + 2 * T * T * HEADS * DK
+    parting = heads_once + T * (HEADS + 8) * DK * D + 2 * (2 * T * D * 4 * D)
+    expected = PATCHES + shared * dense + parting + (BLOCKS - shared - 1) * (dense + fewer) + 2 * CLASSIFIER
+    assert macs(plan.description, plan.tensors, whole_last_block=True) == expected
+
+
 @pytest.mark.parametrize(("merge", "stems"), [(["mlp", "norm"], 3), ([], 3), (["embed"], 1)])
 def test_the_stem_runs_once_only_where_it_is_merged(vit_base: Source, merge: list[str], stems: int) -> None:
     members = [keep(with_weights(vit_base, i), range(n)) for i, n in enumerate([8, 6, 0])]

@@ -39,10 +39,9 @@ def test_preprocess_takes_a_list() -> None:
         text("a film")  # a list of letters otherwise
     with pytest.raises(InputError, match="a list of images, not one alone"):
         image(Image.new("RGB", (8, 8)))
-    for array in (np.zeros((8, 8, 3), np.uint8), [np.zeros((8, 8, 3), np.uint8)]):
-        with pytest.raises(InputError, match="one of these is a ndarray") as caught:
-            image(array)
-        assert caught.value.hint is not None and "PIL.Image.fromarray" in caught.value.hint
+    assert image([np.zeros((8, 8, 3), np.uint8)]).shape[:2] == (1, 3)
+    with pytest.raises(InputError, match="not str"):
+        image(["a.png"])
 
 
 def test_an_unknown_dtype_lists_those_there_are() -> None:
@@ -80,6 +79,7 @@ def test_parameters_are_counted_once() -> None:
     assert not ensemble.training
 
 
+@pytest.mark.fault(23)
 def test_all_differences_are_listed() -> None:
     description = sources(1)[0].description
     preprocess = {**description.preprocess, "crop_pct": 0.5, "mean": [0, 0, 0]}
@@ -108,6 +108,7 @@ def test_labels_come_from_the_first_model_that_knows_them() -> None:
     assert SequentialEnsemble([build_model(one), build_model(two)]).labels == labels
 
 
+@pytest.mark.fault(23)
 def test_other_numbers_of_classes_are_refused_before_building() -> None:
     with pytest.raises(InputError) as caught:
         find_models([f"{NAMED}3+{NAMED}4"])

@@ -120,6 +120,7 @@ def test_an_empty_member_is_refused(text: str) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.fault(35)
 def test_very_long_names_are_only_absent() -> None:
     long = "x" * 5000
     assert split_model(f"n={long}+{long}") == ("n", [long, long])
@@ -132,7 +133,7 @@ def test_very_long_names_are_only_absent() -> None:
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "a.st").hint
-        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm"
+        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm, torchvision"
     )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()
@@ -145,6 +146,7 @@ def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert refusal("timm:").message == "no such model: timm:"
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl", ".PT"])
 def test_pickles_are_refused_by_their_names(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"model{suffix}"
@@ -154,6 +156,7 @@ def test_pickles_are_refused_by_their_names(suffix: str, tmp_path: Path) -> None
     assert """save_file(torch.load(F, map_location="cpu", weights_only=True), OUT)""" in error.hint
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_pickles_are_refused_by_their_content(legacy: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.st"
@@ -206,7 +209,7 @@ OPTIONS = {
     "num_heads=5": "timm cannot build vit_tiny_patch16_224 with {'num_heads': 5}: dim should be divisible by num_heads",
     "embed_dim=x": "timm cannot build vit_tiny_patch16_224 with {'embed_dim': 'x'}: ",
     "heads=3": "timm cannot build vit_tiny_patch16_224 with {'heads': 3}: ",
-    "num_classes=0&depth=1": "VisionTransformer has no classifier (num_classes=0)",
+    "num_classes=0&depth=1": "vit_tiny_patch16_224 has no classifier",
     "global_pool=''&depth=1": "VisionTransformer pools no tokens (global_pool is empty)",
     "depth=0": "VisionTransformer has no blocks, so it has no attention heads",
     "in_chans=4&depth=1": "the model takes images of 4 channels; only 1 (grey) and 3 (RGB) can be read",
@@ -329,7 +332,7 @@ def test_a_folder_without_safe_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     assert (tmp_path / "pytorch_model.bin").exists()
     error = refusal(tmp_path)
-    assert error.message == f"{tmp_path} has no model.safetensors"
+    assert error.message.startswith(f"{tmp_path} has no model.safetensors, but pytorch_model.bin: pickles")
     assert "safetensors.torch.save_file" in error.hint
 
 
@@ -368,6 +371,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("case", list(TEXTS))
 def test_configurations_that_cannot_be_read(case: str, tmp_path: Path) -> None:
     text, expected = TEXTS[case]
@@ -398,6 +402,7 @@ DAMAGE = [
 ]
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("way", ["checkpoint", "bare", "folder"])
 def test_every_tensor_that_does_not_fit_is_listed(way: str, pico: Source, tmp_path: Path) -> None:
     tensors = damaged(tensors_of(pico))
@@ -432,7 +437,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm"),
+    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm, torchvision"),
     "architecture": ({"config": {"architecture": "vit_nope"}}, "cannot build 'vit_nope': "),
     "no architecture": ({"config": {}}, "cannot build None: "),
     "other sites": (
@@ -503,6 +508,7 @@ def fused(pico: Source, owned: str = "head.") -> tuple[dict[str, torch.Tensor], 
     return tensors, replace(pico.description, kind="fused", masks=masks, merge=["mlp"], members=[{}, {}]).to_json()
 
 
+@pytest.mark.fault(16)
 def test_a_fused_file_is_complete_and_holds_nothing_else(pico: Source, tmp_path: Path) -> None:
     tensors, description = fused(pico)
     path = tmp_path / "hydra.st"
@@ -531,6 +537,7 @@ def test_members_have_no_place_in_a_single_model(pico: Source, tmp_path: Path) -
     )
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers(value: float, pico: Source, tmp_path: Path) -> None:
     tensors = tensors_of(pico)
@@ -542,6 +549,7 @@ def test_weights_that_are_no_numbers(value: float, pico: Source, tmp_path: Path)
     assert caught.value.exit_code == 6
 
 
+@pytest.mark.fault(19)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_stored_numbers_keep_their_dtype(dtype: torch.dtype, pico: Source, tmp_path: Path) -> None:
@@ -584,6 +592,7 @@ def test_a_slow_format_is_measured_once_and_warned_of(monkeypatch: pytest.Monkey
         loading._slow_format.cache_clear()
 
 
+@pytest.mark.fault(39)
 def test_a_name_is_downloaded_as_safe_weights_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = published(tmp_path)
     asked: list[tuple[str, str]] = []
@@ -647,6 +656,7 @@ def test_json_files(tmp_path: Path) -> None:
         read_json_file(tmp_path)
 
 
+@pytest.mark.fault(33)
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type in ("cpu", "cuda", "mps")

@@ -82,6 +82,7 @@ def test_the_card_is_about_the_row_asked_for(document: dict[str, Any], here: Pat
     assert caught.value.hint == "did you mean hydra?" and files(here) == {"card.md"}
 
 
+@pytest.mark.fault(40)
 def test_hostile_names_stay_in_their_folder(here: Path) -> None:
     found = sample(dict.fromkeys(HOSTILE, 1), sets={}, n=40, rounds=0)
     written = made(found, plots="pictures")

@@ -249,6 +249,7 @@ def test_null_and_bare_rows_leave_out_what_they_have_no_numbers_for() -> None:
     ]
 
 
+@pytest.mark.fault(40, 57)
 def test_hostile_names_make_safe_files_of_their_own() -> None:
     names = [*HOSTILE, "a/b", "a-b", "A-B", "", "...", "CON", "é"]
     found = possible_files(names)

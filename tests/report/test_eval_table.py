@@ -127,6 +127,7 @@ def test_every_line_fits(names: list[str], width: int) -> None:
             assert any(f"{entry['aupr']:.4f}" in line and f"{entry['auroc']:.4f}" in line for line in found)
 
 
+@pytest.mark.fault(40)
 def test_names_cannot_write_to_the_terminal() -> None:
     text = shown(sample(dict.fromkeys(HOSTILE, 1), n=60, rounds=0), 120)
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e\u2066]", text)

@@ -51,6 +51,7 @@ def test_exact_words(yaml: str, message: str, refused: Refused) -> None:
     assert refused("prune", FLAGS, yaml=yaml) == [message]
 
 
+@pytest.mark.fault(57)
 def test_absurd_nesting(refused: Refused) -> None:
     assert refused("prune", FLAGS, yaml="[" * 20_000) == ["hydra.yaml is nested too deeply"]
 

@@ -181,6 +181,7 @@ def test_validation_reports_accuracy_and_nll() -> None:
     assert kept["val_nll"] == pytest.approx(float(F.nll_loss(log_p, y)), rel=1e-5)
 
 
+@pytest.mark.fault(29)
 def test_a_loss_that_is_not_finite_stops_at_once() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     model = HydraModel(source.description, source.tensors)

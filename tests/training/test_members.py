@@ -220,6 +220,7 @@ def test_a_signal_to_all_processes_of_a_job(capsys: pytest.CaptureFixture[str]) 
     same("part.st", "whole.st")
 
 
+@pytest.mark.fault(5)
 def test_a_second_signal_ends_the_process() -> None:
     def twice(apart: float) -> int:
         child = os.fork()

@@ -134,6 +134,7 @@ def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int) -> None
     assert Path(f"part{step}.st").read_bytes() == Path("whole.st").read_bytes()
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("more", [[], ["--augment", "crop:0.9,flip"]])
 def test_workers_and_memory_change_nothing(more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = [*TRAIN, "clip", "--steps", "3", "--batch-size", "16", *more]

@@ -60,6 +60,7 @@ def wait_for(path: str, processes: list[Forked]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.fault(38)
 def test_two_processes_give_the_weights_of_one() -> None:
     assert main([*TRAIN, "--epochs", "2", "-o", "one.st"]) == 0
     done = ends(team(2, [*TRAIN, "--epochs", "2", "-o", "two.st"]))
@@ -73,6 +74,7 @@ def test_two_processes_give_the_weights_of_one() -> None:
     )
 
 
+@pytest.mark.fault(37)
 def test_one_is_stopped_and_another_number_goes_on() -> None:
     """A signal to one of two processes stops both at the same step; one process alone finishes the work."""
     long = [*TRAIN, "--epochs", "10"]
@@ -89,6 +91,7 @@ def test_one_is_stopped_and_another_number_goes_on() -> None:
     assert len(history("part.st")) == 10
 
 
+@pytest.mark.fault(36)
 def test_a_killed_process_ends_the_other() -> None:
     two = team(2, [*TRAIN, "--epochs", "2000", "-o", "killed.st", "--save-every", "1"])
     wait_for("killed.st.state", two)

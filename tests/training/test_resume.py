@@ -72,6 +72,7 @@ def forked(arguments: list[str], then: Callable[[int], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("kills_wanted", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> None:
     clean("timed")
@@ -102,6 +103,7 @@ def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> N
     assert resumed > kills_wanted // 4
 
 
+@pytest.mark.fault(5, 7)
 @pytest.mark.parametrize("step", [1, 6, 7, 30])
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """6 steps make an epoch: after the first step, at a boundary and behind it, after the last."""
@@ -150,6 +152,7 @@ def test_interrupted_in_validation_it_validates_again(capsys: pytest.CaptureFixt
     same("valid.st")
 
 
+@pytest.mark.fault(7)
 def test_every_save_is_a_place_to_go_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
     clean("each")
     saved: list[bytes] = []
@@ -220,6 +223,7 @@ def unfinished(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return command
 
 
+@pytest.mark.fault(3, 7)
 def test_another_run_is_refused_with_all_differences(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("other.st.state").read_bytes()
     changes = ["--data", "val.npz", "--val", "train.npz", "--seed", "4", "--clip", "2"]
@@ -239,6 +243,7 @@ def test_another_run_is_refused_with_all_differences(unfinished: list[str], caps
     assert not Path("other.st.state").exists()
 
 
+@pytest.mark.fault(8, 57)
 def test_a_damaged_or_foreign_file_is_refused(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     state = Path("other.st.state")
     whole = state.read_bytes()
@@ -257,6 +262,7 @@ def test_a_damaged_or_foreign_file_is_refused(unfinished: list[str], capsys: pyt
     assert "is no hydractl.training/1 file" in capsys.readouterr().err
 
 
+@pytest.mark.fault(7)
 def test_what_is_finished_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     Path("done.st").write_bytes(Path("whole.st").read_bytes())
     command = [argument for argument in TRAIN if argument != "-q"]
@@ -278,6 +284,7 @@ def test_without_an_unfinished_run_it_starts_afresh(capsys: pytest.CaptureFixtur
     same("fresh.st")
 
 
+@pytest.mark.fault(29)
 def test_a_loss_that_is_not_finite_keeps_the_last_good_state(capsys: pytest.CaptureFixture[str]) -> None:
     clean("wild")
     command = [*with_lr(TRAIN, "1e15"), "--optimizer", "sgd", "--clip", "0", "--warmup", "0.9", "-o", "wild.st"]

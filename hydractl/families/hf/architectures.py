@@ -1,10 +1,11 @@
-"""The classifiers of transformers whose heads can be separated: where the heads are, and the readouts."""
+"""The classifiers of transformers whose heads can be separated, and their bodies: where the heads are, and readouts."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
-from hydractl.families.base import AttentionLayout
+from hydractl.families.base import AttentionLayout, State
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
 
@@ -34,6 +35,8 @@ class Layout:
     core_class: str
     # The norm of a layer that its attention reads through; none where the norm comes after.
     norm: str = ""
+    # The attention block within a layer.
+    block: str = "attention"
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -43,6 +46,7 @@ _BERT = Layout(
 _DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
 _VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
 _DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
+_MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout.
 LAYOUTS = {
@@ -53,37 +57,50 @@ LAYOUTS = {
     "vit": _VIT,
     "deit": _VIT,
     "dinov2": _DINOV2,
+    "dinov2_with_registers": _DINOV2,
+    "model": _MODERN,
 }
 
 
-def _pooler(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    return model.classifier(model.dropout(base.pooler(hidden)))
+def _pooler(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(model.dropout(base.pooler(state.hidden)))
 
 
-def _head(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    return model.classifier(hidden)
+def _head(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(state.hidden)
 
 
-def _pre_classifier(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    return model.classifier(model.dropout(torch.relu(model.pre_classifier(hidden[:, 0]))))
+def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(model.dropout(torch.relu(model.pre_classifier(state.hidden[:, 0]))))
 
 
-def _class_token(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    return model.classifier(base.layernorm(hidden)[:, 0, :])
+def _class_token(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.layernorm(state.hidden)[:, 0, :])
 
 
-def _two_tokens(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    hidden = base.layernorm(hidden)
+def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
+    hidden = base.layernorm(state.hidden)
     return (model.cls_classifier(hidden[:, 0, :]) + model.distillation_classifier(hidden[:, 1, :])) / 2
 
 
-def _token_and_mean(model: Any, base: Any, hidden: Tensor) -> Tensor:
-    hidden = base.layernorm(hidden)
-    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1:].mean(dim=1)], dim=1))
+def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
+    hidden, registers = base.layernorm(state.hidden), getattr(model.config, "num_register_tokens", 0)
+    return model.classifier(torch.cat([hidden[:, 0], hidden[:, 1 + registers :].mean(dim=1)], dim=1))
 
 
+def _modern(model: Any, base: Any, state: State) -> Tensor:
+    hidden, tokens = base.final_norm(state.hidden), state.context["tokens"]
+    if model.config.classifier_pooling == "cls":
+        pooled = hidden[:, 0]
+    else:
+        tokens = (torch.ones_like(hidden[..., 0]) if tokens is None else tokens).unsqueeze(-1)  # [B, T, 1]
+        pooled = (hidden * tokens).sum(dim=1) / tokens.sum(dim=1)
+    return model.classifier(model.drop(model.head(pooled)))
+
+
+Readout = Callable[[Any, Any, State], Tensor]
 # Class of the library -> its base model, and what its forward does after the last layer.
-ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
+ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "BertForSequenceClassification": ("bert", _pooler),
     "RobertaForSequenceClassification": ("roberta", _head),
     "XLMRobertaForSequenceClassification": ("roberta", _head),
@@ -94,9 +111,29 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Any, Any, Tensor], Tensor]]] = {
     "DeiTForImageClassification": ("deit", _class_token),
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
+    "Dinov2WithRegistersForImageClassification": ("dinov2_with_registers", _token_and_mean),
+    "ModernBertForSequenceClassification": ("model", _modern),
 }
-READS: dict[Callable[[Any, Any, Tensor], Tensor], int | None] = {_two_tokens: 2, _token_and_mean: None}
-"""Number of first tokens that a readout uses, if it is not one; None: all."""
+BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
+"""How the names of the classes of one encoder start -> its first classifier."""
+
+
+def _first_token(model: Any, base: Any, state: State) -> Tensor:
+    norm = next((getattr(base, name) for name in ("layernorm", "final_norm") if hasattr(base, name)), nn.Identity())
+    return norm(state.hidden)[:, 0]
+
+
+def readout_of(model: Any) -> tuple[Readout, int | None]:
+    """What the library does after the last layer, and the number of first tokens it uses (None: all).
+
+    Of a body it is the first token.
+    """
+    if not model.config.num_labels:
+        return _first_token, 1
+    readout = ARCHITECTURES[type(model).__name__][1]
+    if readout is _token_and_mean or (readout is _modern and model.config.classifier_pooling != "cls"):
+        return readout, None
+    return readout, 2 if readout is _two_tokens else 1
 
 
 def without_traces(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +148,21 @@ def meta_model(config: Mapping[str, Any]) -> Any:
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
     """
+    with torch.device("meta"):
+        model = library_model(config)
+    _fill_buffers(model)
+    _check_layers(model)
+    return model.eval()
+
+
+def library_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration with weights of its own initialisation, on the default device.
+
+    With no labels it is a body: the library's classifier without the modules that its configuration calls ``absent``.
+
+    Raises:
+        InputError: for what the library cannot build.
+    """
     name = class_name(config)
     settings = without_traces(config)
     labels = settings.get("num_labels")
@@ -118,13 +170,26 @@ def meta_model(config: Mapping[str, Any]) -> Any:
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
-        library_config = cls.config_class.from_dict(settings)
+        library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
-        with torch.device("meta"):
-            model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
-        _fill_buffers(model)
-    _check_layers(model)
-    return model.eval()
+        model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        if not labels:
+            for path in settings.get("absent", ()):
+                model.set_submodule(path, nn.Identity())
+            model.config.num_labels = 0
+    return model
+
+
+def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The modules of a classifier that a body does not have, given the names of its stored tensors: the last layer,
+    which is always one of other classes, and what no tensor belongs to."""
+    model = meta_model({**config, "num_labels": 2})
+    base, _ = base_of(model)
+    others = [name for name, child in model.named_children() if child is not base and list(child.parameters())]
+    absent = [one for one in others if one.endswith("classifier") or not any(n.startswith(f"{one}.") for n in names)]
+    if getattr(base, "pooler", None) is not None and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
+        absent.append(f"{ARCHITECTURES[type(model).__name__][0]}.pooler")
+    return absent
 
 
 def _fill_buffers(model: Any) -> None:
@@ -160,7 +225,7 @@ def _check_layers(model: Any) -> None:
     name = type(model).__name__
     base, layout = base_of(model)
     try:
-        blocks = [layer.attention for layer in base.get_submodule(layout.layers)]
+        blocks = [getattr(layer, layout.block) for layer in base.get_submodule(layout.layers)]
         cores = [block.get_submodule(layout.core) for block in blocks]
     except AttributeError as error:
         raise InputError(
@@ -199,7 +264,7 @@ def quiet() -> Iterator[None]:
 
 
 def class_name(config: Mapping[str, Any]) -> str:
-    """The class of the library that a configuration names.
+    """The classifier of the library that a configuration names, or that it names the body of.
 
     Raises:
         InputError: for one whose heads cannot be taken apart, naming its attention.
@@ -208,11 +273,14 @@ def class_name(config: Mapping[str, Any]) -> str:
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if isinstance(name, str) and name in ARCHITECTURES:
         return name
+    body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
+    if body and body[1] in BODIES and hasattr(transformers, body[0]):
+        return BODIES[body[1]]
     met = _attention_of(name) if isinstance(name, str) else None
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
         + (f": its attention is {met}" if met else ""),
-        hint="supported are classifiers: " + ", ".join(dict.fromkeys(n.partition("For")[0] for n in ARCHITECTURES)),
+        hint="supported are classifiers and bodies of " + ", ".join(reversed(BODIES)),
     )
 
 
@@ -225,5 +293,6 @@ def _attention_of(name: str) -> str | None:
         module = sys.modules[getattr(transformers, name).__module__]
     except Exception:  # no model of this version, or one that needs another library
         return None
-    kinds = [kind for kind, cls in vars(module).items() if kind.endswith("Attention") and isinstance(cls, type)]
+    classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
+    kinds = [cls.__name__ for cls in classes if cls.__name__.endswith("Attention")]
     return min(kinds, key=len, default=None)  # the others are parts or variants of it

@@ -13,19 +13,21 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
-    READS,
+    absent_from,
     base_of,
     class_name,
     layout_of,
+    library_model,
     meta_model,
     quiet,
+    readout_of,
     without_traces,
 )
 from hydractl.families.hf.inputs import (
@@ -40,9 +42,10 @@ from hydractl.families.hf.inputs import (
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
-from hydractl.files.checkpoint import DictTensors, FileTensors, TensorSource
-from hydractl.files.header import Header, torch_dtype
+from hydractl.files.checkpoint import DictTensors, TensorSource
+from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
+from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 
@@ -54,20 +57,41 @@ class _InPlace(nn.Module):
         self.attention = attention
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``; the weights that the library's own would return are never looked at."""
-        return self.attention(hidden_states, attn_mask=attention_mask), None
+        """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary; the
+        weights that the library's own would return are never looked at."""
+        rotary = None
+        if position_embeddings is not None:
+            # In float32 at least, as the library does: [1, T, head_dim] -> [1, 1, T, head_dim]
+            cos, sin = (a.to(torch.promote_types(a.dtype, torch.float32))[:, None] for a in position_embeddings)
+            rotary = Rotary(cos, sin, neighbours=False)
+        return self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary), None
 
 
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("model.safetensors.index.json", "model-*-of-*.safetensors"),
     *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
+_NEVER = (
+    ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
+    ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
+)
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
+# How the names of what a body comes with start, its pooler included where a classifier of the library has none.
+_OTHER_TASKS = (
+    r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
+    r"(\w+\.)?pooler)\."
+)
 _LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
-_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2)"
+_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2|attn_norm|mlp_norm)"
 
 
 class HFEncoder(ModelFamily):
@@ -77,15 +101,15 @@ class HFEncoder(ModelFamily):
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
-        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.layernorm\.",
-        "attention": rf"{_LAYER}attention\.",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.(layernorm|final_norm)\.",
+        "attention": rf"{_LAYER}(attention|attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings\.",
         "position": r"\w+\.embeddings\.position_embeddings",
-        "class_token": r"\w+\.embeddings\.(cls|distillation|mask)_token$",
-        "words": r"\w+\.embeddings\.word_embeddings\.",
+        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens)$",
+        "words": r"\w+\.embeddings\.(word|tok)_embeddings\.",
         "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
     }
 
@@ -97,19 +121,25 @@ class HFEncoder(ModelFamily):
         if published is None or "architectures" not in published or "model_type" not in published:
             return None
         config = _kept(published, str(folder))
-        hint = "hydractl opens one file of safetensors, no pickles: save_pretrained(..., max_shard_size='100GB')"
+        # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
+        published_as = published["architectures"][0]
+        hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
         weights = published_weights(folder / _WEIGHTS, hint)
+        if not config["num_labels"]:
+            config["absent"] = absent_from(config, weights.names())
         model = meta_model(config)
         tensors: TensorSource = weights
+        left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # Older names, or a mistake: the library knows the first and the answer to it tells the second.
-            tensors = _converted(weights, model)
+            # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
+            tensors, left = _converted(weights, folder, model)
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
             preprocess=_preprocess(folder, model),
             labels=_labels(published, model.config.num_labels),
+            left=left,
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
@@ -126,6 +156,10 @@ class HFEncoder(ModelFamily):
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
+        if not config["num_labels"]:
+            document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
+            del document["num_labels"]
+            del document["absent"]
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
@@ -147,8 +181,8 @@ class HFEncoder(ModelFamily):
         heads = model.config.num_attention_heads
         sites = []
         for index, layer in enumerate(base.get_submodule(layout.layers)):
-            out = layer.attention.get_submodule(layout.heads.out)
-            path = f"{prefix}.{layout.layers}.{index}.attention"
+            out = getattr(layer, layout.block).get_submodule(layout.heads.out)
+            path = f"{prefix}.{layout.layers}.{index}.{layout.block}"
             sites.append(Site(path, heads, out.in_features // heads, out.out_features))
         return sites
 
@@ -161,10 +195,10 @@ class HFEncoder(ModelFamily):
         return layout_of(site.path).heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """The rate of the attention weights; the dropout of the output stays the library's own."""
+        """The rate of the attention weights, and of the output where the attention itself drops of it."""
         core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
         rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout.p
-        return float(rate), 0.0
+        return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
@@ -179,19 +213,17 @@ class HFEncoder(ModelFamily):
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
-        prefix, readout = ARCHITECTURES[type(model).__name__]
+        prefix, (readout, count) = ARCHITECTURES[type(model).__name__][0], readout_of(model)
         layers = base.get_submodule(layout.layers)
-
-        count = READS.get(readout, 1)
         tower = Stages(
             stem=partial(_stem, base),
             blocks=[partial(_run, layer) for layer in layers],
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
             stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
-            readout=lambda state: readout(model, base, state.hidden),
+            readout=lambda state: readout(model, base, state),
             attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
             reads=None if count is None else first_tokens(count),
-            per_sample=("attention_mask",),
+            per_sample=("attention_mask", "sliding_attention", "tokens"),
         )
         return [tower]
 
@@ -219,14 +251,11 @@ class HFEncoder(ModelFamily):
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By transformers' own initialisation."""
-        cls = type(meta_model(config))
-        with quiet():
-            library_config = cls.config_class.from_dict(without_traces(config))
-            return cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        return library_model(config)
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
-        """``num_labels``, and no more names of the old ones."""
-        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+        """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -249,12 +278,23 @@ def _stem(base: Any, inputs: Any) -> State:
         hidden = base.embeddings(inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs)
     if mask is not None and mask.is_meta:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
-    mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
-    return State(hidden, {"attention_mask": mask})
+    given: dict[str, Any] = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
+    context: dict[str, Any] = {"attention_mask": create_bidirectional_mask(**given)}
+    if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
+        angles = {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
+        context |= {"sliding_attention": create_bidirectional_sliding_window_mask(**given), "tokens": mask}
+        context |= {"angles": angles}
+    return State(hidden, context)
 
 
-def _run(layer: nn.Module, state: State) -> State:
-    return State(layer(state.hidden, attention_mask=state.context["attention_mask"]), state.context)
+def _run(layer: Any, state: State) -> State:
+    context = state.context
+    if "angles" not in context:
+        return State(layer(state.hidden, attention_mask=context["attention_mask"]), context)
+    kind = layer.attention_type
+    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
+    return State(layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind]), context)
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
@@ -273,11 +313,13 @@ def _is_text(preprocess: Mapping[str, Any]) -> bool:
 
 def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """The configuration of a folder that a checkpoint keeps: without traces of who wrote it, and without labels."""
-    for key, what in (("auto_map", "code of its own"), ("quantization_config", "quantized weights")):
+    for key, what, hint in _NEVER:
         if published.get(key):
-            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses")
+            raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
     config = without_traces(published)
     name = class_name(config)
+    if config["architectures"] != [name]:  # a body, perhaps with the head of another task
+        config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
         names = published.get("id2label")
         # The library's own default, where a file says nothing.
@@ -287,19 +329,26 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return config
 
 
-def _converted(weights: FileTensors, model: Any) -> DictTensors:
+def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
     """Weights under the library's present names, read by the library itself, in the dtypes of the file.
+
+    Returns:
+        Beside them, of a body the names in the file of what belongs to another task.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
     """
-    header, file = weights.header, weights.path
-    stored = {info.dtype for info in header.tensors.values()}
+    infos = {name: weights.info(name) for name in weights.names()}
+    stored = {info.dtype for info in infos.values()}
     wide = torch.float64 if "F64" in stored else torch.float32  # holds every number of the file exactly
-    with refused_as(f"transformers cannot read {file}"), quiet():
+    config, body = copy.deepcopy(model.config), not model.config.num_labels
+    if body:
+        config.num_labels = 2
+    # The library draws what is missing; the caller's own random numbers go on as if it had not.
+    with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
         loaded, report = type(model).from_pretrained(
-            str(file.parent),
-            config=copy.deepcopy(model.config),
+            str(folder),
+            config=config,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -308,25 +357,28 @@ def _converted(weights: FileTensors, model: Any) -> DictTensors:
             ignore_mismatched_sizes=True,  # so that they are reported, all of them
             output_loading_info=True,
         )
-    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(report["missing_keys"])]
-    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"])]
+    wanted = set(model.state_dict())
+    missing = set(report["missing_keys"]) & wanted if body else report["missing_keys"]
+    left = sorted(n for n in report["unexpected_keys"] if body and re.match(_OTHER_TASKS, n))
+    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(missing)]
+    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(report["unexpected_keys"] - set(left))]
     problems += [
         f"tensor {shown(name, 200)} is {list(found)}, expected {list(expected)}"
         for name, found, expected in sorted(report["mismatched_keys"])
     ]
     problems += [shown(message, 200) for message in report.get("error_msgs", ())]
     if problems:
-        what = f"{file} does not hold the weights of {type(model).__name__}"
+        what = f"{folder} does not hold the weights of {type(model).__name__}"
         raise InputError(what, problems=problems[:40])
-    state = loaded.state_dict()
-    only = torch_dtype(next(iter(header.tensors.values()))) if len(stored) == 1 else None
-    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, header)) for n, t in state.items()})
+    state = {n: t for n, t in loaded.state_dict().items() if n in wanted}
+    only = torch_dtype(next(iter(infos.values()))) if len(stored) == 1 else None
+    return DictTensors({n: t.to(only or _dtype_in_file(n, t, loaded, infos)) for n, t in state.items()}), left
 
 
-def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, header: Header) -> torch.dtype:
+def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, TensorInfo]) -> torch.dtype:
     """The dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
     published = revert_weight_conversion(loaded, {name: tensor})
-    infos = [header.tensors[n] for n in published if n in header.tensors]
+    infos = [stored[n] for n in published if n in stored]
     return torch_dtype(infos[0]) if len(infos) == 1 else tensor.dtype
 
 
@@ -339,7 +391,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         types = getattr(config, "type_vocab_size", 1)
         return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
     size = None  # DINOv2 stretches its positions to any size
-    if prefix != "dinov2":
+    if not prefix.startswith("dinov2"):
         height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
         size = (int(height), int(width))
     return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerF
 from hydractl.errors import InputError
 from hydractl.families.base import ImageFormat
 from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of
-from hydractl.families.reading import kept, refused_as, write_config
+from hydractl.families.reading import kept, read_config, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
 
@@ -39,6 +39,8 @@ _NEEDED = {
     "model_max_length": int,
     "vocab_size": int,
 }
+
+_TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
 _PROCESSOR_FILE = "preprocessor_config.json"
@@ -62,6 +64,7 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
             and for a tokenizer that is too large for the header of a checkpoint.
     """
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
+    _check_tokens(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     problems = []
@@ -71,6 +74,8 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
         problems.append(f"there is no tokenizer.json, nor {' and '.join(files.values()) or 'another vocabulary'}")
     if not tokenizer.is_fast:
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
+    if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
+        problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
     if tokenizer.pad_token is None:
         problems.append("it has no padding token")
     if len(tokenizer) > vocabulary:
@@ -190,6 +195,34 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
     document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
     (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
+
+
+def _check_tokens(folder: Path) -> None:
+    """Refuse tokens with unknown settings: the Rust library prints their names on standard output as they are."""
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        document = read_config(folder / file) or {}
+        tables = [document.get("added_tokens"), document.get("added_tokens_decoder")]
+        if "map" in file:
+            extra = document.pop("extra_special_tokens", None)
+            tables += [document, extra if isinstance(extra, list) else None]
+        tokens = [token for table in tables for token in _parts(table)]
+        tokens += [inner for inner in _inside(document) if "__type" in inner]
+        unknown = {key for token in tokens if isinstance(token, dict) for key in token} - _TOKEN
+        if unknown:
+            problems = [shown(key) for key in sorted(unknown)]
+            raise InputError(f"{folder / file} has tokens with unknown settings", problems=problems)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _inside(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object at any depth."""
+    for part in _parts(value):
+        if isinstance(part, dict):
+            yield part
+        yield from _inside(part)
 
 
 def _check_size(text: str, folder: Path) -> None:

@@ -68,6 +68,7 @@ def test_the_file_itself_is_a_row(tmp_path: Path, capsys: Any) -> None:
     assert row["id"]["n"] == 4 and row["threshold"]["value"] == -0.5 and set(row["corruptions"]) == {"fog", "snow"}
 
 
+@pytest.mark.fault(57)
 @pytest.mark.parametrize(
     "change",
     [

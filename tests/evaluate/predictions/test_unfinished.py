@@ -44,6 +44,7 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("p.*"))
 
 
+@pytest.mark.fault(49)
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_symbolic_link_is_never_followed(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "precious").write_bytes(bytes(16))

@@ -1,0 +1,105 @@
+"""Write the tables of docs/models.md: which classes of timm and transformers can be opened, and why others cannot.
+
+Every model of timm is built as its library names it, without memory for its weights; of transformers every class for
+sequences or images is looked up.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from hydractl.errors import InputError
+from hydractl.families import get_family
+from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, class_name
+from hydractl.families.timm import check_model
+
+get_family("timm")
+
+import timm  # noqa: E402
+import transformers  # noqa: E402
+from timm.models import model_entrypoint  # noqa: E402
+from transformers.models.auto import modeling_auto  # noqa: E402
+
+MARK = "<!-- by docs/make_models.py -->\n"
+Row = tuple[str, str, str]
+"""Class, models of it, and why it is refused: empty where it works."""
+
+
+def timm_names() -> list[str]:
+    """The models of those files of timm that define some attention."""
+    modules = {name: sys.modules[model_entrypoint(name).__module__] for name in timm.list_models()}
+    return [n for n, m in modules.items() if any("Attention" in kind or "Attn" in kind for kind in vars(m))]
+
+
+def timm_rows(names: Iterable[str]) -> list[Row]:
+    """One row for each class and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        with torch.device("meta"):
+            try:
+                model = timm.create_model(name, pretrained=False)
+            except Exception as error:  # a model that only its own initialisation can build
+                found.setdefault(("?", f"timm cannot build it without weights: {type(error).__name__}"), []).append(
+                    name
+                )
+                continue
+        if not any("Attention" in type(m).__name__ or "Attn" in type(m).__name__ for m in model.modules()):
+            continue
+        try:
+            check_model(model)
+            reason = ""
+        except InputError as error:
+            reason = error.message.partition("not supported: ")[2] or error.message
+        found.setdefault((type(model).__name__, reason), []).append(name)
+    return sorted((kind, _several(of_kind), reason) for (kind, reason), of_kind in found.items())
+
+
+def _several(names: list[str]) -> str:
+    return f"{len(names)}: " + ", ".join(f"`{name}`" for name in sorted(names, key=len)[:3])
+
+
+def transformers_rows() -> list[Row]:
+    """One row for each class of the library that sorts sequences or images into classes."""
+    known: set[str] = set(ARCHITECTURES)
+    for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
+        for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+            known.update([names] if isinstance(names, str) else names)
+    bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items()}
+    return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
+
+
+def _refusal(name: str) -> str:
+    try:
+        class_name({"architectures": [name]})
+    except InputError as error:
+        return error.message.partition("its attention is ")[2] or "no attention of its own"
+    return ""
+
+
+def table(rows: Iterable[Row], second: str) -> str:
+    """Those that work first."""
+    lines = [f"| class | {second} | |", "|---|---|---|"]
+    for kind, models, reason in sorted(rows, key=lambda row: bool(row[2])):
+        lines.append(f"| {kind} | {models} | {f'refused: {reason}' if reason else 'works'} |")
+    return "\n".join(lines) + "\n"
+
+
+def transformers_text() -> str:
+    """The classes that work as a table, the others by their attention."""
+    rows = transformers_rows()
+    refused = ", ".join(f"{name} ({reason})" for name, _, reason in rows if reason)
+    lines = textwrap.wrap(f"Refused, for an attention of their own: {refused}.", 120, break_long_words=False)
+    return f"{table((row for row in rows if not row[2]), 'bodies')}\n" + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name("models.md")
+    text = path.read_text(encoding="utf-8").partition(MARK)[0]
+    text += f"{MARK}\n## timm {timm.__version__}\n\n{table(timm_rows(timm_names()), 'models')}"
+    text += f"\n## transformers {transformers.__version__}\n\n{transformers_text()}"
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,48 @@
+"""What mkdocs needs beside the pages: README.md as the first one, the examples' README, and links between them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {"README.md": "index.md", "examples/README.md": "examples.md"}
+_LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+_ROLE = re.compile(r":(?:func|class|meth|data|attr|mod):(?=<code)")
+
+
+def linked(text: str, folder: Path) -> str:
+    """A page with its links as the site has them.
+
+    Args:
+        text: of the page.
+        folder: where it lies in the repository.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        target = (folder / found[2]).resolve().relative_to(ROOT).as_posix()
+        page = PAGES.get(target, target.removeprefix("docs/"))
+        return f"{found[1]}{page}{found[3] or ''}{found[4]}"
+
+    return _LINK.sub(link, text)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie elsewhere."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=linked(text, (ROOT / source).parent)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links out of docs/ at those pages."""
+    return linked(markdown, ROOT / "docs") if "](../" in markdown and "/" not in page.file.src_uri else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Docstrings name functions in Sphinx's way."""
+    return _ROLE.sub("", html)

@@ -1,0 +1,1 @@
+"""What ``import hydractl`` offers: models, and the verbs of the command line as functions."""

@@ -1,0 +1,221 @@
+"""Models as a Python program holds them: found, handed from verb to verb, loaded and saved."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias, Union
+
+from hydractl.api.documents import Document
+from hydractl.api.values import held_data
+from hydractl.data import open_data
+from hydractl.data.names import read_labels, read_prompts
+from hydractl.errors import UsageError
+from hydractl.files.atomic import Output, file_path, write_json
+from hydractl.files.checkpoint import DictTensors, write_checkpoint
+from hydractl.files.description import Description, provenance
+from hydractl.files.fingerprints import entry, merged
+from hydractl.model.loading import load_source
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
+from hydractl.model.stored import check_finite
+
+
+class Folder:
+    """A folder for what is given no name, removed when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="hydractl-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass
+class Model:
+    """A model found and checked by its header, its weights unread; or several that one call of a verb made.
+
+    Attributes:
+        sources: one for each model.
+        refs: the files, where these alone say what the models are.
+        result: of a model that a verb made, the document of that verb; else None.
+        folder: what its files lie in, if they were given no name.
+    """
+
+    sources: Sequence[Source] = field(repr=False)
+    refs: Sequence[str] = ()
+    result: Document | None = field(default=None, repr=False)
+    folder: Folder | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        return "+".join(source.name for source in self.sources)
+
+    @property
+    def source(self) -> Source:
+        """The one model.
+
+        Raises:
+            UsageError: where there are several.
+        """
+        if len(self.sources) > 1:
+            raise UsageError(f"{self.name} is {len(self.sources)} models", hint="take one of its members")
+        return self.sources[0]
+
+    @property
+    def members(self) -> list[Model]:
+        """Each of several models by itself."""
+        refs = [[ref] for ref in self.refs] or [[]] * len(self.sources)
+        pairs = zip(self.sources, refs, strict=True)
+        return [replace(self, sources=[source], refs=ref) for source, ref in pairs]
+
+    @property
+    def description(self) -> Description:
+        """What the model says of itself: kind, architecture, kept heads, labels, how it was made."""
+        return self.sources[0].description
+
+    def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
+        """As :func:`load`."""
+        return load_source(self.source, device, dtype, **options)
+
+
+ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
+"""What stands for a model: one that was opened or made, a module, or what the command line takes as MODEL."""
+
+
+def open(
+    model: ModelLike,
+    *,
+    name: str | None = None,
+    arch: str | None = None,
+    seed: int = 0,
+    max_length: int | None = None,
+    labels: str | Sequence[str] | None = None,
+    prompt: str | Sequence[str] = (),
+) -> Model:
+    """Find a model and check everything that its header tells; no weights are read.
+
+    Args:
+        model: a ``.st`` file, a published folder, or a name such as ``timm:NAME``; or a module that :func:`load` gave,
+            with the weights it has now; or a model that is open, to give it another name, length, labels or prompt.
+        name: what results call it; None: after the file.
+        arch: what a bare safetensors file holds.
+        seed: draws the weights of a model that has none (``pretrained=0``).
+        max_length: tokens of a text at most; None: what the checkpoint says.
+        labels: class names, or what ``--labels`` takes.
+        prompt: one template or several for the classes of a zero-shot model, or what ``--prompt`` takes.
+
+    Raises:
+        InputError: for what is no model of a supported family.
+        UsageError: for an option that the model does not take.
+    """
+    is_open = isinstance(model, Model | HydraModel)
+    if is_open and (arch is not None or seed):
+        raise UsageError("arch and seed are for a file or a name, and this model is open")
+    if isinstance(model, Model) and not (name or max_length or labels or prompt):
+        return model
+    refs: list[str] = []
+    if isinstance(model, Model):
+        source = model.source
+    elif isinstance(model, HydraModel):
+        source = _source_of(model)
+    else:
+        source, refs = open_source(os.fspath(model), ModelOptions(arch, seed)), [os.fspath(model)]
+    found = source if name is None else replace(source, name=name)
+    found = with_max_length(found, max_length)
+    if labels is not None or prompt:
+        names = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        found = with_labels(found, names, read_prompts([prompt] if isinstance(prompt, str) else prompt, "prompt"))
+    plain = found is source and arch is None and not seed
+    return Model([found], refs if plain else [], folder=model.folder if isinstance(model, Model) else None)
+
+
+def load(
+    model: ModelLike,
+    device: str = "auto",
+    dtype: str = "float32",
+    arch: str | None = None,
+    *,
+    compile: bool = False,
+    whole_last_block: bool = False,
+) -> HydraModel:
+    """Read the weights of a model: an ``nn.Module`` in eval mode.
+
+    Args:
+        model: what :func:`open` takes, or a model that it or a verb gave.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        dtype: the dtype to compute in.
+        arch: what a bare safetensors file holds.
+        compile: compile the whole network with torch.compile at its first call.
+        whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
+
+    Returns:
+        A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
+
+    Warns:
+        UserWarning: where a CPU computes in ``dtype`` slower than in float32, with how many times slower (measured).
+    """
+    return open(model, arch=arch).load(device, dtype, compile=compile, whole_last_block=whole_last_block)
+
+
+def save(
+    what: ModelLike | Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    trained_on: Any = None,
+    force: bool = False,
+) -> Path:
+    """Write a model as a checkpoint, a module with the weights it has now, or a document of a verb as JSON.
+
+    Args:
+        what: a model; a module of one member, perhaps trained since it was loaded; or a document.
+        path: of the ``.st`` or ``.json`` file.
+        trained_on: data whose samples the weights have seen, which :func:`evaluate` then refuses as test data: a SPEC,
+            samples, or ``(samples, labels)``.
+        force: replace a file that exists.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: a module of several members: these are trained before they are fused.
+        NonFiniteError: NaN or infinity in the weights.
+        OutputError, StorageError: it cannot be written.
+    """
+    with Output(file_path(os.fspath(path)), force=force) as output:
+        if isinstance(what, Mapping):
+            return write_json(output, what)
+        source = open(what).source
+        check_finite(source.name, source.tensors)
+        made = source.description.provenance or provenance("save", 0, [source.sha256], {}, source.bases)
+        seen = source.description.seen
+        if trained_on is not None:
+            with held_data({"trained_on": trained_on}) as spec:
+                seen = merged(seen, [entry("save", "train", open_data(spec["trained_on"], ignore_labels=True))])
+        description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
+        write_checkpoint(output, source.tensors, description.to_json())
+    return output.path
+
+
+def _source_of(model: HydraModel) -> Source:
+    """A module as a source: its weights as they are now."""
+    description = model.description
+    if "calibration" in description.extra:
+        warnings.warn("the calibration is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
+    tensors = DictTensors(model.stock_tensors())
+    parent = {"parent": dict(description.provenance) or None}
+    description = replace(
+        description,
+        labels=model.labels,
+        prompt=model.prompted.templates if model.prompted else description.prompt,
+        layout="sliced",
+        extra={},
+        provenance=provenance("save", 0, model.lineage[:1], parent, model.lineage),
+    )
+    return Source("model", functools.cache(lambda: digest_of(description, tensors)), description, tensors)

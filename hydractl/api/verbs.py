@@ -1,0 +1,355 @@
+"""The verbs as functions: the options of the command line are keyword arguments, checked by the same declarations."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydractl.api.documents import Document
+from hydractl.api.models import Folder, Model, ModelLike, open
+from hydractl.api.values import data_in, held_data, raw
+from hydractl.errors import RequirementError, UsageError, did_you_mean
+from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import HELD, Source, open_source
+from hydractl.settings.option import options_of
+from hydractl.settings.sources import merge
+from hydractl.settings.verbs import SETTINGS
+from hydractl.verbs.outcome import Outcome
+
+Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
+"""One model or several; by the name of its row each, where a list is an ensemble of models run one after another."""
+
+OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
+"""Options that a function has no use for."""
+
+VerbT = TypeVar("VerbT", bound=Callable[..., Any])
+_LOGGER = logging.getLogger("hydractl")
+
+
+class _PythonLog(Log):
+    """Warnings become Python's; the rest goes to the logger ``hydractl``."""
+
+    def info(self, message: str) -> None:
+        _LOGGER.info(message)
+
+    def detail(self, message: str) -> None:
+        _LOGGER.debug(message)
+
+    def warn(self, message: str) -> None:
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("hydractl."):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(message, stacklevel=level)  # of the line that called the verb
+
+
+def _documented(verb: str) -> Callable[[VerbT], VerbT]:
+    """Put the options of a verb into the signature and the docstring of its function."""
+
+    def add(function: VerbT) -> VerbT:
+        options = [one for one in options_of(SETTINGS[verb]) if one.name not in OF_A_TERMINAL]
+        signature = inspect.signature(function)
+        positional = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        keywords = [inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default) for o in options]
+        function.__signature__ = signature.replace(parameters=[*positional, *keywords])  # type: ignore[attr-defined]
+        lines = [f"    {one.name}: {one.described()}" for one in options]
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines])
+        return function
+
+    return add
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(verb: str, models: Sequence[str], given: Mapping[str, Any]) -> Outcome:
+    """Run a verb.
+
+    Args:
+        verb: its name.
+        models: MODEL arguments.
+        given: options by name; None is "not given".
+
+    Raises:
+        HydraError: as the command would fail.
+    """
+    options = {one.name: one for one in options_of(SETTINGS[verb]) if one.name not in OF_A_TERMINAL}
+    values = {name: value for name, value in given.items() if value is not None}
+    for name in values:
+        if name not in options:
+            raise UsageError(f"{verb} has no option {name!r}{did_you_mean(name, options, quoted=True)}")
+    with tempfile.TemporaryDirectory(prefix="hydractl-") as folder, held_data(data_in(options, values)) as specs:
+        texts = {name: raw(options[name], value, specs, Path(folder)) for name, value in values.items()}
+        settings = merge(SETTINGS[verb], {**texts, "model": list(models)}, {}, None)
+        module = importlib.import_module(f"hydractl.verbs.{verb.replace('-', '_')}")
+        outcome: Outcome = module.run(settings, _PythonLog())
+    if outcome.unmet:
+        raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
+    return outcome
+
+
+@contextlib.contextmanager
+def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[list[str]]:
+    """The reference of each model: a text stays one, what was opened is found in memory.
+
+    Args:
+        models: of which some may be several.
+        as_files: for other processes and for commands to repeat, which know no memory of this one.
+    """
+    held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
+    refs = []
+    for model in models:
+        if not isinstance(model, Model | HydraModel):
+            refs.append(os.fspath(model))
+        elif as_files:
+            opened = open(model)
+            if not opened.refs:
+                raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
+            refs += opened.refs
+        else:
+            for source in open(model).sources:
+                refs.append(f"memory:{len(held)}")
+                held[str(len(held))] = source
+    before = HELD.set(held)
+    try:
+        yield refs
+    finally:
+        HELD.reset(before)
+
+
+def _listed(models: Any) -> list[Any]:
+    return list(models) if isinstance(models, list | tuple) else [models]
+
+
+def _answer(verb: str, model: ModelLike, options: Mapping[str, Any]) -> Document:
+    """The document of a verb that takes one model and makes none."""
+    with _held([model]) as refs:
+        return _unwritten(verb, refs, options)
+
+
+def _unwritten(verb: str, models: Sequence[str], options: Mapping[str, Any]) -> Document:
+    """The document of a verb; it is written only where ``output`` says so."""
+    unnamed = options.get("output") is None and options.get("from_file") is None
+    outcome = _run(verb, models, {**options, "output": "-"} if unnamed else options)
+    return Document(outcome.document, outcome.files)
+
+
+def _measured(verb: str, models: Models, options: Mapping[str, Any]) -> Document:
+    """The document of a verb with a row for each model."""
+    rows = models.items() if isinstance(models, Mapping) else [("", one) for one in _listed(models)]
+    texts = []
+    with contextlib.ExitStack() as stack:
+        for name, members in rows:
+            if set(name) & set("/:?="):
+                raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
+            refs = "+".join(stack.enter_context(_held(_listed(members))))
+            texts.append(f"{name}={refs}" if name else refs)
+        return _unwritten(verb, texts, options)
+
+
+def _made(verb: str, models: Sequence[ModelLike], default: str, options: Mapping[str, Any], **how: bool) -> Model:
+    """The model of a verb that makes one, in a folder of its own unless ``output`` says where."""
+    folder = None if options.get("output") else Folder()
+    if folder is not None:
+        options = {**options, "output": f"{folder.path}/{default}"}
+    with _held(models, **how) as refs:
+        outcome = _run(verb, refs, options)
+    weights = outcome.files if verb == "finetune" else outcome.files[:1]  # the others write more beside it
+    opened = [open_source(str(file)) for file in weights]
+    return Model(opened, list(map(str, weights)), Document(outcome.document, outcome.files), folder)
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+@_documented("score")
+def score(model: ModelLike, **options: Any) -> Document:
+    """Give every attention head an importance score.
+
+    Args:
+        model: a dense or pruned model.
+        options: as those of ``hydractl score``, by name.
+
+    Returns:
+        The scores, which ``prune(scores=...)`` takes.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        NonFiniteError: a score is not finite.
+    """
+    return _answer("score", model, options)
+
+
+@_documented("extract-circuit")
+def extract_circuit(model: ModelLike, **options: Any) -> Document:
+    """Rank heads by greedy search on validation data.
+
+    Args:
+        model: a dense or pruned model.
+        options: as those of ``hydractl extract-circuit``, by name.
+
+    Returns:
+        The circuit, which ``prune(circuit=...)`` takes; of several objectives a document whose ``circuits`` are a list
+        of them.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+    """
+    if options.get("output") or "," not in ",".join(_listed(options.get("objective") or "")):
+        return _answer("extract-circuit", model, options)
+    folder = Folder()  # several do not fit standard output
+    return Document(_answer("extract-circuit", model, {**options, "output": f"{folder.path}/circuit.json"}))
+
+
+@_documented("prune")
+def prune(model: ModelLike, **options: Any) -> Model:
+    """Cut heads out of a model.
+
+    Args:
+        model: a dense or pruned model.
+        options: as those of ``hydractl prune``, by name; ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a
+            file or a document.
+
+    Returns:
+        The pruned model; ``result`` holds its mask and cost. Without ``output`` its file is temporary.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        NonFiniteError: a weight or a score is not finite.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    return _made("prune", [model], "pruned.st", options)
+
+
+@_documented("finetune")
+def finetune(model: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
+    """Fine-tune a dense or pruned model.
+
+    Args:
+        model: one, or several that are trained one after another.
+        options: as those of ``hydractl finetune``, by name. Of several models, and with ``members``, each is trained in
+            a process of its own, which takes files and no data in memory.
+
+    Returns:
+        The trained model; of several, with ``members`` and with ``snapshots`` its ``members`` are the models.
+        ``result`` holds the course. Without ``output`` its files are temporary.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        NonFiniteError: the loss or a weight is not finite.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    models = _listed(model)
+    several = len(models) > 1 or str(options.get("members") or 1) != "1"
+    return _made("finetune", models, "" if len(models) > 1 else "tuned.st", options, as_files=several)
+
+
+@_documented("fuse")
+def fuse(models: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
+    """Fuse pruned members into one model that gives their averaged prediction in one pass.
+
+    Args:
+        models: the members, or one model that has several ``members``.
+        options: as those of ``hydractl fuse``, by name.
+
+    Returns:
+        The fused model; ``result`` holds what was averaged, the self-check and the cost. Without ``output`` its file is
+        temporary.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    if "export" in options:
+        raise UsageError("fuse gives a model and exports none", hint="hydractl.export(model, 'hydra.onnx')")
+    return _made("fuse", _listed(models), "hydra.st", options)
+
+
+@_documented("eval")
+def evaluate(models: Models = (), **options: Any) -> Document:
+    """Measure accuracy, calibration, OOD detection and diversity.
+
+    Args:
+        models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
+            one after another. None with ``from_file``.
+        options: as those of ``hydractl eval``, by name; ``ood`` and ``val_ood`` take a mapping from names
+            (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
+
+    Returns:
+        The document of ``eval``; its ``models`` are a list of rows with a ``name`` each.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        RequirementError: one of ``require`` does not hold.
+    """
+    return _measured("eval", models, options)
+
+
+@_documented("bench")
+def bench(models: Models = (), **options: Any) -> Document:
+    """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
+
+    Args:
+        models: as of :func:`evaluate`.
+        options: as those of ``hydractl bench``, by name.
+
+    Returns:
+        The document of ``bench``; its ``results`` are a list of rows with a ``model`` each.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        RequirementError: one of ``require`` does not hold.
+    """
+    return _measured("bench", models, options)
+
+
+@_documented("study")
+def study(model: ModelLike, **options: Any) -> Document:
+    """Find out whether any of this helps a model.
+
+    Args:
+        model: a file, a folder or a name, or one that was opened as such.
+        options: as those of ``hydractl study``, by name; data are SPECs, because the commands of a study are kept.
+
+    Returns:
+        The verdict; what was made is in the folder ``output``, or else in one that is named after the model.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, as on the command line.
+        OutputError: the folder is that of another study.
+    """
+    options_here = {one.name: one for one in options_of(SETTINGS["study"]) if one.name in options}
+    for name, value in data_in(options_here, options).items():
+        if not isinstance(value, str | os.PathLike | None):
+            raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
+    with _held([model], as_files=True) as refs:
+        outcome = _run("study", refs, options)
+    return Document(outcome.document, outcome.files)
+
+
+def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> list[Path]:
+    """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
+
+    Args:
+        model: any one.
+        path: of the ``.onnx`` or ``.pt2`` file.
+        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``, ``device``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UsageError, InputError: a model or an ending that cannot be exported.
+        OutputError: a file exists, and ``force`` is not set.
+    """
+    with _held([model]) as refs:
+        options = {**options, "export": Path(path).suffix.removeprefix(".") or "none", "output": os.fspath(path)}
+        return _run("fuse", refs, options).files

@@ -1,0 +1,72 @@
+"""Samples that a Python program holds: ``memory:NAME`` is a set of the call that is running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hydractl.data.base import Dataset, Spec
+from hydractl.data.labels import RawLabels, limited, raw_labels
+from hydractl.data.text import Texts
+from hydractl.errors import InputError
+from hydractl.families.pixels import image_of
+from hydractl.jsonio import shown
+
+Held = tuple[Any, Any]
+"""Samples and labels, or None in their place; anything that has a length and can be indexed."""
+
+HELD: ContextVar[Mapping[str, Held]] = ContextVar("HELD")
+"""The sets of the running call, by name. A context of its own in every thread: calls side by side do not meet."""
+
+
+class HeldImages(Dataset):
+    """Images in memory, each as :func:`hydractl.families.pixels.image_of` takes it; made an image when it is read."""
+
+    def __init__(self, spec: str, where: str, ids: Sequence[str], images: Sequence[Any]) -> None:
+        super().__init__(spec, where, ids)
+        self.images = images
+
+    def _sample(self, i: int) -> Image.Image:
+        return image_of(self.images[i])
+
+    def _content(self, i: int) -> Iterable[bytes]:
+        pixels = np.asarray(self._sample(i))  # the same content as that of these pixels in a .npz file
+        return [f"{pixels.dtype} {pixels.shape}\n".encode(), pixels.tobytes()]
+
+
+def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+    """Open a set that the running call holds.
+
+    Raises:
+        InputError: no such set, nothing in it, samples that are neither images nor texts, or another number of labels.
+    """
+    spec.check_query(())
+    if spec.path not in (held := HELD.get({})):
+        raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
+    samples, labels = held[spec.path]
+    labels = None if labels is None else [label.item() if hasattr(label, "item") else label for label in labels]
+    if len(samples) == 0:
+        raise InputError(f"{spec.where} has no samples")
+    if labels is not None and len(labels) != len(samples):
+        raise InputError(f"{spec.where} has {len(labels)} labels for {len(samples)} samples")
+    rows = limited(labels, len(samples), limit, seed)
+    ids = [f"{spec.path}#{row}" for row in rows]
+    raw = RawLabels() if labels is None else raw_labels([labels[row] for row in rows], ids)
+    if labels and isinstance(labels[0], str):
+        raw.names = sorted({label for label in labels if isinstance(label, str)})  # of all, whatever the limit
+    chosen = [samples[row] for row in rows]
+    if isinstance(chosen[0], str | tuple | list):
+        return Texts(spec.text, spec.where, ids, [_text(sample, spec) for sample in chosen]), raw
+    image_of(chosen[0])  # refuses now what is no image
+    return HeldImages(spec.text, spec.where, ids, chosen), raw
+
+
+def _text(sample: Any, spec: Spec) -> str | tuple[str, str]:
+    parts = list(sample) if isinstance(sample, tuple | list) else [sample]
+    if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
+        raise InputError(f"{spec.where}: neither a text nor a pair of texts: {shown(sample)}")
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])

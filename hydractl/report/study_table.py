@@ -1,0 +1,46 @@
+"""The answer of a study on a terminal: the verdict, and every row under it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hydractl.report.rich_parts import table
+from hydractl.report.texts import duration_text, number
+
+_COLUMNS = ("accuracy", "NLL", "ECE", "near AUROC", "far AUROC", "AUROC", "FPR95")
+
+
+def study_table(document: dict[str, Any], width: int) -> RenderableType:
+    """The verdict, then the rows on the test data; of a dry run the commands."""
+    if document.get("dry_run"):
+        return _plan(document)
+    rows = [_row(row) for row in document["rows"]]
+    title = "test data; * chosen on validation data, each row with its own score and temperature"
+    shown = table(title, ("", "", "score", "mult-adds", "AUROC\nval.", *_COLUMNS), rows, left=3)
+    lines = [Text(line) for line in document["verdict"]["lines"]]
+    after = [Text(f"the highest mean AUROC on the test data, seen afterwards: {document['hindsight']}")]
+    after += [
+        Text(f"time of best.st, batches of {one['batch_size']}: {one['ratio']:.2f} times the single model's")
+        for one in document.get("latency", [])
+    ]
+    return Group(*lines, Text(""), shown, Text(""), *after)
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    test = row["test"]
+    values = [test["id"][key] for key in ("accuracy", "nll", "ece")]
+    values += [test[group]["auroc"] for group in ("near_avg", "far_avg", "ood_avg")] + [test["ood_avg"]["fpr95"]]
+    ratio = "-" if row["mac_ratio"] is None else f"{row['mac_ratio']:.2f}"
+    own = number(row["validation"]["auroc"][row["score"]], 3)
+    return ["*" if row["chosen"] else "", row["name"], row["score"], ratio, own, *(number(one, 3) for one in values)]
+
+
+def _plan(document: dict[str, Any]) -> RenderableType:
+    lines = [f"{place}. hydractl {shlex.join(argv)}" for place, argv in enumerate(document["steps"], 1)]
+    lines += [f"to stay within the budget, {text}" for text in document["cut"]]
+    lines.append(f"searches and evaluations take about {duration_text(document['seconds'])}")
+    return Group(*map(Text, lines))

@@ -1,0 +1,135 @@
+"""The options of ``study``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from hydractl.settings.common import Batched, Common, run_option
+from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set
+from hydractl.settings.option import option, options_of
+
+study_option = partial(option, "Study")
+data_option = partial(option, "Data of the study")
+
+ROWS = (
+    *("default", "single", "whole-avg", "whole-late", "whole-three", "circuits", "taylor", "circuits-tuned"),
+    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
+)
+"""Names of ``--rows``; ``hydractl.study.rows`` makes them."""
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
+
+
+def _unnamed(text: str) -> str:
+    """``SPEC`` as ``NAME=SPEC``; the first set without a name is ``oodval``."""
+    return text if _NAMED.match(text) else f"oodval={text}"
+
+
+@dataclass(kw_only=True)
+class StudySettings(Batched):
+    """Options of ``study``."""
+
+    verb: ClassVar[str] = "study"
+    needs_output_file: ClassVar[bool] = True
+
+    val: str | None = data_option(
+        "In-distribution validation data; one half is for the search, the other one to choose by",
+        metavar="SPEC",
+        often=True,
+    )
+    ood_val: list[str] = data_option(
+        "Out-of-distribution validation data, never the same as a test set, divided likewise; repeat it for more: the "
+        "search takes the first one; auto makes them of the samples of --val",
+        [],
+        metavar="[NAME=]SPEC|auto",
+        names=True,
+        check=lambda text: parse_ood_set(_unnamed(text)),
+        often=True,
+    )
+    test: str | None = data_option(
+        "In-distribution test data, read when everything is chosen", metavar="SPEC", often=True
+    )
+    ood: list[str] = data_option(
+        "Out-of-distribution test data, as NAME[:near|far]=SPEC; repeat it for more",
+        [],
+        metavar="NAME=SPEC",
+        names=True,
+        check=parse_ood_set,
+        often=True,
+    )
+    rows: list[str] = study_option(
+        f"Rows to make beside the single model: {', '.join(ROWS)}; default stands for those that need no training",
+        ["default"],
+        choices=ROWS,
+        metavar="NAME,...",
+        split=True,
+    )
+    max_drop: float = study_option("Accuracy that may be lost on validation data", 0.01, at_least=0, at_most=1)
+    budget: str | None = study_option(
+        "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is approximated, "
+        "takes fewer samples, and rows are left out; the plan says what [default: no limit]",
+        metavar="TIME",
+        pattern=r"[0-9]{1,6}[smh]",
+        often=True,
+    )
+    search_samples: int | None = study_option(
+        "Samples of each set in the search [samples; default: half of the validation data]", at_least=2
+    )
+    approx: str | None = study_option(
+        "Approximate the search, as in extract-circuit [default: exact]",
+        metavar="shortlist:N",
+        pattern=r"shortlist:[1-9][0-9]{0,8}",
+    )
+    fit_samples: int = study_option(
+        "Samples of --data that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
+        5000,
+        at_least=0,
+    )
+    epochs: int = study_option("Epochs of rows that are trained [epochs]", 3, at_least=1)
+    lr: float = study_option("Learning rate of rows that are trained", 1e-4, above=0)
+    threshold: str = study_option(
+        "Share of in-distribution samples that best.st flags as OOD",
+        "id:0.05",
+        metavar="id:P",
+        pattern=r"id:0?\.[0-9]+",
+    )
+    bootstrap: int = study_option("Resamples for 95 % intervals [resamples]", 1000, at_least=100)
+    jobs: int = run_option(
+        "Commands that run at the same time, in processes that share the threads of this one [processes]", 1, at_least=1
+    )
+    timed: bool = run_option("Measure the latency of best.st with bench at the end", True)
+
+    def ood_val_sets(self) -> list[OodSet]:
+        """The data sets of ``--ood-val``, in order."""
+        sets = [parse_ood_set(_unnamed(text)) for text in self.ood_val]
+        made = f"{self.val}{'&' if '?' in str(self.val) else '?'}ood={AUTO}"
+        return [one._replace(spec=made) if one.spec == AUTO else one for one in sets]
+
+    def seconds(self) -> float | None:
+        """The ``--budget``."""
+        return None if self.budget is None else float(self.budget[:-1]) * _UNITS[self.budget[-1]]
+
+    def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
+        """What somebody gave to those of these options that another verb has too, as its flags take it."""
+        given = {}
+        for item in options_of(settings_type):
+            if item.name in names and self._rank(item.name):
+                value = getattr(self, item.name)
+                given[item.name] = [str(one) for one in value] if isinstance(value, list) else str(value)
+        return given
+
+    def conflicts(self) -> list[str]:
+        """All data but the training data, and names that are given once."""
+        found = self.needs("val") + self.needs("test")
+        for name in ("ood_val", "ood"):
+            found += self.needs(name)
+            texts = [_unnamed(text) for text in getattr(self, name)]
+            names = [text.partition("=")[0].partition(":")[0] for text in texts]
+            twice = sorted({one for one in names if names.count(one) > 1})
+            found += [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in twice]
+        return found

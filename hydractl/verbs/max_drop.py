@@ -1,0 +1,133 @@
+"""``prune --max-drop``: how many heads go, decided by the accuracy that is left.
+
+The budget is the largest one up to which no budget takes accuracy too far: budgets are gone through from none on, and
+the first that takes it too far ends that. So the answer is the same however long the ranking is, and no budget is taken
+because of one lucky step behind many bad ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from hydractl.data import batches, open_data
+from hydractl.data.base import Dataset, report_classes
+from hydractl.errors import InputError
+from hydractl.files.fingerprints import Entry, entry, merged
+from hydractl.heads.mask import HeadMask
+from hydractl.log import Log
+from hydractl.model.loading import build_model
+from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.runtime import move
+from hydractl.model.source import Source, pruned
+from hydractl.settings.pruning import PruneSettings
+from hydractl.verbs.score import drawn_samples
+
+Choice = tuple[HeadMask, dict[str, Any], list[Entry]]
+"""A mask, what decided it, and the samples that it hangs on."""
+
+
+def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
+    """How many steps in a row stay within a drop of accuracy.
+
+    Args:
+        correct: samples right before the first step and after each; what comes after the end is not asked for.
+        samples: of how many.
+        max_drop: as a share of the samples; taken as the decimal number that it prints as.
+
+    Returns:
+        Their number, and what was right before them, after each, and after the step that ended them.
+    """
+    seen: list[int] = []
+    for count in correct:
+        seen.append(count)
+        if seen[0] - count > Fraction(str(max_drop)) * samples:
+            return len(seen) - 2, seen
+    return len(seen) - 1, seen
+
+
+def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
+    """How many removals of a circuit stay within, by the counts of its own search, and what is to be said of it.
+
+    Raises:
+        InputError: for a circuit without counts, or one whose steps are no sequence.
+    """
+    if document.get("algorithm", "greedy") != "greedy":
+        raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
+    rows = [row if isinstance(row, Mapping) else {} for row in (document.get("base"), *document["removed"])]
+    samples = rows[0].get("n_id")
+    if type(samples) is not int or not all(type(r.get("correct")) is int and r.get("n_id") == samples for r in rows):
+        raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
+    count, seen = steps_within((row["correct"] for row in rows), samples, max_drop)
+    return count, _said(max_drop, "circuit", samples, seen)
+
+
+def choose_within(
+    source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], Choice], log: Log
+) -> Choice:
+    """The choice of the largest budget up to which every one stays within ``--max-drop``, measured on ``--val`` or on
+    the calibration samples.
+
+    Args:
+        source: the whole model.
+        settings: of ``prune``.
+        budgets: in order, the first of which removes nothing.
+        choose: the choice for a budget.
+        log: hears of the first choice, and of every accuracy.
+    """
+    dataset, used = _samples(source, settings, log)
+    source = named_by_data(source, settings.val or settings.data or "", settings.limit)
+    chosen: list[Choice] = []
+
+    def correct() -> Iterable[int]:
+        for budget in budgets:
+            chosen.append(choose(budget, Log() if len(chosen) > 1 else log))
+            right = _right(source, chosen[-1][0], dataset, used, settings)
+            log.info(f"{budget} removed: accuracy {right / len(used):.4f} of {len(used)} samples")
+            yield right
+
+    assert settings.max_drop is not None
+    count, seen = steps_within(correct(), len(used), settings.max_drop)
+    mask, details, samples = chosen[count]
+    on = "val" if settings.val else "data"
+    details = {**details, **_said(settings.max_drop, on, len(used), seen)}
+    return mask, details, merged(samples, [entry("prune", "val", dataset, used)])
+
+
+def _said(max_drop: float, on: str, samples: int, correct: Sequence[int]) -> dict[str, Any]:
+    return {"max_drop": max_drop, "measured": {"on": on, "n": samples, "correct": list(correct)}}
+
+
+def _samples(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
+    """The labelled set that accuracy is measured on, and which of its samples."""
+    spec, option = (settings.val, "--val") if settings.val else (settings.data, "--data")
+    assert spec is not None  # the settings need one of them
+    source = named_by_data(source, spec, settings.limit)
+    labels, reads = source.description.labels or [], {source.name: source.description.reads}
+    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "labels": labels, "reads": reads}
+    dataset = open_data(spec, option=option, need_labels=True, **how)
+    check_labels(dataset, source)
+    if settings.val:
+        report_classes(dataset, log)
+        return dataset, list(range(len(dataset)))
+    return dataset, drawn_samples(dataset, settings)
+
+
+def _right(source: Source, mask: HeadMask, dataset: Dataset, used: Sequence[int], settings: PruneSettings) -> int:
+    """How many of the samples the pruned model classifies right."""
+    description, tensors = pruned(source, mask, "sliced")
+    model = build_model(replace(source, description=description, tensors=tensors), settings.device, settings.dtype)
+    parameter = next(model.parameters())
+    right = 0
+    with torch.inference_mode():
+        for batch in batches(
+            dataset, model.preprocess, settings.batch_size, workers=settings.workers, indices=list(used)
+        ):
+            logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0]
+            assert batch.labels is not None
+            right += int((logits.argmax(dim=-1).cpu() == batch.labels).sum())
+    return right

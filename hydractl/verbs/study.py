@@ -1,0 +1,439 @@
+"""``hydractl study``: does any of this help a model? From MODEL and data to a verdict, by literal commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydractl.circuit.plan import Plan as SearchPlan
+from hydractl.circuit.scope import SearchOptions, scope_of
+from hydractl.circuit.session import Session
+from hydractl.data import open_data
+from hydractl.distributed import processes
+from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
+from hydractl.files.atomic import Output, storing, write_json, write_with
+from hydractl.jsonio import differences, read_json_file
+from hydractl.log import Log, Progress
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.model.matching import only_one, sites_of
+from hydractl.model.source import Source, open_sources
+from hydractl.report.eval_document import read_eval
+from hydractl.report.eval_html import render
+from hydractl.report.texts import duration_text
+from hydractl.settings.common import Common
+from hydractl.settings.expressions import parse_ood_set
+from hydractl.settings.pruning import CircuitSettings
+from hydractl.settings.sources import merge
+from hydractl.settings.studying import StudySettings
+from hydractl.settings.verbs import SETTINGS
+from hydractl.study.answer import Study
+from hydractl.study.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
+from hydractl.study.steps import Step, Value, in_order, script
+from hydractl.training.checkpointing import Interruptions
+from hydractl.training.children import run_commands
+from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
+from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.outcome import Outcome
+
+PLAN = "hydractl.study-plan/1"
+
+_RUNS = {
+    "extract-circuit": extract_circuit.run,
+    "prune": prune.run,
+    "finetune": finetune.run,
+    "fuse": fuse.run,
+    "eval": eval.run,
+    "bench": bench.run,
+}
+_MODEL = ("device", "labels", "prompt", "arch", "seed")
+_BATCHES = (*_MODEL, "batch_size", "dtype", "workers", "max_length")
+_COMMON = {
+    "extract-circuit": (*_BATCHES, "tower"),
+    "prune": (*_BATCHES, "tower"),
+    "finetune": _BATCHES,
+    "fuse": _MODEL,
+    "eval": (*_BATCHES, "limit"),
+    "bench": (*_MODEL, "max_length"),
+}
+"""The options of a study that its commands are given too, by verb."""
+
+_DECIDE = (
+    *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
+    *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
+    *("tower", "arch", "seed", "dtype"),
+)
+"""The options that decide what a study finds."""
+
+
+def run(settings: StudySettings, log: Log) -> Outcome:
+    """Run what is missing of a study and give its verdict."""
+    source = only_one(open_sources(settings.model, model_options(settings)), "study")
+    folder = Path(settings.output or f"{source.name}.study")
+    if settings.dry_run:
+        return _dry_run(settings, source, folder, log)
+    announce_reading([source], log)
+    try:
+        plan = _claimed(settings, source, folder, log)
+        return _carry_out(plan, settings, source, log)
+    except KeyboardInterrupt:
+        raise Interrupted(hint="give the same command to go on") from None
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows and commands of one study.
+
+    Attributes:
+        settings: of the study.
+        shop: what rows are made of.
+        rows: the single model first.
+        fitted: options of ``eval`` for OOD scores on features; none without training data.
+    """
+
+    settings: StudySettings
+    shop: Workshop
+    rows: Sequence[Row]
+    fitted: Mapping[str, Value]
+
+    def predictions(self, row: Row, of: str) -> Path:
+        """The predictions of a row, on the data to ``choose`` by or to ``test`` on."""
+        return self.shop.folder / of / f"{row.name}.pred.st"
+
+    def _eval(self, row: Row, of: str, more: Mapping[str, Any]) -> Step:
+        options: dict[str, Value] = {
+            **more,
+            **(self.fitted if row.stored else {}),
+            **row.options,
+            "predictions": str(self.predictions(row, of)),
+            "resume": True,
+        }
+        outputs = [f"{of}/{row.name}.pred.st", f"{of}/{row.name}.json"]
+        return self.shop.step("eval", [f"{row.name}={row.model}"], options, outputs, row.steps, outputs[-1])
+
+    def choosing(self, row: Row) -> Step:
+        """Its logits on the second halves. What the model was trained with is no secret there: nothing is reported."""
+        settings = self.settings
+        ood = [f"{one.name}={_part(one.spec, 2)}" for one in settings.ood_val_sets()]
+        return self._eval(row, "choose", {"data": _part(str(settings.val), 2), "ood": ood, "allow_seen": True})
+
+    def testing(self, row: Row) -> Step:
+        """Its logits on the test data."""
+        return self._eval(row, "test", {"data": str(self.settings.test), "ood": list(self.settings.ood)})
+
+    def best(self, row: Row, score: str) -> Step:
+        """The chosen row with its temperature and threshold, as one file with a card."""
+        settings, folder = self.settings, self.shop.folder
+        options: dict[str, Value] = {
+            "data": str(settings.test),
+            "ood": list(settings.ood),
+            "val": _part(str(settings.val), 2),
+            "temperature": "fit",
+            "threshold": settings.threshold,
+            "ood_score": score,
+            "calibrated": str(folder / "best.st"),
+            "card": str(folder / "best.md"),
+            "bootstrap": str(settings.bootstrap),
+            "force": True,
+        }
+        options |= {"fit": self.fitted["fit"]} if score in ON_FEATURES else {}
+        outputs = ["best.json", "best.md", "best.st"]
+        return self.shop.step("eval", [f"best={row.model}"], options, outputs, row.steps, "best.json")
+
+    def together(self, scores: Mapping[str, str]) -> Step:
+        """All rows in one table, each with its score, from their predictions."""
+        models = [f"{row.name}={self.predictions(row, 'test')}" for row in self.rows]
+        each = [f"{name}={score}" for name, score in scores.items()]
+        options: dict[str, Value] = {"ood_score": each, "bootstrap": str(self.settings.bootstrap), "force": True}
+        seed = {"seed": str(self.settings.seed)} if self.settings.seed else {}
+        tests = tuple(self.testing(row) for row in self.rows)
+        return Step("eval", tuple(models), {**options, **seed}, (self.shop.folder / "test.json",), tests)
+
+    def timing(self, row: Row, score: str) -> list[Step]:
+        """The latency of ``best.st``, where it is another model than the single one."""
+        if row.name == "single" or not self.settings.timed:
+            return []
+        models = [f"single={self.shop.model}", f"best={self.shop.folder / 'best.st'}"]
+        return [self.shop.step("bench", models, {"force": True}, ["bench.json"], [self.best(row, score)])]
+
+    def steps(self, row: Row, scores: Mapping[str, str]) -> list[Step]:
+        """Every command, where this row is chosen; ``scores`` are those of all rows."""
+        score = scores[row.name]
+        ends = [self.together(scores), self.best(row, score), *self.timing(row, score)]
+        return in_order([*map(self.choosing, self.rows), *ends])
+
+    def outline(self) -> list[Step]:
+        """The commands as far as they are known before anything is chosen."""
+        return self.steps(self.rows[-1], {row.name: "SCORE" for row in self.rows})
+
+
+def _asked(settings: StudySettings) -> Scale:
+    """How much is asked for.
+
+    Raises:
+        UsageError: for rows that need training data where there are none.
+    """
+    names = list(dict.fromkeys(["single", *(one for name in settings.rows for one in _expanded(name, settings))]))
+    lacking = [name for name in names if name in NEED_TRAIN] if settings.data is None else []
+    if lacking:
+        raise UsageError(f"--rows {lacking[0]} needs --data, labelled training data")
+    rows = [name for name in MAKERS if name in names]
+    return Scale(rows, settings.approx, settings.search_samples or settings.limit)
+
+
+def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Plan:
+    search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
+    if scale.samples is not None:
+        search["limit"] = str(scale.samples)
+    sites = sites_of(source, settings.tower)
+    towers = [[site for site in sites if site.tower == tower] for tower in dict.fromkeys(site.tower for site in sites)]
+    late = [site for tower in towers for site in tower[-max(1, round(len(tower) / 3)) :]]
+    common: dict[str, dict[str, Any]] = {
+        verb: settings.common(SETTINGS[verb], options) for verb, options in _COMMON.items()
+    }
+    common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+    shop = Workshop(
+        model=settings.model[0],
+        heads={source.sites.index(site): len(source.description.mask.kept[site.path]) for site in sites},
+        late=[source.sites.index(site) for site in late],
+        train=settings.data,
+        val=_part(str(settings.val), 1),
+        ood_val=_part(settings.ood_val_sets()[0].spec, 1),
+        folder=folder,
+        search=search,
+        common=common,
+        training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
+        objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
+    )
+    return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)], _fitted(settings))
+
+
+def _fitted(settings: StudySettings) -> dict[str, Value]:
+    if settings.data is None or not settings.fit_samples:
+        return {}
+    every = -(-len(open_data(settings.data, ignore_labels=True)) // settings.fit_samples)
+    spec = settings.data if every == 1 else f"{settings.data}{'&' if '?' in settings.data else '?'}part=1/{every}"
+    return {"fit": spec, "ood_score": ["all"]}
+
+
+def _expanded(name: str, settings: StudySettings) -> list[str]:
+    """``default`` as the rows it stands for, those that need training data only where there are some."""
+    if name != "default":
+        return [name]
+    return [one for one in DEFAULT if settings.data is not None or one not in NEED_TRAIN]
+
+
+def _part(spec: str, number: int) -> str:
+    """One half of a data set."""
+    return f"{spec}{'&' if '?' in spec else '?'}part={number}/2"
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) -> Plan:
+    """Make the folder, or go on in the one of the same study.
+
+    Raises:
+        OutputError: it holds something else, or a study of other settings, whose differences are listed.
+    """
+    path = folder / "plan.json"
+    decided = {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
+    with storing(folder):
+        if folder.exists() and not path.exists() and any(folder.iterdir()):
+            raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
+        for one in (folder, folder / "choose", folder / "test"):
+            one.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        document = read_json_file(str(path))
+        there = document.get("settings") if isinstance(document, dict) else None
+        if not isinstance(there, dict) or document.get("schema") != PLAN:
+            raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
+        problems = differences(there, decided, "in the folder")
+        if problems:
+            hint = "give the settings it was begun with, or name another folder with -o"
+            raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
+        return _plan(settings, source, folder, Scale(**document["scale"]))
+    scale, seconds = _fitting(settings, source, folder, log)
+    log.info(f"searches and evaluations take about {duration_text(seconds)}")
+    for text in scale.cut:
+        log.info(f"to stay within --budget {settings.budget}, {text}")
+    with Output(path) as output:
+        write_json(output, {"schema": PLAN, "settings": decided, "scale": asdict(scale)})
+    return _plan(settings, source, folder, scale)
+
+
+# --- how long it takes ------------------------------------------------------------------------------------------------
+
+
+def _dry_run(settings: StudySettings, source: Source, folder: Path, log: Log) -> Outcome:
+    """The commands, where the first row is chosen, and an estimate of the time."""
+    scale, seconds = _fitting(settings, source, folder, log)
+    plan = _plan(settings, source, folder, scale)
+    steps = [step.argv() for step in plan.outline()]
+    document = {"schema": "hydractl.study/1", "dry_run": True, "steps": steps, "cut": scale.cut, "seconds": seconds}
+    return Outcome(document)
+
+
+def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
+    """The largest scale that stays within the budget, else the smallest, and about how long it takes [s]."""
+    budget = settings.seconds()
+    for scale in smaller(_asked(settings)):
+        seconds = _estimate(_plan(settings, source, folder, scale), len(source.sites))
+        if budget is None or seconds <= budget:
+            return scale, seconds
+    log.warn(f"the smallest study takes longer than --budget {settings.budget}, about {duration_text(seconds)}")
+    return scale, seconds
+
+
+def _estimate(plan: Plan, blocks: int) -> float:
+    """About how long searches and evaluations take [s], judged by one batch of each search; not what is trained."""
+    searches = [step for step in in_order(map(plan.choosing, plan.rows)) if step.verb == "extract-circuit"]
+    probes = [_probe(step) for step in searches or [plan.shop.circuits]]
+    settings, per_block = plan.settings, probes[0].seconds / probes[0].sample_blocks
+    specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
+    specs += [one.spec for one in settings.ood_val_sets()]
+    samples = sum(len(open_data(spec, limit=settings.limit, ignore_labels=True)) for spec in specs)
+    rows = len(plan.rows) + 1  # the one that is chosen is evaluated once more
+    pairs = zip(searches, probes, strict=False)  # without a search, one is probed for the time of a block
+    searching = sum(_shortened(step, plan.shop.total) * probe.seconds for step, probe in pairs)
+    return searching + 2 * rows * samples * blocks * per_block  # a row takes about twice the single model's time
+
+
+def _shortened(step: Step, heads: int) -> float:
+    """The share of candidates that a step of an approximate search evaluates; its gradient counts as three."""
+    if "approx" not in step.options:
+        return 1.0
+    tried = int(str(step.options["approx"]).partition(":")[2]) + 3
+    return min(1.0, tried / (heads - int(str(step.options["budget"])) / 2))
+
+
+def _probe(step: Step) -> SearchPlan:
+    settings = _settings_of(step)
+    assert isinstance(settings, CircuitSettings)
+    source, options = open_sources(settings.model, model_options(settings))[0], settings.fill(SearchOptions)
+    with processes(settings.timeout) as team:
+        return Session(scope_of(source, options, Log()), options, Log(), team).probe()
+
+
+# --- carrying it out --------------------------------------------------------------------------------------------------
+
+
+class _StepLog(Log):
+    """The log of one command: its warnings and its progress; the rest are details."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def info(self, message: str) -> None:
+        self._log.detail(message)
+
+    def detail(self, message: str) -> None:
+        self._log.detail(message)
+
+    def warn(self, message: str) -> None:
+        self._log.warn(message)
+
+    @contextmanager
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        with self._log.progress(description, total, unit, columns) as progress:
+            yield progress
+
+
+def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, settings: StudySettings, log: Log) -> None:
+    """Run the commands whose outputs are not there, one after another or some at a time."""
+    if settings.jobs > 1:
+        _run_at_once(steps, settings, log)
+        return
+    for number, step in enumerate(steps, begun + 1):
+        line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
+        if step.done:
+            log.detail(f"{line}: done before")
+            continue
+        log.info(line)
+        _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
+
+
+def _run_at_once(steps: Sequence[Step], settings: StudySettings, log: Log) -> None:
+    """Run those of the commands that wait for no other one, then those that waited for them, and so on.
+
+    Raises:
+        HydraError: that of the first command that failed.
+    """
+    threads = None if os.environ.get("OMP_NUM_THREADS") else max(1, torch.get_num_threads() // settings.jobs)
+    with Interruptions() as signals:
+        while left := [step for step in steps if not step.done]:
+            ready = [step for step in left if all(one.done for one in step.needs)]
+            commands = {str(step.outputs[-1]): _command(step) for step in ready}
+            ended = run_commands(commands, [settings.device] * settings.jobs, threads, log, signals)
+            if signals.requested:
+                raise KeyboardInterrupt
+            for name, child in ended.items():
+                if child.code:
+                    failure = HydraError(f"{name}: {child.message or 'it said nothing'}", child.hint, child.problems)
+                    failure.exit_code = child.code
+                    raise failure
+
+
+def _command(step: Step) -> Callable[[str], list[str]]:
+    return lambda device: [*step.argv(), "--config=/dev/null", "-q"]
+
+
+def _settings_of(step: Step) -> Common:
+    """Every option is given: neither variables nor hydra.yaml count."""
+    return merge(SETTINGS[step.verb], step.given, {"HYDRACTL_CONFIG": os.devnull}, Path())
+
+
+def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) -> Outcome:
+    folder = plan.shop.folder
+    first = in_order(map(plan.choosing, plan.rows))
+    expected = len(plan.outline())
+    _run_steps(first, expected, 0, settings, log)
+    study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
+    study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
+    with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
+        write_json(output, study.choice_document())
+    row = study.chosen[0]
+    steps = plan.steps(row, study.scores)
+    _run_steps([step for step in steps if step not in first], len(steps), len(first), settings, log)
+    best = open_sources([str(folder / "best.st")])[0].description.extra
+    study.test({row.name: plan.predictions(row, "test") for row in plan.rows}, best.get("threshold"))
+    document = study.document(source.name, source.sha256, [step.argv() for step in steps])
+    return _write(plan, document, steps, log)
+
+
+def _write(plan: Plan, document: dict[str, Any], steps: Sequence[Step], log: Log) -> Outcome:
+    """The report, the script and the answer."""
+    folder = plan.shop.folder
+    row = next(row for row in plan.rows if row.name == document["choice"]["row"])
+    score = document["choice"]["score"]
+    text = script([plan.best(row, score)], steps, folder, Path.cwd())
+    page = render({**read_eval(str(folder / "test.json")), "verdict": document["verdict"]["lines"]})
+    with Output(folder / "report.html", force=True) as output:
+        write_with(output, lambda handle: handle.write(page))
+    with Output(folder / "study.sh", force=True) as output:
+        write_with(output, lambda handle: handle.write(text.encode("utf-8", "surrogateescape")))
+    with Output(folder / "study.json", force=True) as output:
+        write_json(output, document)
+    names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
+    shown = {**document, **_latency(folder / "bench.json", plan.timing(row, score))}
+    return Outcome(shown, files=[folder / name for name in names])
+
+
+def _latency(path: Path, timed: Sequence[Step]) -> dict[str, Any]:
+    """The measured ratios, for the terminal: times are in no other file than ``bench.json``."""
+    if not timed:
+        return {}
+    rows = [row for row in read_json_file(str(path))["results"] if row["model"] == "best"]
+    return {"latency": [{key: row[key] for key in ("batch_size", "ratio", "ratio_ci")} for row in rows]}

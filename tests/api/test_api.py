@@ -1,0 +1,211 @@
+"""The Python API: the same as the commands, on files and on what a program holds in memory."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.data import open_data
+from hydractl.data.memory import HELD
+from hydractl.files.checkpoint import sha256_file
+from tests.pico import SMALL
+
+DOCS = Path(__file__).parents[2] / "docs"
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8), np.arange(20) % 5
+OTHER = RANDOM.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+QUIET = "ignore:.*(no head is removed|fewer than --samples|hardly differ):UserWarning"
+pytestmark = pytest.mark.filterwarnings(QUIET)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with vit.st, a.st (8 of 9 heads, by the command line) and cal.npz."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("api"))
+        hydractl.save(hydractl.open(f"timm:vit_tiny_patch16_224?{SMALL}"), "vit.st")
+        np.savez("cal.npz", x=X, y=Y)
+        prune = ["prune", "vit.st", "--method", "taylor", "--keep", "2", "--seed", "1", "--data", "cal.npz"]
+        assert main([*prune, "-o", "a.st", "-q"]) == 0
+        yield
+
+
+def test_a_function_does_what_its_command_does() -> None:
+    model = hydractl.open("vit.st")
+    made = hydractl.prune(model, method="taylor", keep=2, seed=1, data=(X, Y))
+    assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
+    assert main(["eval", "b=a.st", "m=vit.st+a.st", "--data", "cal.npz", "--allow-seen", "-o", "e.json", "-q"]) == 0
+    rows = {"b": made, "m": [model, "a.st"]}
+    assert hydractl.evaluate(rows, data="cal.npz", allow_seen=True) == json.loads(Path("e.json").read_text())
+    assert hydractl.evaluate(from_file="e.json")["models"][0]["name"] == "b"
+
+
+def test_documents_go_from_verb_to_verb() -> None:
+    found = hydractl.extract_circuit("vit.st", data=(X, Y), objective=["acc", "nll"], keep=2)
+    assert [circuit["objective"] for circuit in found["circuits"]] == ["acc", "nll"]
+    circuit = hydractl.extract_circuit("vit.st", data=(X, Y), objective="nll", keep=2, output="c.json")
+    assert circuit == found["circuits"][1] and circuit.files == [Path("c.json")]
+    kept = [hydractl.prune("vit.st", circuit=one).result["mask"]["sites"] for one in (circuit, "c.json")]
+    assert kept[0] == kept[1]
+    assert hydractl.save(circuit, "d.json").read_bytes() == Path("c.json").read_bytes()
+
+
+def test_a_training_of_ones_own() -> None:
+    module = hydractl.load("a.st", device="cpu").train()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.01)
+    path = hydractl.save(module.eval(), "mine.st", trained_on=(X, Y))
+    inputs = module.preprocess(X)
+    assert torch.equal(hydractl.load(path, device="cpu")(inputs), module(inputs))
+    base = hydractl.open("vit.st").source.sha256
+    assert base in hydractl.open(path).source.lineage
+    with pytest.raises(hydractl.errors.InputError, match="20 by save"):
+        hydractl.evaluate(path, data=(X, Y))
+    fused = hydractl.fuse([module, "a.st"], merge="none")
+    assert fused.result["members"][0]["kind"] == "pruned"
+    with pytest.raises(hydractl.errors.InputError, match="fused"):
+        hydractl.save(fused.load("cpu"), "h.st")
+    hydractl.save(fused, "h.st")
+    assert sha256_file("h.st") == sha256_file(fused.refs[0])
+    with pytest.raises(hydractl.errors.OutputError):
+        hydractl.save(fused, "h.st")
+
+
+def test_what_was_given_no_name_is_removed() -> None:
+    made = hydractl.prune("vit.st", method="magnitude", keep=1)
+    path = Path(made.refs[0])
+    opened = hydractl.open(made, name="other", labels=list("abcde"))
+    assert opened.description.labels == list("abcde") and hydractl.prune(opened, method="magnitude", keep=1).name
+    with pytest.raises(hydractl.errors.UsageError, match="this model is open"):
+        hydractl.open(made, seed=1)
+    del made
+    gc.collect()
+    assert path.exists() and opened.name == "other"
+    del opened
+    gc.collect()
+    assert not path.parent.exists()
+
+
+def test_several_trainings_are_the_members_of_one_model() -> None:
+    trained = hydractl.finetune("a.st", data=(X, Y), snapshots=2, epochs=2)
+    assert [member.name for member in trained.members] == ["tuned.1", "tuned.2"]
+    with pytest.raises(hydractl.errors.UsageError, match="2 models"):
+        trained.load()
+    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
+        hydractl.finetune(trained.members[0].load("cpu"), data="cal.npz", members=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"methd": "taylor"}, "no option 'methd'; did you mean 'method'"),
+        ({"json": True}, "no option 'json'"),
+        ({"scores": {"sites": {1.5j}}, "keep": 2}, "scores is no JSON document"),
+        ({"method": "magnitude", "keep": True}, "--keep must be a whole number"),
+        ({"method": "magnitude", "keep": 2.5}, "--keep must be a whole number"),
+        ({"method": "taylor", "keep": 2}, "needs --data"),
+        ({"method": "taylor", "keep": 2, "data": (X, Y[:3])}, "3 labels for 20 samples"),
+        ({"method": "taylor", "keep": 2, "data": X}, "no label for sample data#0"),
+        ({"method": "taylor", "keep": 2, "data": (["a", "b"], [0, 1])}, "holds texts"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(hydractl.errors.HydraError) as caught:
+        hydractl.prune("vit.st", **options)
+    assert said in " ".join([caught.value.message, *caught.value.problems])
+
+
+def test_wrong_rows_and_gates_are_refused() -> None:
+    with pytest.raises(hydractl.errors.UsageError, match="name of a row"):
+        hydractl.evaluate({"a=b": "a.st"}, data="cal.npz")
+    with pytest.raises(hydractl.errors.RequirementError) as caught:
+        hydractl.evaluate("a.st", data="cal.npz", allow_seen=True, require="id.accuracy>=1.1")
+    assert "accuracy" in caught.value.problems[0]
+
+
+def test_a_study_takes_files_only() -> None:
+    with pytest.raises(hydractl.errors.UsageError, match="val is in memory"):
+        hydractl.study("vit.st", val=(X, Y), test="cal.npz")
+    with pytest.raises(hydractl.errors.UsageError, match="a file is needed"):
+        hydractl.study(hydractl.load("vit.st", device="cpu"), val="cal.npz")
+
+
+def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("hydra.yaml").write_text("prune: {keep: 1}")
+    try:
+        with pytest.raises(hydractl.errors.UsageError, match="--keep, --remove"):
+            hydractl.prune("vit.st", method="magnitude")
+        made = hydractl.prune("vit.st", method="magnitude", config="hydra.yaml")
+        assert {len(kept) for kept in made.description.mask.kept.values()} == {1}
+    finally:
+        Path("hydra.yaml").unlink()
+
+
+def test_functions_tell_their_options() -> None:
+    parameters = inspect.signature(hydractl.prune).parameters
+    assert list(parameters)[:2] == ["model", "method"] and parameters["samples"].default == 512
+    assert "dry_run" not in parameters and "    keep: Heads to keep" in str(hydractl.prune.__doc__)
+
+
+def test_a_folder_of_the_package_takes_no_name_from_a_function() -> None:
+    for name in ("bench", "evaluate", "export", "study"):
+        assert importlib.import_module(f"hydractl.{name}").__path__
+        assert callable(getattr(hydractl, name))
+
+
+# --- data in memory ---------------------------------------------------------------------------------------------------
+
+
+def test_images_in_memory_are_those_of_a_file() -> None:
+    tensors = torch.from_numpy(X).permute(0, 3, 1, 2)
+    forms = [X, list(X), [Image.fromarray(x) for x in X], tensors, tensors.float() / 255, X.astype(np.float64) / 255]
+    held = {str(n): (form, torch.from_numpy(Y) if n else list(Y)) for n, form in enumerate(forms)}
+    of_file, token = open_data("cal.npz"), HELD.set(held)
+    try:
+        assert {open_data(f"memory:{name}").fingerprint() for name in held} == {of_file.fingerprint()}
+        limited = open_data("memory:0?corruption=gaussian_noise&severity=1", limit=5)
+        assert len(limited) == 5 and limited.ids == [f"0#{i}" for i in range(5)]
+    finally:
+        HELD.reset(token)
+    with pytest.raises(hydractl.errors.InputError, match="nothing of this name is in memory"):
+        open_data("memory:0")
+
+
+def test_texts_in_memory() -> None:
+    pairs = [("a", "b"), ("c", "d")]
+    token = HELD.set(
+        {"t": (["one", "two"], ["no", "yes"]), "p": (pairs, None), "bad": (["a", 1], None), "none": ([], [])}
+    )
+    try:
+        texts = open_data("memory:t")
+        assert (list(texts), texts.label_names, [*map(int, texts.labels)]) == (["one", "two"], ["no", "yes"], [0, 1])
+        assert list(open_data("memory:p")) == pairs
+        for name in ("bad", "none"):
+            with pytest.raises(hydractl.errors.InputError):
+                open_data(f"memory:{name}")
+    finally:
+        HELD.reset(token)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vit = Path("vit.st").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    Path("vit.st").write_bytes(vit)
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "python.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, scope)
+    assert len(blocks) == 6 and scope["logits"].shape == (3, 24, 5)

@@ -1,0 +1,129 @@
+"""Class names, members, rows, data sets and files with hostile names, through every output that shows names."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.cli.app import main
+from tests.fuzz.readers import CORPUS
+
+NAMES = [
+    '=HYPERLINK("http://a.example","x")<script>alert(1)</script>',
+    "\x1b[31m| **b** [x](javascript:alert(1))\x9b2J\u202e",
+]
+CLASSES = [*NAMES, "@SUM(1)", "+1", "-2<img src=x onerror=alert(1)>", "\tx"]
+ROW, SET = "@<img>|`x`\x1b[31m", "@set|<b>`x`"
+FILES = ["out.json", "p.csv", "p.jsonl", "report.html", "card.md"]
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attributes]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outputs of one eval of a hostile checkpoint on a hostile data set."""
+    folder = tmp_path_factory.mktemp("hostile")
+    whole = (CORPUS / "beside" / "vit.st").read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    header = json.loads(whole[8 : 8 + length])
+    document = json.loads(header["__metadata__"]["hydractl"])
+    document.update(labels=NAMES, seen=[])
+    document["provenance"] = {"command": NAMES[1], "sources": [], "notes": NAMES[0]}
+    header["__metadata__"] = {"hydractl": json.dumps(document), NAMES[1]: NAMES[0]}
+    text = json.dumps(header).encode()
+    (folder / "=vit<b>.st").write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+    for index, name in enumerate(("=cmd|<img src=x onerror=alert(1)>", "\x1b[31m`x`")):
+        place = folder / SET / f"c{index}"
+        place.mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.full((4, 4), 60 * number, np.uint8)).save(place / f"{name}{number}.png")
+    (folder / "map.json").write_text(json.dumps({"c0": NAMES[0], "c1": NAMES[1]}))
+    (folder / "ood" / "<script>").mkdir(parents=True)
+    Image.fromarray(np.full((4, 4), 7, np.uint8)).save(folder / "ood" / "<script>" / "@a.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(made: Path) -> str:
+    """What was printed; the outputs lie in the folder."""
+    import contextlib
+    import io
+    import os
+
+    stream, before = io.StringIO(), Path.cwd()
+    os.chdir(made)
+    try:
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            both = ["eval", f"{ROW}==vit<b>.st", "=vit<b>.st", "--label-map", "map.json", "--data", SET]
+            ood = ["--ood", "letters=ood/<script>"]
+            outputs = ["-o", "out.json", "--report", "report.html", "--plots", "plots", "--card", "card.md"]
+            assert main([*both, *ood, *outputs]) == 0, stream.getvalue()
+            for name in ("p.csv", "p.jsonl"):
+                words = ["eval", "=vit<b>.st", "--label-map", "map.json", "--data", SET, "--predictions", name]
+                assert main([*words, "-o", "x.json", "--force"]) == 0, stream.getvalue()
+            assert main(["fuse", "=vit<b>.st", "=vit<b>.st", "-o", "=f.st"]) == 0, stream.getvalue()
+            assert main(["--info", "=vit<b>.st", "=f.st", "out.json"]) == 0, stream.getvalue()
+    finally:
+        os.chdir(before)
+    return stream.getvalue()
+
+
+@pytest.mark.fault(40)
+def test_no_output_holds_an_escape_sequence(said: str, made: Path) -> None:
+    assert not [c for c in said if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c == "\u202e"]
+    for name in ("p.csv", "report.html", "card.md"):
+        text = (made / name).read_text()
+        assert "\x1b" not in text and "\x9b" not in text, name
+    for name in ("out.json", "p.jsonl"):
+        assert b"\x1b" not in (made / name).read_bytes()
+    assert all(path.name.isprintable() for path in (made / "plots").iterdir())
+
+
+@pytest.mark.fault(40)
+def test_no_page_runs_what_a_name_says(said: str, made: Path) -> None:
+    page = Tags((made / "report.html").read_text())
+    assert not {"script", "img", "iframe", "object"} & set(page.tags)
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert "javascript:" not in [value[:11] for value in page.attributes]
+
+
+@pytest.mark.fault(40)
+def test_a_card_shows_names_and_does_nothing_else(said: str, made: Path) -> None:
+    body = (made / "card.md").read_text().split("\n---\n", 1)[1]
+    assert "<img" not in body and "<script" not in body and "<b>" not in body
+    assert "](javascript" not in body.replace("\\[", "").replace("\\]", "")
+
+
+@pytest.mark.fault(57)
+def test_no_cell_is_a_formula(said: str, made: Path) -> None:
+    with open(made / "p.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = [row[key] for row in rows for key in ("id", "label", "predicted")]
+    assert len(rows) == 8 and not [text for text in texts if text.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert {row["label"][:2] for row in rows} == {"'=", "\\x"}
+    plain = [json.loads(line) for line in (made / "p.jsonl").read_text().splitlines()]
+    assert {row["label"] for row in plain} == set(NAMES)
+    from hydractl.evaluate.measuring import _cell
+
+    assert [_cell(name) for name in CLASSES[2:]] == ["'@SUM(1)", "'+1", "'-2<img src=x onerror=alert(1)>", "'\\x09x"]
+    assert _cell(-1.5) == -1.5

@@ -1,0 +1,120 @@
+"""The documentation as a whole: links, the site's navigation, the tutorial and its notebook, quoted messages."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.util
+import json
+import pkgutil
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.pico import WORDS, publish, stock
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_the_site_shows_every_page() -> None:
+    site = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry if isinstance(entry, list) else entry.values()) for page in pages(part)]
+
+    shown = pages(site["nav"])
+    assert sorted(shown) == sorted(
+        ["index.md", "examples.md", "site/api.md", *(page.name for page in DOCS.glob("*.md"))]
+    )
+    named = re.findall(r"^::: (\S+)", (DOCS / "site" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert named and all(pkgutil.resolve_name(name) for name in named)
+
+
+def test_quoted_messages_are_those_of_the_program() -> None:
+    known = []
+    for file in (ROOT / "hydractl").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                known.append("".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                known.append(node.value)
+    messages = re.findall(
+        r"^### `(.*)`$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert len(messages) > 20
+    for message in messages:
+        pattern = ".*".join(re.escape(part.strip()) for part in message.split("…"))
+        assert any(re.search(pattern, text) for text in known), message
+
+
+# --- the tutorial -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make_notebook() -> Any:
+    spec = importlib.util.spec_from_file_location("make_notebook", DOCS / "make_notebook.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_notebook_is_current(make_notebook: Any) -> None:
+    assert (DOCS / "tutorial.ipynb").read_text(encoding="utf-8") == make_notebook.text(), "run: make docs"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_hydractl: dict[str, str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("minilm-sst2").mkdir()
+    publish(stock("bert"), "bert", Path("minilm-sst2"))
+    random = np.random.default_rng(0)
+    rows = [{"text": " ".join(random.choice(WORDS, 6)), "label": n % 2} for n in range(3300)]
+    files = {"sst2_train": rows[:3100], "sst2_test": rows[3100:3200], "agnews_val": rows[3200:3220]}
+    files |= {"trec": rows[3220:3240], "customer_reviews": rows[3240:3260]}
+    for name, chosen in files.items():
+        Path(f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, chosen)).encode()))
+    scope: dict[str, Any] = {}
+    cells = json.loads((DOCS / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        source = "".join(cell["source"])
+        # The pico model has 3 heads a site, and random weights pass no gate.
+        source = re.sub(
+            r">=0\.\d+", ">=0", source.replace("keep=8", "keep=2").replace("max-length 64", "max-length 16")
+        )
+        source = source.replace("max_length=64", "max_length=16")
+        if source.startswith("%%bash\n"):
+            subprocess.run(["bash", "-c", source.removeprefix("%%bash\n")], env=with_hydractl, check=True)
+        else:
+            exec(source, scope)
+    assert len(scope["answer"](["a fine film", "so dull !"])) == 2

@@ -1,0 +1,154 @@
+"""``prune --max-drop`` against every budget tried by hand on timm's own model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.verbs.max_drop import steps_within
+from tests.pico import without_heads
+
+MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
+BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "-q"]) == code, arguments
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def removed(path: str) -> list[tuple[str, int]]:
+    return [(p, h) for p, one in read(path)["sites"].items() for h in range(3) if h not in one["kept"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose heads decide what it says, and sets labelled by the whole model."""
+    path: Path = tmp_path_factory.mktemp("drop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        run("prune", BASE, "--method", "random", "--remove", "0", "-o", "plain.st")
+        from timm import create_model
+
+        model = create_model("vit_tiny_patch16_224", **MODEL)
+        model.load_state_dict(load_file("plain.st"))
+        for block in model.blocks:
+            block.attn.proj.weight.data *= 20
+        torch.save(model, "timm.pt")
+        tensors, loaded = load_file("plain.st"), hydractl.load("plain.st", device="cpu")
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        with safe_open("plain.st", "pt") as file:
+            save_file({name: model.state_dict()[name] for name in tensors}, "base.st", metadata=file.metadata())
+        draw = np.random.default_rng(0)
+        for name in ("cal", "val"):
+            x = draw.integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+            inputs = loaded.preprocess([_image(one) for one in x])
+            np.savez(f"{name}.npz", x=x, y=model.eval()(inputs).argmax(-1).numpy())
+    return path
+
+
+def _image(pixels: np.ndarray) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+
+
+def right(mask: str, name: str, used: list[int]) -> int:
+    """How many samples timm's own model gets right without the heads that a mask removes."""
+    model = torch.load("timm.pt", weights_only=False).eval()
+    data = np.load(f"{name}.npz")
+    inputs = hydractl.load("plain.st", device="cpu").preprocess([_image(data["x"][i]) for i in used])
+    with torch.no_grad(), without_heads(model, removed(mask)):
+        return int((model(inputs).argmax(-1).numpy() == data["y"][used]).sum())
+
+
+WAYS = {
+    "magnitude": ["--method", "magnitude"],
+    "sequential": ["--method", "taylor", "--data", "cal.npz", "--samples", "40"],
+    "global": ["--method", "taylor", "--scope", "global", "--data", "cal.npz", "--samples", "40"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
+    used = sorted(np.random.default_rng(0).choice(60, 40, replace=False)) if way == "sequential" else list(range(60))
+    name = "cal" if way == "sequential" else "val"
+    correct, most = [], 8 if way == "global" else 3
+    for budget in range(most + 1):
+        run("prune", "base.st", *WAYS[way], "--remove", str(budget), "-o", f"{budget}.st")
+        correct.append(right(f"{budget}.mask.json", name, used))
+    limit = (correct[0] - correct[-1]) / 2 / len(used)  # so that it ends somewhere in between
+    val = ["--val", "val.npz"] if name == "val" else []
+    run("prune", "base.st", *WAYS[way], *val, "--max-drop", f"{limit:.4f}", "-o", "p.st")
+    count = next(i for i, one in enumerate(correct) if correct[0] - one > float(f"{limit:.4f}") * len(used)) - 1
+    assert removed("p.mask.json") == removed(f"{count}.mask.json")
+    said = read("p.mask.json")["source"]["settings"]
+    assert said["measured"] == {"on": name.replace("cal", "data"), "n": len(used), "correct": correct[: count + 2]}
+    assert said["remove"] == count and said["max_drop"] == float(f"{limit:.4f}")
+    assert ("prune", "val") in [(one["by"], one["as"]) for one in read("p.mask.json")["seen"]]
+
+
+def test_a_circuit_by_other_samples_than_its_own() -> None:
+    run("extract-circuit", "base.st", "--data", "cal.npz", "--objective", "acc", "--budget", "8", "-o", "c.json")
+    correct = []
+    for budget in range(9):
+        run("prune", "base.st", "--circuit", "c.json", "--remove", str(budget), "-o", f"{budget}.st")
+        correct.append(right(f"{budget}.mask.json", "val", list(range(60))))
+    count = next(i for i, one in enumerate(correct) if correct[0] - one > 6) - 1
+    run("prune", "base.st", "--circuit", "c.json", "--max-drop", "0.1", "--val", "val.npz")
+    assert removed("base.c-drop0.1.mask.json") == removed(f"{count}.mask.json")
+
+
+def test_shares_are_exact_and_nothing_behind_the_end_is_asked_for() -> None:
+    def correct() -> Any:
+        yield from (100, 99, 100, 93, 92)
+        raise AssertionError
+
+    assert steps_within(correct(), 100, 0.07) == (3, [100, 99, 100, 93, 92])  # 0.07 * 100 is above 7 in floats
+    assert steps_within([100, 101], 100, 0.0) == (1, [100, 101])
+    assert steps_within([5, 4], 10, 0.0) == (0, [5, 4])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "magnitude"], "--max-drop with --method magnitude needs --val"),
+        (["--scores", "s.json"], "--max-drop with --scores needs --val"),
+        (["--method", "magnitude", "--val", "val.npz", "--keep", "2"], "give only one of --keep"),
+        (["--method", "magnitude", "--val", "val.npz", "--share-sites", "1", "--with", "m.json"], "--share-sites"),
+        (["--mask", "m.json"], "--max-drop has no effect with --mask"),
+        (["--method", "cahp", "--data", "cal.npz"], "--max-drop has no effect with --method cahp"),
+    ],
+)
+def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("prune", "base.st", *options, "--max-drop", "0.1", "-o", "p.st", code=2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_can_spare_no_head_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    run("score", "base.st", "--method", "magnitude", "-o", "s.json")
+    run("prune", "base.st", "--scores", "s.json", "--val", "val.npz", "--max-drop", "0", "-o", "p.st")
+    assert "no head is removed: --max-drop 0.0 keeps every head" in capsys.readouterr().err
+    run("score", "base.st", "--method", "taylor", "--data", "cal.npz", "--remove", "1", "-o", "q.json")
+    run("prune", "base.st", "--scores", "q.json", "--val", "val.npz", "--max-drop", "0", "-o", "q.st", code=2)
+    assert "was scored site by site for one budget" in capsys.readouterr().err
