@@ -153,7 +153,7 @@ def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> d
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}
     scores = {row["name"]: row["ood_score"] for row in rows}
     used = [*scores.values(), *(score for row in rows for score in row.get("scores") or {})]
-    known = {**SCORES, **FEATURE_SCORES}
+    known: dict[str, Any] = {**SCORES, **FEATURE_SCORES}
     explained["ood_scores"] = {score: known[score].convention for score in dict.fromkeys(used)}
     explained["ood_score"] = scores if len({*scores.values()}) > 1 else rows[0]["ood_score"]
     for model in models:
