@@ -14,6 +14,8 @@ from hydractl.evaluate.options import EvalOptions
 from hydractl.evaluate.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.metrics import bootstrap, calibrators, conformal, curves, rows, threshold
 from hydractl.metrics.declaration import metrics
+from hydractl.metrics.feature_scores import FEATURE_SCORES
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, row_blocks, row_keys
 from hydractl.metrics.samples import Samples
 
@@ -140,7 +142,8 @@ def sentences() -> dict[str, str]:
 
 
 def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
-    """One sentence on everything in the rows; the OOD score; how texts are cut and zero-shot models are prompted.
+    """One sentence on everything in the rows and on each OOD score; which row has which score; how texts are cut and
+    zero-shot models are prompted.
 
     Args:
         rows: of the answer.
@@ -149,6 +152,9 @@ def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> d
     there = {"probability", *(key for row in rows for key in _keys(row))}
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}
     scores = {row["name"]: row["ood_score"] for row in rows}
+    used = [*scores.values(), *(score for row in rows for score in row.get("scores") or {})]
+    known: dict[str, Any] = {**SCORES, **FEATURE_SCORES}
+    explained["ood_scores"] = {score: known[score].convention for score in dict.fromkeys(used)}
     explained["ood_score"] = scores if len({*scores.values()}) > 1 else rows[0]["ood_score"]
     for model in models:
         for key, value in model.conventions.items():

@@ -258,8 +258,8 @@ def score_table(rows: Sequence[Row]) -> Table:
         best = marks([column.value(row) for column in shown], AUROC)
         cells = [replace(metric_cells([row], column)[0], mark=mark) for column, mark in zip(shown, best, strict=True)]
         lines.append((row["name"], cells))
-    caption = "auroc, mean over the OOD sets; best score of each row marked"
-    return Table(caption, [(score, "") for score in scores], lines if scores else [], "auroc by OOD score")
+    title = "auroc by OOD score, mean over the OOD sets (bold: best of the row)"
+    return Table("", [(score, "") for score in scores], lines if scores else [], title)
 
 
 def difference_table(rows: Sequence[Row]) -> Table:

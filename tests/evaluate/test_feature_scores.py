@@ -20,6 +20,7 @@ from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
+from tests.pico_clip import pico_clip, publish_clip
 
 TEST = ["--data", "builtin:digits/test", "--ood", "l=builtin:letters"]
 FIT = ["--fit", "builtin:digits/train", "--limit", "400"]
@@ -167,3 +168,19 @@ def test_what_cannot_be_fitted_is_refused(
 ) -> None:
     run("eval", "base.st", "--data", "builtin:digits/test", *options, code=code)
     assert complaint in capsys.readouterr().err
+
+
+def test_a_zero_shot_model_is_scored_by_its_image_embeddings(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    publish_clip(pico_clip(), "clip", tmp_path / "clip")
+    asked = ["--data", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
+    fitted = ["--fit", "builtin:digits/train", "--ood-score", "vim,mahalanobis,ash", "--calibrated", "k.st"]
+    run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["ood_score"] == "vim" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
+    model = hydractl.load("k.st", device="cpu")
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    found = model.ood_score(samples(model, "builtin:digits/test", 60))
+    assert found.tolist() == pytest.approx([line["ood_score"] for line in lines], rel=1e-5)
+    with torch.no_grad():
+        assert torch.isfinite(model.zero_shot(["a", "b"]).ood_score(samples(model, "builtin:letters", 3))).all()

@@ -83,6 +83,7 @@ def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..
     base, hydra = found["models"]
     assert (base["ood_score"], hydra["ood_score"]) == ("msp", "energy") and "scores" not in hydra
     assert found["conventions"]["ood_score"] == {"base": "msp", "hydra": "energy"}
+    assert found["conventions"]["ood_scores"] == {name: SCORES[name].convention for name in ("msp", "energy")}
     both = [
         {part: OOD_SCORES[score](values) for part, values in logits_of(model).items()}
         for model, score in (("base.st", "msp"), ("hydra.st", "energy"))

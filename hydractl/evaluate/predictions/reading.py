@@ -202,8 +202,11 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
 
 # --- several as one ensemble ------------------------------------------------------------------------------------------
 
-_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "training")
+_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
 """What the models of an ensemble may differ in. All else in a header decides logits, or names classes."""
+
+_OF_ONE = ("calibration", "threshold", "ood_score")
+"""What was chosen for the predictions of one model alone."""
 
 _MOST_PROBLEMS = 20
 
@@ -302,7 +305,7 @@ def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -
     """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
     digests = [model.get("sha256") for model in models]
     costs = [model.get("cost") or {} for model in models]
-    document = {key: value for key, value in models[0].items() if key not in ("calibration", "threshold")}
+    document = {key: value for key, value in models[0].items() if key not in _OF_ONE}
     document["sha256"] = [part for digest in digests for part in (digest if isinstance(digest, list) else [digest])]
     document["heads"] = _heads([model.get("heads") or [] for model in models])
     document["training"] = [
