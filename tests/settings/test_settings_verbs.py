@@ -34,7 +34,7 @@ M = {"model": ["a.st"]}
             ["--output - takes one --objective, not 2 (flag)"],
         ),
         ("prune", {**M, "method": "taylor", "keep": "8"}, ["prune --method taylor needs --data"]),
-        ("prune", {**M, "scores": "s"}, ["prune needs one of --keep, --remove"]),
+        ("prune", {**M, "scores": "s"}, ["prune needs one of --keep, --remove, --max-drop"]),
         ("prune", {**M, "mask": "m", "keep": "8"}, ["--keep has no effect with --mask m (flag)"]),
         ("prune", {**M, "circuit": "c", "order": "one-shot"}, ["--order has no effect with --circuit c (flag)"]),
         ("prune", {**M, "circuit": "c", "sample_from": "9"}, ["--sample-from (flag) needs one of --keep, --remove"]),
