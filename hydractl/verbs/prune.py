@@ -290,7 +290,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     announce_reading([source], log)
     mask, details, seen = choose(source, settings, log)
     check_finite(source.name, source.tensors)
-    amounts = [name for name in ("keep", "remove", "max_drop") if settings.given(name)]
+    amounts = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
     if mask.kept == source.description.mask.kept and amounts:
         asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
         log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")

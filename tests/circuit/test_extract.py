@@ -466,6 +466,8 @@ def test_a_constraint_and_a_drop_decide_how_many_heads_go(capsys: pytest.Capture
     said = capsys.readouterr().err
     assert "acc: no head can go within --subject-to acc>=1.1: the circuit is the whole model" in said
     assert read("none.json")["removed"] == []
+    run("prune", "base.st", "--circuit", "none.json", "-o", "none.st")
+    assert "no head is removed: --circuit none.json keeps every head" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
