@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.data.memory import HELD, Held
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import json_bytes
 from hydractl.settings.option import Option, Raw
 
-_SPEC, _NAMED_SPECS = "SPEC", "NAME=SPEC"
+
+def _is_data(option: Option) -> bool:
+    return "SPEC" in (option.metavar or "")
 
 
 @contextlib.contextmanager
@@ -39,10 +41,10 @@ def data_in(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[st
     """Of the values of options, those that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
     found = {}
     for name, value in values.items():
-        if options[name].metavar == _SPEC:
-            found[name] = value
-        elif options[name].metavar == _NAMED_SPECS and isinstance(value, Mapping):
+        if _is_data(options[name]) and isinstance(value, Mapping):
             found.update({f"{name}.{one}": data for one, data in value.items()})
+        elif _is_data(options[name]) and not options[name].many:
+            found[name] = value
     return found
 
 
@@ -59,7 +61,7 @@ def raw(option: Option, value: Any, specs: Mapping[str, str], folder: Path) -> R
         return specs[option.name]
     if isinstance(value, bool) and option.type is bool:
         return value
-    if option.metavar == _NAMED_SPECS and isinstance(value, Mapping):
+    if _is_data(option) and isinstance(value, Mapping):
         return {name: specs[f"{option.name}.{name}"] for name in value}
     if not option.many and isinstance(value, Mapping | list | tuple):
         path = folder / f"{option.name}.json"
@@ -68,6 +70,8 @@ def raw(option: Option, value: Any, specs: Mapping[str, str], folder: Path) -> R
         except (TypeError, ValueError) as error:
             raise InputError(f"{option.name} is no JSON document: {error}") from None
         return str(path)
-    if option.many:
-        return [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return str(value)
+    values = list(value) if option.many and isinstance(value, list | tuple) else [value]
+    for item in values:
+        if isinstance(item, Mapping | list | tuple) or bool(getattr(item, "ndim", 0)):
+            raise UsageError(f"{option.name} takes no {type(item).__name__}")
+    return [str(item) for item in values] if option.many else str(value)

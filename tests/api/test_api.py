@@ -129,6 +129,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 
 def test_wrong_rows_and_gates_are_refused() -> None:
+    with pytest.raises(hydractl.errors.UsageError, match="ood takes no ndarray"):
+        hydractl.evaluate("a.st", data="cal.npz", ood=OTHER)
     with pytest.raises(hydractl.errors.UsageError, match="name of a row"):
         hydractl.evaluate({"a=b": "a.st"}, data="cal.npz")
     with pytest.raises(hydractl.errors.RequirementError) as caught:
