@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def shown(value: Any, limit: int = 60) -> str:
@@ -74,6 +77,8 @@ def read_json_file(path: str | Path) -> Any:
     """Read and strictly parse a JSON artefact; ``-`` is standard input."""
     import sys
 
+    if str(path) == "-" and sys.stdin is None:
+        raise InputError("standard input is closed")
     if str(path) == "-":
         return parse_json(sys.stdin.buffer.read(), "standard input")
     try:
@@ -108,5 +113,9 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
 
 
 def json_bytes(document: Any) -> bytes:
-    """A JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN."""
-    return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+    """A JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN.
+
+    A file name that is not UTF-8 holds half characters: they are spelled as ``\\udcff``, for no reader takes them.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return (_HALF.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text) + "\n").encode("utf-8")

@@ -67,7 +67,7 @@ class Forked:
     """A command that runs in a copy of this process; used as a ``subprocess.Popen`` in text mode."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._out, self._err = (tempfile.TemporaryFile("w+", errors="surrogateescape") for _ in range(2))  # noqa: SIM115
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:

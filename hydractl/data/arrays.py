@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
         InputError: a damaged file, missing arrays, wrong types or shapes (all of them listed).
     """
     spec.check_query(QUERY)
-    path = Path(spec.path).expanduser()
+    path = Path(os.path.expanduser(spec.path))
     name = {key: spec.query.get(key, key) for key in QUERY}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         UsageError: for Parquet without pyarrow.
     """
     name = spec.path.lower()
-    path = Path(spec.path).expanduser()
+    path = Path(os.path.expanduser(spec.path))
     if name.endswith(".tar") or path.is_dir():
         return _from_shards(spec, limit)
     if not name.endswith(TEXT_SUFFIXES):

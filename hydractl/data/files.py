@@ -59,6 +59,8 @@ class EncodedImages(Dataset):
         try:
             image = Image.open(io.BytesIO(content), formats=_formats())
             image.load()
+            if not _is_readable(image.mode):
+                raise ValueError(f"Pillow converts no {image.mode} to RGB")
             return image
         except MemoryError:
             raise
@@ -94,6 +96,15 @@ class FileImages(EncodedImages):
             raise self.unreadable(i, reason(error)) from error
 
 
+@lru_cache
+def _is_readable(mode: str) -> bool:
+    """Whether images of this mode can be made grey or RGB."""
+    try:
+        return mode.startswith("I;16") or Image.new(mode, (1, 1)).convert("RGB") is not None
+    except ValueError:
+        return False
+
+
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
     """Those of the formats that this build of Pillow has; it does not take the names of others."""
@@ -121,7 +132,7 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
         InputError: not a text, nothing listed, or listed files that do not exist (all of them).
     """
     spec.check_query(("root",))
-    path = Path(spec.path).expanduser()
+    path = Path(os.path.expanduser(spec.path))
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -179,7 +190,7 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     Raises:
         InputError: listing the images that do not exist; a root that fits none of them is one problem.
     """
-    root = Path(spec.query.get("root", os.path.dirname(spec.path))).expanduser()
+    root = Path(os.path.expanduser(spec.query.get("root", os.path.dirname(spec.path))))
     paths = [os.path.join(root, name) for name in names]
     missing = [i for i, path in enumerate(paths) if "\0" in path or not os.path.isfile(path)]
     if missing:

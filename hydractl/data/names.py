@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     """
     if _is_built_in(text, LABEL_SETS, f"{option} {text}"):
         return list(label_set(text.removeprefix(_SCHEME)).labels)
-    if not os.path.lexists(Path(text).expanduser()) and not Path(text).suffix:
+    if not os.path.lexists(os.path.expanduser(text)) and not Path(text).suffix:
         near = difflib.get_close_matches(text, LABEL_SETS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(
@@ -127,7 +128,7 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
             from hydractl.families.imagenet import templates
 
             prompts += templates(text.removeprefix(_SCHEME))
-        elif os.path.isfile(Path(text).expanduser()):
+        elif os.path.isfile(os.path.expanduser(text)):
             prompts += _read_lines(text, where, "template", "templates")
         else:
             prompts.append(text)
@@ -150,7 +151,7 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
 
 def _read_lines(path: str, where: str, one: str, many: str) -> list[str]:
     try:
-        content = Path(path).expanduser().read_bytes()
+        content = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
     if path.lower().endswith(".json"):
@@ -165,7 +166,7 @@ def _read_lines(path: str, where: str, one: str, many: str) -> list[str]:
             raise InputError(f"{where}: not UTF-8 text (byte {error.start})", hint="save the file as UTF-8") from error
     if not names or not all(names):
         raise InputError(f"{where}: {f'an empty {one}' if names else f'no {many} in the file'}")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InputError(f"{where}: {many} given more than once", problems=[shown(name) for name in twice])
     return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def _kind(spec: Spec) -> str:
     """Name of the reader for a SPEC; looks at the disk for paths."""
     if spec.kind in _READERS and spec.kind not in _FILES:
         return spec.kind
-    path = Path(spec.path).expanduser()
+    path = Path(os.path.expanduser(spec.path))
     try:
         if path.is_dir():
             return "folder"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,7 +105,7 @@ def _with_header(spec: Spec, fields: Fields) -> Table:
     header: list[str] | str
     if "columns" in spec.query:
         columns = [name.strip() for name in spec.query["columns"].split(",")]
-        twice = sorted({name for name in columns if columns.count(name) > 1})
+        twice = sorted(name for name, count in Counter(columns).items() if count > 1)
         if twice or not all(columns):
             what = f"{twice[0]!r} is given twice" if twice else "a name is empty"
             raise UsageError(f"{spec.where}: ?columns={spec.query['columns']}: {what}")
@@ -181,7 +183,7 @@ def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
     Raises:
         InputError: naming a file that cannot be read, or line and byte of what is no UTF-8.
     """
-    path = Path(spec.path).expanduser()
+    path = Path(os.path.expanduser(spec.path))
     opener: Callable[[Path, str], IO[bytes]] = gzip.open if path.suffix.lower() == ".gz" else open  # type: ignore[assignment]
     try:
         with opener(path, "rb") as file:
@@ -219,7 +221,7 @@ def _parquet(spec: Spec) -> Table:
             raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
     with readable():
-        file: Any = pyarrow.parquet.ParquetFile(Path(spec.path).expanduser())
+        file: Any = pyarrow.parquet.ParquetFile(Path(os.path.expanduser(spec.path)))
         there: list[str] = list(file.schema_arrow.names)
 
     def rows(columns: Sequence[str]) -> Iterator[Row]:

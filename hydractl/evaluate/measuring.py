@@ -218,7 +218,7 @@ def predictions_writer(
 ) -> PredictionsWriter:
     """The unfinished predictions file of one row, beside the finished one to be."""
     description: dict[str, Any] = {
-        "name": model.name,
+        "name": model.name.encode("utf-8", "backslashreplace").decode("utf-8"),  # that of a file may be no UTF-8
         "sha256": model.sha256,
         "labels": None if model.labels is None else list(model.labels),
         "heads": model.heads,

@@ -300,6 +300,10 @@ class ModelFamily(ABC):
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
 
+    def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
+        """``[channels, height, width]`` of the images that a model takes; None where it takes more than one shape."""
+        return None
+
     @abstractmethod
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
         """Random inputs of the right shape, for measuring cost."""

@@ -70,6 +70,8 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256), "L")
+    if image.mode == "LAB":  # which Pillow makes grey by way of RGB only
+        image = image.convert("RGB")
     return image if image.mode == mode else image.convert(mode)
 
 

@@ -108,6 +108,7 @@ class TimmViT(ModelFamily):
         foreign = sorted(_NOT_THE_MODEL & set(options))
         if foreign:
             raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
+        _check_depth(name, options)
         with refused_as(f"timm cannot build {name} with {options}"):
             # The caller's own random numbers go on as if nothing had been drawn.
             with torch.random.fork_rng(devices=[]):
@@ -173,6 +174,12 @@ class TimmViT(ModelFamily):
     def classes(self, config: Mapping[str, Any]) -> int:
         """Number of classes of the classifier."""
         return int(_build(config).num_classes)
+
+    def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
+        """Of the patch embedding, unless it stretches its positions to any size."""
+        model = _build(config)
+        size = None if getattr(model, "dynamic_img_size", False) else model.patch_embed.img_size
+        return None if size is None else [int(model.in_chans), *map(int, size)]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of ``attn_drop`` and ``proj_drop``."""
@@ -272,15 +279,19 @@ def _build(config: Mapping[str, Any]) -> Any:
 
 def _create(config: Mapping[str, Any]) -> Any:
     """The model of a configuration, on the default device."""
-    arguments = config.get("model_args")
-    depth = arguments.get("depth", 1) if isinstance(arguments, Mapping) else 1
-    if type(depth) is not int or depth > _MOST_BLOCKS:  # each would be built before any is compared with the weights
-        raise InputError(f"the configuration of {shown(config.get('architecture'))} has {shown(depth)} blocks")
+    _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(canonical_json(config), encoding="utf-8")
         with refused_as(f"timm {timm.__version__} cannot build {shown(config.get('architecture'))}"):
             return timm.create_model(f"local-dir:{folder}", pretrained=False)
+
+
+def _check_depth(name: Any, arguments: Any) -> None:
+    """Refuse blocks without end: each would be built before any is compared with the weights."""
+    depth = arguments.get("depth", 1) if isinstance(arguments, Mapping) else 1
+    if type(depth) is not int or depth > _MOST_BLOCKS:
+        raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
 
 
 def check_model(model: Any) -> None:

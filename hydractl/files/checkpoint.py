@@ -64,10 +64,12 @@ class Scan:
     Attributes:
         sha256: of the file, as hex.
         not_finite: the tensors that hold NaN or infinity, sorted.
+        empty: every byte of every tensor is zero, as a loss of power leaves a file.
     """
 
     sha256: str
     not_finite: Sequence[str]
+    empty: bool
 
 
 class FileTensors:
@@ -137,7 +139,7 @@ class FileTensors:
         head = bytearray(self.header.data_start)
         self._fill(memoryview(head), 0, "the header")
         digest, buffer = hashlib.sha256(head), torch.empty(SCAN_BYTES, dtype=torch.uint8)
-        block, not_finite = buffer.numpy().data, []
+        block, not_finite, empty = buffer.numpy().data, [], True
         # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
         for name, info in in_order(self.header.tensors):
             finite, dtype = True, torch_dtype(info)
@@ -145,10 +147,11 @@ class FileTensors:
                 count = min(SCAN_BYTES, info.end - position)
                 self._fill(block[:count], self.header.data_start + position, repr(name))
                 digest.update(block[:count])
+                empty = empty and not buffer[:count].any()
                 finite = finite and is_finite(buffer[:count].view(dtype))
             if not finite:
                 not_finite.append(name)
-        return Scan(digest.hexdigest(), sorted(not_finite))
+        return Scan(digest.hexdigest(), sorted(not_finite), empty)
 
     def _fill(self, block: memoryview, position: int, what: str) -> None:
         """Read as many bytes as ``block`` has."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import HydraError
+from hydractl.errors import HydraError, NonFiniteError
 from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
 from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
@@ -102,6 +102,8 @@ def self_check(
     with log.progress("self-check", len(sources), "members") as progress:
         for member, source in enumerate(sources):
             alone.append(_run_alone(source, averages, inputs, classes))
+            if not alone[-1].isfinite().all():
+                raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
             runtime_error.append(float((together[member] - alone[member]).abs().max()))
             progress.advance()
         same = [averages.same_in(source) for source in sources]

@@ -293,7 +293,7 @@ def _parse_query(query: str) -> dict[str, Any]:
             raise UsageError(f"cannot read {part!r} in the options of a model", hint=hint)
         try:
             options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # the latter for a date such as 2020-13-45
             raise UsageError(f"cannot read the value of {part!r} in the options of a model") from None
     if "pretrained" in options:
         options["pretrained"] = bool(options["pretrained"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import classes_of
 from hydractl.families.base import ModelFamily, attention_names
+from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
 from hydractl.files.description import Description
 from hydractl.files.header import TensorInfo, meta_tensor, same_names, tensor_info, torch_dtype
@@ -169,6 +170,9 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
     sites = family.sites(description.config)
     if [(s.path, s.heads) for s in sites] != list(description.masks[0].heads.items()):
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+    shape = family.image_shape(description.config)
+    if shape is not None and (size := input_size(description.preprocess)) != shape:  # before anything is made of it
+        raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
     family.collate(description.preprocess)  # refuses what it does not understand
     problems: list[str] = []
     classes = classes_of(description)
@@ -227,12 +231,15 @@ def _expected_shapes(
 
 
 def check_finite(name: str, tensors: TensorSource) -> None:
-    """Refuse weights with NaN or infinity.
+    """Refuse weights with NaN or infinity, and a file of nothing but zeros.
 
     Raises:
         NonFiniteError: naming the first such tensor.
+        InputError: every number of a file is zero.
     """
     if isinstance(tensors, FileTensors):  # the pass that hashed the file has seen it
+        if tensors.scan().empty:
+            raise InputError(f"{tensors.path} is damaged: every number in it is zero", hint="restore it from a copy")
         bad = iter(tensors.scan().not_finite)
     else:
         bad = (tensor_name for tensor_name in tensors.names() if not is_finite(tensors.read(tensor_name)))

@@ -5,6 +5,7 @@ This imports pydantic: import it where an eval is read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -245,7 +246,7 @@ class Eval(Form):
     @model_validator(mode="after")
     def _names_differ(self) -> Eval:
         names = [row.name for row in self.models]
-        twice = [shown(name) for name in dict.fromkeys(names) if names.count(name) > 1]
+        twice = [shown(name) for name, count in Counter(names).items() if count > 1]
         if twice:
             raise ValueError(f"two rows have the name {', '.join(twice)}")
         return self

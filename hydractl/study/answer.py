@@ -31,11 +31,11 @@ from hydractl.study.verdict import Chosen, judge_all, verdict
 SINGLE, BASELINE = "single", "msp"
 SCHEMA = "hydractl.study/1"
 RULE = (
-    "Decided on the halves of the validation data that the search has not seen. In each row an OOD score gives way to a "
-    "later one of significantly better mean AUROC. Admissible are rows whose accuracy is at most {drop:g} below that of "
-    "the single model, and whose NLL after temperature scaling is at most {nll:g} above it. Of the admissible rows whose "
-    "mean AUROC is at most {auroc:g} below the best, or not significantly below, the one with the fewest mult-adds is "
-    "taken; of equals the first."
+    "Decided on the halves of the validation data that the search has not seen. In each row an OOD score gives way to "
+    "a later one of significantly better mean AUROC. Admissible are rows whose accuracy is at most {drop:g} below that "
+    "of the single model, and whose NLL after temperature scaling is at most {nll:g} above it. Of the admissible rows "
+    "whose mean AUROC is at most {auroc:g} below the best, or not significantly below, the one with the fewest "
+    "mult-adds is taken; of equals the first."
 )
 _BARELY = 0.1
 """A rise of the AUROC that the search looked for, below which heads hardly matter to it."""

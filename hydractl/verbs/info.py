@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -30,12 +31,15 @@ def describe(path: str | Path) -> dict[str, Any]:
         InputError: for a file that is none of these.
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # that of pathlib raises for a name that is too long
         raise InputError(f"no such file: {path}")
     if path.is_dir():
         return _describe_folder(path)
-    with open(path, "rb") as handle:
-        start = handle.read(64).lstrip()
+    try:
+        with open(path, "rb") as handle:
+            start = handle.read(64).lstrip()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
     if start[:1] == b"{":
         return _describe_json(path)
     return _describe_tensors(path, read_header(path))

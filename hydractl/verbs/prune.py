@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +12,9 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.checkpoint import write_checkpoint, write_tensors
-from hydractl.files.description import provenance
+from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import Entry, checked, merged, seen_in
+from hydractl.files.header import read_header
 from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
 from hydractl.heads.selection import (
     apply_fixed,
@@ -138,6 +140,7 @@ def _chosen(
     if settings.mask:
         wanted = mask_from_json(documents[settings.mask], sites, settings.mask, source.description.arch)
         _same_base(documents[settings.mask], settings.mask, source, settings, log)
+        _check_beside(settings.mask, wanted, log)
         mask, details = apply_fixed(whole.intersect(wanted), fixed), {}
     elif settings.circuit:
         mask, details = _from_circuit(documents[settings.circuit], settings.circuit, source, settings, fixed)
@@ -199,6 +202,17 @@ def _from_scores(
 def _same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
     if not settings.dry_run:  # that reads no weights, and so knows no digest
         check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
+
+
+def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
+    """Warn of a mask that is not that of the weights beside it: a run may have been killed between writing both."""
+    weights = Path(path.removesuffix(".mask.json") + ".st")
+    if not path.endswith(".mask.json") or not weights.is_file():
+        return
+    with contextlib.suppress(InputError):  # what lies there may be anything
+        masks = Description.from_json(read_header(weights).description or {}, str(weights)).masks
+        if len(masks) == 1 and masks[0].kept != mask.kept:
+            log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:

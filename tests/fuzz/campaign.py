@@ -32,7 +32,7 @@ MEMORY = 500 << 20
 _FORBIDDEN = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"}
 _FORBIDDEN |= {"socket.connect", "socket.getaddrinfo", "urllib.Request"}
 _TEMPORARY = tempfile.gettempdir()
-_COMMAND = 16  # of so many inputs of a reader that has a function, one is read by a whole command
+_COMMAND = 32  # of so many inputs of a reader that has a function, one is read by a whole command
 
 
 class Finding(Exception):

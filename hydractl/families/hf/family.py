@@ -190,6 +190,12 @@ class HFEncoder(ModelFamily):
         """Number of classes of the classifier."""
         return int(meta_model(config).config.num_labels)
 
+    def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
+        """Of the patch embedding; DINOv2 stretches its positions to any size."""
+        model = meta_model(config)
+        prefix, size = ARCHITECTURES[type(model).__name__][0], _image_size(model)
+        return None if size is None or prefix == "dinov2" else [int(model.config.num_channels), *size]
+
     def layout(self, site: Site) -> AttentionLayout:
         """By the kind of encoder, which every path starts with."""
         return layout_of(site.path).heads
@@ -390,11 +396,18 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
         types = getattr(config, "type_vocab_size", 1)
         return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
-    size = None  # DINOv2 stretches its positions to any size
-    if not prefix.startswith("dinov2"):
-        height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
-        size = (int(height), int(width))
+    # DINOv2 stretches its positions to any size.
+    size = None if prefix.startswith("dinov2") else _image_size(model)
     return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)
+
+
+def _image_size(model: Any) -> tuple[int, int] | None:
+    """Height and width of the patch embedding; None for a model of texts."""
+    prefix = ARCHITECTURES[type(model).__name__][0]
+    if prefix not in _PROCESSORS:
+        return None
+    height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
+    return int(height), int(width)
 
 
 def _labels(published: Mapping[str, Any], classes: int) -> list[str] | None:

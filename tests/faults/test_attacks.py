@@ -1,0 +1,391 @@
+"""Files, names and streams that once made a command hang, swell, say "internal" or lose a result.
+
+Each command runs in a process of its own with little memory and time: what takes more is killed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.cli.app import main
+from hydractl.files.header import read_header
+from tests.forked import ROOT, Forked
+from tests.fuzz.readers import CORPUS
+
+SECONDS, MEMORY = 15, 1 << 30
+Attack = Callable[..., tuple[int, str, str]]
+PRUNE = ["--method", "magnitude", "--keep", "1", "-o", "out.st", "--force"]
+DATA = ["--data", "images.npz"]
+REPORT = ["--report", "r.html", "--allow-seen", "--force", "-q"]
+EVAL = ["eval", "vit.st", "--allow-seen", "--data"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, its data and a BERT; the libraries that they need are imported."""
+    folder = tmp_path_factory.mktemp("small")
+    shutil.copytree(CORPUS / "beside", folder, dirs_exist_ok=True)
+    for part in ("hf-config", "hf-tokenizer", "hf-tokenizer-config", "hf-weights"):
+        shutil.copytree(CORPUS / part, folder / "bert", dirs_exist_ok=True)
+    assert main(["prune", str(folder / "bert"), "--dry-run", "--method", "magnitude", "--keep", "1"]) == 0
+    assert (
+        main(["eval", str(folder / "vit.st"), "--allow-seen", "--data", str(folder / "images.npz"), "--dry-run"]) == 0
+    )
+    return folder
+
+
+@pytest.fixture
+def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(small, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def attack(here: Path) -> Attack:
+    """Runs a command within the limits; its exit code and both streams, having looked for what no command may say."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        process = Forked(words)
+        for kind, most in ((resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+            resource.prlimit(process.pid, kind, (most, most))
+        out, err = process.communicate()
+        assert process.returncode in (0, 2, 3, 4, 5, 6), (process.returncode, err[-2000:])
+        assert "internal" not in err and "Traceback" not in err
+        assert "out of memory" not in err
+        assert not [c for c in out + err if ord(c) < 32 and c not in "\n\t"]
+        assert max(map(len, err.splitlines()), default=0) < 3000
+        assert process.returncode is not None
+        return process.returncode, out, err
+
+    return run
+
+
+def described(name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """A copy of ``vit.st`` whose description is another."""
+    whole = Path("vit.st").read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    header = json.loads(whole[8 : 8 + length])
+    document = json.loads(header["__metadata__"]["hydractl"])
+    change(document)
+    header["__metadata__"]["hydractl"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    Path(name).write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+
+
+def dump(name: str, document: Any) -> str:
+    Path(name).write_text(json.dumps(document))
+    return name
+
+
+# --- small files, much work -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("sites", [1, 3000])
+def test_a_mask_of_heads_without_end(sites: int, attack: Attack) -> None:
+    heads = list(range(60_000 // sites))
+    entries = {f"blocks.{i}.attn": {"heads": 2**31, "kept": heads} for i in range(sites)}
+    name = dump("m.mask.json", {"schema": "hydractl.mask/1", "sites": entries})
+    assert attack("--info", name)[0] == 0
+    assert attack("prune", "vit.st", "--mask", name, "--dry-run")[0] == 3
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize(
+    "arguments", [{"depth": 10**6}, {"num_heads": 10**6}, {"img_size": 1 << 14}, {"embed_dim": 10**7}, {"depth": "2"}]
+)
+def test_a_configuration_without_bounds(arguments: dict[str, Any], attack: Attack) -> None:
+    described("x.st", lambda document: document["config"]["model_args"].update(arguments))
+    assert attack("--info", "x.st")[0] == 0
+    assert attack("prune", "x.st", *PRUNE)[0] == 3
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "max_position_embeddings", "num_attention_heads"])
+def test_a_folder_without_bounds(key: str, attack: Attack) -> None:
+    config = json.loads(Path("bert/config.json").read_text())
+    dump("bert/config.json", {**config, key: 10**6})
+    assert attack("--info", "bert")[0] == 3
+    assert attack("prune", "bert", *PRUNE)[0] == 3
+
+
+@pytest.mark.fault(43, 57)
+def test_an_image_size_that_only_the_preprocessing_has(attack: Attack) -> None:
+    described("x.st", lambda document: document["preprocess"].update(input_size=[1, 1 << 14, 1 << 14]))
+    assert attack("prune", "x.st", *PRUNE)[0] == 3
+
+
+@pytest.mark.fault(47)
+def test_names_without_end(attack: Attack) -> None:
+    Path("labels.txt").write_text("\n".join(f"class {i}" for i in range(100_000)))
+    assert attack(*EVAL, "images.npz", "--labels", "labels.txt", "--dry-run")[0] == 2
+    np.savez("many.npz", x=np.zeros((1000, 4, 4), np.uint8), y=np.arange(1000), classes=[f"c{i}" for i in range(1000)])
+    assert attack(*EVAL, "many.npz", "-o", "e.json")[0] == 3
+    described("wide.st", lambda document: document.update(labels=[f"class {i}" for i in range(100_000)]))
+    assert attack("eval", "wide.st", "--allow-seen", "--data", "images.npz", "-o", "e.json")[0] == 3
+
+
+def bomb_csv() -> str:
+    with gzip.open("b.csv.gz", "wb", compresslevel=1) as file:
+        file.write(b"text,label\n")
+        for _ in range(300):
+            file.write(b"a" * (10 << 20))
+    return "b.csv.gz"
+
+
+def bomb_jsonl() -> str:
+    with gzip.open("b.jsonl.gz", "wb", compresslevel=1) as file:
+        file.write(b'{"text": "')
+        for _ in range(300):
+            file.write(b"a" * (10 << 20))
+    return "b.jsonl.gz"
+
+
+def bomb_npz() -> str:
+    np.savez_compressed("b.npz", x=np.zeros((1500, 1000, 1000), np.uint8))
+    return "b.npz"
+
+
+def bomb_png() -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    deflate = zlib.compressobj(9)
+    rows = b"".join(deflate.compress(bytes(13_301 * 3 + 1)) for _ in range(13_300)) + deflate.flush()
+    size = struct.pack(">II", 13_300, 13_300)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + b"\x08\x02\0\0\0") + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def bomb_image() -> str:
+    Path("images").mkdir()
+    Path("images/b.png").write_bytes(bomb_png())
+    return "images"
+
+
+def bomb_parquet() -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": [bytes(30 << 20)] * 100}), "b.parquet", compression="zstd", use_dictionary=True)
+    return "b.parquet"
+
+
+@pytest.mark.long
+@pytest.mark.fault(50)
+@pytest.mark.parametrize("make", [bomb_csv, bomb_jsonl, bomb_npz, bomb_image, bomb_parquet])
+def test_a_bomb(make: Callable[[], str], here: Path, attack: Attack) -> None:
+    assert attack(*EVAL, make(), "--limit", "1", "-o", "e.json")[0] == 3
+    assert not Path("e.json").exists()
+
+
+# --- what libraries do with a file ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(40, 44)
+def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
+    config = json.loads(Path("bert/config.json").read_text())
+    dump("bert/config.json", {**config, "model_type": "\x1b[31mred", "\x1b[2J": 1})
+    attack("prune", "bert", *PRUNE)
+    dump("bert/config.json", config)
+    tokenizer = json.loads(Path("bert/tokenizer_config.json").read_text())
+    for token in ({"__type": "AddedToken", "content": "[PAD]", "\x1b[31m": 1}, {"content": "a", "\x1b[31m": 1}):
+        dump("bert/tokenizer_config.json", {**tokenizer, "pad_token": token, "added_tokens_decoder": {"0": token}})
+        assert attack("prune", "bert", *PRUNE)[:2] == (3, "")
+
+
+@pytest.mark.fault(42)
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "a"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                            "pair": [], "special_tokens": {}}},
+        {"model": {"type": "Unigram", "unk_id": 7, "vocab": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
+        {"model": {"type": "WordPiece", "vocab": {}, "unk_token": "x", "continuing_subword_prefix": "",
+                   "max_input_chars_per_word": 2**62}},
+        {"added_tokens": [{"id": 2**31, "content": "", "special": True}]},
+    ],
+    ids=lambda part: json.dumps(part)[:30],
+)  # fmt: skip
+def test_a_tokenizer_that_panics_or_does_not_end(part: dict[str, Any], attack: Attack) -> None:
+    document = json.loads(Path("bert/tokenizer.json").read_text())
+    dump("bert/tokenizer.json", {**document, **part})
+    attack("prune", "bert", *PRUNE)
+    Path("t.csv").write_text("text,label\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa b,one\n")
+    attack("eval", "bert", "--data", "t.csv", "-o", "e.json", "--force")
+
+
+@pytest.mark.fault(26, 46)
+@pytest.mark.parametrize("mode", ["LAB", "YCbCr", "F", "I", "I;16", "CMYK", "PA"])
+def test_images_of_any_mode(mode: str, attack: Attack) -> None:
+    Path("set").mkdir()
+    try:
+        Image.new(mode, (4, 4)).save("set/a.tiff")
+    except (OSError, KeyError):
+        pytest.skip(f"Pillow writes no {mode}")
+    assert attack(*EVAL, "set", "-o", "e.json", "--on-bad", "skip")[0] in (0, 3)
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("how", ["sparse", "size", "sparse size"])
+def test_a_tar_of_odd_members(how: str, attack: Attack) -> None:
+    with tarfile.open("s.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (("a.png", Path("i.png").read_bytes()), ("a.cls", b"1")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if how != "sparse":
+                member.pax_headers = {"GNU.sparse.size" if "sparse" in how else "size": "9" * 12}
+            else:
+                member.type = tarfile.GNUTYPE_SPARSE
+            tar.addfile(member, io.BytesIO(content))
+    assert attack(*EVAL, "wds:s.tar", "-o", "e.json")[0] == 3
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("labels", [[b"\xff", b"a"], [2**63, 1], [[1], [2]], [1.5, 2.0], [None, None]])
+def test_a_parquet_of_odd_labels(labels: list[Any], attack: Attack) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array(labels, pa.uint64()) if labels[0] == 2**63 else pa.array(labels)
+    pq.write_table(pa.table({"image": [Path("i.png").read_bytes()] * 2, "label": column}), "p.parquet")
+    assert attack(*EVAL, "p.parquet", "-o", "e.json")[0] in (0, 3)
+
+
+# --- results that must not be lost ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(35, 45)
+def test_names_that_are_no_utf8(attack: Attack) -> None:
+    data, model = os.fsdecode(b"im\xe9ges.npz"), os.fsdecode(b"v\xfft.st")
+    try:
+        shutil.copy("images.npz", data)
+    except OSError:
+        pytest.skip("this file system wants UTF-8")
+    shutil.copy("vit.st", model)
+    out = os.fsdecode(b"\xfe.json")
+    assert attack("eval", model, "--data", data, "-o", out, "--predictions", "p.st", *REPORT)[0] == 0
+    assert json.loads(Path(out).read_bytes())["models"][0]["id"]["n"] == 6
+    assert attack("extract-circuit", model, "--data", data, "--objective", "acc", "--budget", "1", "-q")[0] == 0
+    assert attack("prune", model, "--method", "magnitude", "--keep", "1", "-q")[0] == 0
+    assert attack("finetune", model, "--data", data, "--steps", "1", "-o", "t.st", "-q")[0] == 0
+
+
+@pytest.mark.fault(8, 51)
+def test_an_intact_header_over_zeros(attack: Attack) -> None:
+    whole = Path("vit.st").read_bytes()
+    start = 8 + struct.unpack("<Q", whole[:8])[0]
+    Path("z.st").write_bytes(whole[:start] + bytes(len(whole) - start))
+    assert attack("prune", "z.st", *PRUNE)[0] == 3
+    code, _, said = attack("fuse", "z.st", "vit.st", "-o", "f.st")
+    assert code == 3 and "z.st" in said
+
+
+@pytest.mark.fault(54)
+def test_a_mask_beside_other_weights(attack: Attack) -> None:
+    """A kill between the two renames of ``prune --force`` leaves the new weights beside the old mask."""
+    assert attack("prune", "vit.st", "--method", "magnitude", "--keep", "1", "-o", "a.st", "-q")[0] == 0
+    old = Path("a.mask.json").read_bytes()
+    assert attack("prune", "vit.st", "--method", "random", "--keep", "2", "-o", "a.st", "--force", "-q")[0] == 0
+    Path("a.mask.json").write_bytes(old)
+    said = attack("prune", "vit.st", "--mask", "a.mask.json", "-o", "b.st")[2]
+    assert "a.mask.json is not the mask of a.st beside it" in said
+
+
+@pytest.mark.fault(55)
+def test_a_finished_eval_is_finished(attack: Attack) -> None:
+    words = [*EVAL, "images.npz", "-o", "e.json", "--predictions", "p.st", "--resume", "-q"]
+    assert attack(*words)[0] == 0
+    before = Path("e.json").read_bytes()
+    assert attack(*words)[0] == 0
+    assert Path("e.json").read_bytes() == before
+
+
+@pytest.mark.fault(29, 56)
+def test_logits_that_overflow(attack: Attack) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file("vit.st")
+    tensors["head.weight"].fill_(3e38)
+    save_file(tensors, "big.st", read_header(Path("vit.st")).metadata)
+    assert attack("fuse", "big.st", "vit.st", "-o", "f.st")[0] == 6
+    assert attack("eval", "big.st", "--allow-seen", "--data", "images.npz", "-o", "e.json")[0] == 6
+
+
+# --- odds and ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--info", "x" * 5000],
+        ["--info", "unreadable.st"],
+        ["--info", "deep.json"],
+        [*EVAL, "~nosuchuser/x"],
+        [*EVAL, "images.npz", "--labels", "~nosuchuser/x"],
+        ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=2020-13-45", *PRUNE],
+        ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=1000000", *PRUNE],
+        ["eval", "vit.st", "--data", "images.npz", "--seed", "x" * 5000],
+        ["prune", "vit.st", "--config", "long.yaml", "--dry-run"],
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_one_line_for_what_makes_no_sense(words: list[str], attack: Attack) -> None:
+    Path("unreadable.st").mkdir()
+    Path("deep.json").write_text('{"a": ' + "[" * 100_000)
+    Path("long.yaml").write_text(f"seed: {'a' * 5000}\n")
+    assert attack(*words)[0] in (2, 3)
+
+
+@pytest.mark.fault(57)
+def test_preprocessing_of_another_model(attack: Attack) -> None:
+    for change in ({"mean": ["a"]}, {"mean": [10**400]}, {"input_size": [3, 4, 4]}, {"mean": "x"}, {"std": [0]}):
+        described("x.st", lambda document, change=change: document["preprocess"].update(change))
+        assert attack("eval", "x.st", "--allow-seen", "--data", "images.npz", "-o", "e.json", "--force")[0] in (3, 6), (
+            change
+        )
+
+
+@pytest.mark.fault(57)
+def test_a_folder_that_names_another_on_the_hub(attack: Attack) -> None:
+    Path("set").mkdir()
+    Path("set/README.md").write_text("---\nconfigs:\n- data_files: hf://datasets/a/b/c.parquet\n---\n")
+    code, _, said = attack(*EVAL, "hf:./set/default/train", "-o", "e.json")
+    assert code == 3 and "HTTP" not in said
+
+
+@pytest.mark.fault(57)
+@pytest.mark.long
+def test_standard_input_that_is_closed(here: Path) -> None:
+    command = f"{sys.executable} -m hydractl prune vit.st --scores - --remove 1 -o o.st 0<&-"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode in (2, 3) and "internal" not in done.stderr, done.stderr
+
+
+@pytest.mark.fault(57)
+def test_a_name_of_five_hundred_characters(attack: Attack) -> None:
+    name = "n" * 500
+    assert attack("eval", f"={name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 3
+    assert attack("eval", f"{name}=vit.st", *DATA, "-o", "e.json", *REPORT)[0] == 0
