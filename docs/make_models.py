@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,41 +23,59 @@ get_family("timm")
 
 import timm  # noqa: E402
 import transformers  # noqa: E402
-from timm.models import model_entrypoint  # noqa: E402
+from timm.models import Eva, VisionTransformer, model_entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
+OPENED = (VisionTransformer, Eva)
 MARK = "<!-- by docs/make_models.py -->\n"
 Row = tuple[str, str, str]
 """Class, models of it, and why it is refused: empty where it works."""
 
 
-def timm_names() -> list[str]:
-    """The models of those files of timm that define some attention."""
-    modules = {name: sys.modules[model_entrypoint(name).__module__] for name in timm.list_models()}
-    return [n for n, m in modules.items() if any("Attention" in kind or "Attn" in kind for kind in vars(m))]
+def timm_names() -> dict[str, list[str]]:
+    """The models of each file of timm that defines some attention or some vision transformer."""
+    files: dict[str, list[str]] = {}
+    for name in timm.list_models():
+        files.setdefault(model_entrypoint(name).__module__, []).append(name)
+    return {
+        file: names for file, names in files.items() if any(_attends(*one) for one in vars(sys.modules[file]).items())
+    }
 
 
-def timm_rows(names: Iterable[str]) -> list[Row]:
-    """One row for each class and reason."""
+def _attends(name: str, kind: object) -> bool:
+    return isinstance(kind, type) and ("Attention" in name or "Attn" in name or issubclass(kind, OPENED))
+
+
+def timm_rows(files: Mapping[str, Sequence[str]]) -> list[Row]:
+    """One row for each class and reason.
+
+    Of a file without classes that can be opened, one model stands for all.
+    """
     found: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        with torch.device("meta"):
-            try:
-                model = timm.create_model(name, pretrained=False)
-            except Exception as error:  # a model that only its own initialisation can build
-                found.setdefault(("?", f"timm cannot build it without weights: {type(error).__name__}"), []).append(
-                    name
-                )
-                continue
-        if not any("Attention" in type(m).__name__ or "Attn" in type(m).__name__ for m in model.modules()):
-            continue
+    for names in files.values():
+        model = _built(min(names, key=len))
+        each = {name: _built(name) for name in names} if isinstance(model, OPENED) else dict.fromkeys(names, model)
+        for name, model in each.items():
+            found.setdefault((type(model).__name__, _reason(model)), []).append(name)
+    rows = sorted((kind, _several(names), reason) for (kind, reason), names in found.items())
+    return [row for row in rows if row[2] != "it has no attention"]
+
+
+def _built(name: str) -> Any:
+    """The model without memory for its weights, and where it can be made so with few blocks, which are alike."""
+    with torch.device("meta"):
         try:
-            check_model(model)
-            reason = ""
-        except InputError as error:
-            reason = error.message.partition("not supported: ")[2] or error.message
-        found.setdefault((type(model).__name__, reason), []).append(name)
-    return sorted((kind, _several(of_kind), reason) for (kind, reason), of_kind in found.items())
+            return timm.create_model(name, pretrained=False, depth=2)
+        except (TypeError, AssertionError):
+            return timm.create_model(name, pretrained=False)
+
+
+def _reason(model: Any) -> str:
+    try:
+        check_model(model)
+    except InputError as error:
+        return error.message.partition("not supported: ")[2] or error.message
+    return ""
 
 
 def _several(names: list[str]) -> str:

@@ -164,15 +164,20 @@ class PerMemberScale(nn.Module):
 
     def __init__(self, scales: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        self.members = nn.ParameterList(scales)
+        for member, scale in enumerate(scales):  # its own: no other module of it would be called
+            self.register_parameter(str(member), scale)
 
     def __mul__(self, x: Tensor) -> Tensor:
+        """As calling it: the block multiplies by what it takes for a vector."""
+        return self(x)
+
+    def forward(self, x: Tensor) -> Tensor:
         """Scale the samples of member m, ``[M * B, T, d_model]``, by vector m."""
-        member = context_of_run().member
+        scales, member = list(self.parameters()), context_of_run().member
         if member is not None:
-            return self.members[member] * x
-        parts = apart(x, len(self.members))
-        return torch.cat([scale * part for scale, part in zip(self.members, parts, strict=True)])
+            return scales[member] * x
+        parts = apart(x, len(scales))
+        return torch.cat([scale * part for scale, part in zip(scales, parts, strict=True)])
 
 
 class StackedProjections:

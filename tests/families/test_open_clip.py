@@ -206,7 +206,7 @@ def test_towers_run_in_another_dtype(variant: str, dtype: torch.dtype) -> None:
 
 
 def test_sites_are_in_model_order() -> None:
-    found = [dataclasses.astuple(site) for site in FAMILY.sites(clip_config("clip-unlike"))]
+    found = [dataclasses.astuple(site)[:5] for site in FAMILY.sites(clip_config("clip-unlike"))]
     visual = [(f"visual.transformer.resblocks.{i}.attn", 4, 8, 32, "visual") for i in range(2)]
     assert found == visual + [(f"transformer.resblocks.{i}.attn", 2, 10, 20, "text") for i in range(3)]
     custom = [site.path for site in FAMILY.sites(clip_config("custom-text"))]
@@ -481,7 +481,7 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
     (folder / WEIGHTS).unlink()
     with pytest.raises(InputError) as caught:
         FAMILY.load_folder(folder)
-    assert caught.value.message == f"{folder} has no {WEIGHTS}"
+    assert caught.value.message.startswith(f"{folder} has no {WEIGHTS}, but open_clip_pytorch_model.bin: pickles")
     command = str(caught.value.hint).partition("where you trust them: ")[2]
     exec(command, {"safetensors": safetensors, "open_clip": open_clip})  # the hint does what it says
     loaded = FAMILY.load_folder(folder)

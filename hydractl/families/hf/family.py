@@ -159,7 +159,7 @@ class HFEncoder(ModelFamily):
         if not config["num_labels"]:
             document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
             del document["num_labels"]
-            del document["absent"]
+            document.pop("absent", None)
         if labels is not None:
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
