@@ -194,7 +194,7 @@ class HFEncoder(ModelFamily):
         """Of the patch embedding; DINOv2 stretches its positions to any size."""
         model = meta_model(config)
         prefix, size = ARCHITECTURES[type(model).__name__][0], _image_size(model)
-        return None if size is None or prefix == "dinov2" else [int(model.config.num_channels), *size]
+        return None if size is None or prefix.startswith("dinov2") else [int(model.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
         """By the kind of encoder, which every path starts with."""
