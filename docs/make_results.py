@@ -1,0 +1,84 @@
+"""Write the tables of studies into README.md and docs/, from the answers kept in docs/results/.
+
+    python docs/make_results.py
+
+A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
+``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences. A test
+fails where a page differs from what this makes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "numbers.md")
+
+_PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_COLUMNS = (
+    ("accuracy", "id.accuracy"),
+    ("NLL", "id.nll"),
+    ("ECE", "id.ece"),
+    ("OOD AUROC", "ood_avg.auroc"),
+    ("FPR95", "ood_avg.fpr95"),
+)
+
+
+def value(row: Any, key: str) -> float:
+    """The number at a dotted key."""
+    for part in key.split("."):
+        row = row[part]
+    return float(row)
+
+
+def label(row: dict[str, Any], chosen: str) -> str:
+    """A row by name, with the score it takes; in bold the chosen one."""
+    text = f"{'single model' if row['name'] == 'single' else row['name']}, {row['score']}"
+    return f"**{text}**" if row["name"] == chosen else text
+
+
+def table(study: dict[str, Any], names: list[str]) -> str:
+    """Rows of a study on its test data, and the paired differences of the chosen one."""
+    rows = [row for row in study["rows"] if not names or row["name"] in names]
+    chosen = study["choice"]["row"]
+    lines = [f"| test data | {' | '.join(title for title, _ in _COLUMNS)} | mult-adds |", f"|---|{'---:|' * 6}"]
+    for row in rows:
+        cells = [f"{value(row['test'], key):.3f}" for _, key in _COLUMNS]
+        lines.append(f"| {label(row, chosen)} | {' | '.join(cells)} | {row['mac_ratio']:.2f} |")
+    for title, differences in (
+        (f"single model, {study['choice']['rival']}", study["verdict"]["against_rival"]),
+        ("single model as it is, MSP", study["verdict"]["against_baseline"]),
+    ):
+        found = {one["metric"]: one for one in differences}
+        if found:
+            cells = [interval(found.get(key)) for _, key in _COLUMNS]
+            lines.append(f"| {chosen} minus the {title} | {' | '.join(cells)} | |")
+    return "\n".join(lines)
+
+
+def interval(difference: dict[str, Any] | None) -> str:
+    """A paired difference with its interval."""
+    if difference is None:
+        return ""
+    low, high = difference["ci"]
+    return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
+        names = match[3].split()
+        made = "\n".join(f"> {line}" for line in study["verdict"]["lines"]) if names == ["verdict"] else ""
+        return f"{match[1]}{made or table(study, names)}\n{match[4]}"
+
+    return _PLACE.sub(fill, text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
