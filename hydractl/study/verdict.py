@@ -1,8 +1,8 @@
 """What the test data say of the row that was chosen, in plain words. Pure: from paired differences to sentences.
 
-Each difference has a margin, below which it does not matter. A difference whose interval excludes 0 is better or worse.
-One whose interval includes 0 is none larger than the margin where the interval lies inside it; where it is wider the
-data cannot tell, and the number of samples that could is n times the square of half its width over the margin.
+Each difference has a margin, below which it does not matter: where its interval lies inside, there is none that does.
+Otherwise a difference whose interval excludes 0 is better or worse. Where it includes 0 the data cannot tell, and the
+number of samples that could is n times the square of half its width over the margin.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Finding:
 def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     """Judge one paired difference on n samples."""
     kind, (low, high) = KINDS[metric], ci
-    if low > 0 or high < 0:
-        return Finding(metric, value, (low, high), BETTER if kind.sign * value > 0 else WORSE)
     if max(-low, high) <= kind.margin:
         return Finding(metric, value, (low, high), EQUAL)
+    if low > 0 or high < 0:
+        return Finding(metric, value, (low, high), BETTER if kind.sign * value > 0 else WORSE)
     needed = n * ((high - low) / 2 / kind.margin) ** 2
     return Finding(metric, value, (low, high), UNCLEAR, max(n + 1, _round_up(needed)))
 
@@ -148,7 +148,7 @@ def answer_of(chosen: Chosen) -> str:
     found = chosen.against.get(_AUROC)
     if found is None or found.kind == UNCLEAR:
         return "cannot tell"
-    if found.kind == EQUAL or (found.kind == BETTER and found.value < KINDS[_AUROC].margin / 4):
+    if found.kind == EQUAL:
         return "no difference"
     if found.kind == WORSE:
         return "worse"

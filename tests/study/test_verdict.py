@@ -65,6 +65,7 @@ def test_an_interval_wider_than_what_matters_cannot_tell_and_says_how_many_sampl
         ("ood_avg.fpr95", 0.1, (0.01, 0.2), "worse"),
         ("id.accuracy", 0.0, (-0.004, 0.004), "equal"),
         ("id.accuracy", 0.0, (0.0, 0.0), "equal"),
+        ("id.accuracy", -0.005, (-0.009, -0.001), "equal"),  # significant, and too small to matter
     ],
 )
 def test_one_difference(metric: str, value: float, ci: tuple[float, float], kind: str) -> None:
