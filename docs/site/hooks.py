@@ -30,6 +30,17 @@ def linked(text: str, folder: Path) -> str:
     return _LINK.sub(link, text)
 
 
+def slug(heading: str, _: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def on_config(config: Any) -> Any:
+    """Links to headings are the same in the repository and in the site."""
+    config.mdx_configs["toc"]["slugify"] = slug
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie elsewhere."""
     for source, page in PAGES.items():
