@@ -214,6 +214,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "layers without end": ({"num_hidden_layers": 10**9}, "has 1000000000 layers"),
     "tokens without end": ({"max_position_embeddings": 10**12}, "takes 1000000000000 tokens"),
     "labels without end": ({"num_labels": 10**12}, "has 1000000000000 labels"),
+    "no heads": ({"num_attention_heads": -1}, "has -1 attention heads"),
     "odd heads": ({"num_attention_heads": 7}, "cannot build BertForSequenceClassification: "),
     "no activation": ({"hidden_act": "nope"}, "cannot build BertForSequenceClassification: "),
     "text for a number": ({"hidden_size": "big"}, "cannot build BertForSequenceClassification: "),

@@ -207,6 +207,8 @@ def _check_config(config: Any, name: str) -> None:
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
     if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
+        raise InputError(f"{name} has {shown(heads)} attention heads")
     if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
         raise InputError(f"{name} takes {shown(positions)} tokens")
     problems = []
