@@ -21,6 +21,7 @@ from hydractl.metrics.probabilities import Floats
 Network = Any
 """A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
 
+# How far W x + b may be from the logits, as a share of the largest one: rounding of the format the model runs in.
 _AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05
 _AGAIN = "write it again: eval --ood-score NAME --fit SPEC --calibrated F.st"
@@ -118,7 +119,7 @@ class Detector:
 
     Attributes:
         members: of each member what each score was fitted to, by its name.
-        fitted_on: the training data, as ``{"spec", "n", "fingerprint"}``; empty where none were needed.
+        fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``; empty where none were needed.
     """
 
     members: Sequence[Mapping[str, Statistics]]

@@ -258,7 +258,7 @@ def score_table(rows: Sequence[Row]) -> Table:
         best = marks([column.value(row) for column in shown], AUROC)
         cells = [replace(metric_cells([row], column)[0], mark=mark) for column, mark in zip(shown, best, strict=True)]
         lines.append((row["name"], cells))
-    title = "auroc by OOD score, mean over the OOD sets (bold: best of the row)"
+    title = "mean auroc by OOD score; bold: best of the row"
     return Table("", [(score, "") for score in scores], lines if scores else [], title)
 
 
