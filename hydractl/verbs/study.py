@@ -254,10 +254,10 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
     path = folder / "plan.json"
     decided = {"model": source.sha256, **{name: getattr(settings, name) for name in _DECIDE}}
     with storing(folder):
-        if folder.exists() and not path.exists() and any(folder.iterdir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        # What is hidden a killed run of this one may have left.
+        if not path.exists() and not all(one.name.startswith(".") for one in folder.iterdir()):
             raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
-        for one in (folder, folder / "choose", folder / "test"):
-            one.mkdir(parents=True, exist_ok=True)
     if path.exists():
         document = read_json_file(str(path))
         there = document.get("settings") if isinstance(document, dict) else None
@@ -402,6 +402,9 @@ def _settings_of(step: Step) -> Common:
 
 def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) -> Outcome:
     folder = plan.shop.folder
+    for name in ("choose", "test"):  # when the plan is there
+        with storing(folder / name):
+            (folder / name).mkdir(exist_ok=True)
     first = in_order(map(plan.choosing, plan.rows))
     expected = len(plan.outline())
     _run_steps(first, expected, 0, settings, log)

@@ -112,6 +112,20 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     assert "is not empty" in capsys.readouterr().err
 
 
+def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    shutil.rmtree(copy / "runs")
+    monkeypatch.setattr("hydractl.verbs.study._fitting", stop)
+    assert study() == 130
+    (copy / "runs/.plan.json.hydractl-tmp").touch()
+    monkeypatch.undo()
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr("hydractl.verbs.study._run_steps", stop)
+    assert study() == 130 and (copy / "runs/plan.json").exists()
+
+
 def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(copy / "runs")
     assert study("--dry-run", "--json", "--budget", "0s", **{"--rows": "default"}) == 0
