@@ -55,6 +55,7 @@ docs: $(READY)
 	$(RUN) docs/make_cli.py
 	$(RUN) docs/make_schemas.py
 	$(RUN) docs/make_notebook.py
+	$(RUN) docs/make_results.py
 
 site: $(READY)
 	$(PIP) -e ".[docs]"
