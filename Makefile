@@ -50,6 +50,7 @@ lint: $(READY_DEV)
 docs: $(READY)
 	$(RUN) docs/make_cli.py
 	$(RUN) docs/make_schemas.py
+	$(RUN) docs/make_models.py
 
 bench: $(DEMO)/bench.json
 	$(RUN) -m hydractl bench single=$(DEMO)/base.st fused=$(DEMO)/hydra-circuit.st \
