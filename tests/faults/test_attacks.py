@@ -224,6 +224,8 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
         {"model": {"type": "WordPiece", "vocab": {}, "unk_token": "x", "continuing_subword_prefix": "",
                    "max_input_chars_per_word": 2**62}},
         {"added_tokens": [{"id": 2**31, "content": "", "special": True}]},
+        {"model": {"type": "WordPiece", "vocab": {"[UNK]": 2**31 - 1}, "unk_token": "[UNK]",
+                   "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}},
     ],
     ids=lambda part: json.dumps(part)[:30],
 )  # fmt: skip
