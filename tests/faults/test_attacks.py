@@ -159,6 +159,11 @@ def bomb_jsonl() -> str:
     return "b.jsonl.gz"
 
 
+def bomb_npz() -> str:
+    np.savez_compressed("b.npz", x=np.zeros((75_000_000, 4, 4), np.uint8))
+    return "b.npz"
+
+
 def bomb_png() -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -185,10 +190,10 @@ def bomb_parquet() -> str:
 
 @pytest.mark.long
 @pytest.mark.fault(50)
-@pytest.mark.parametrize("make", [bomb_csv, bomb_jsonl, bomb_image, bomb_parquet])
+@pytest.mark.parametrize("make", [bomb_csv, bomb_jsonl, bomb_npz, bomb_image, bomb_parquet])
 def test_a_bomb(make: Callable[[], str], here: Path, attack: Attack) -> None:
-    # An image just below Pillow's limit is read within the memory there is; all else is refused.
-    assert attack(*EVAL, make(), "--limit", "1", "-o", "e.json")[0] == (0 if make is bomb_image else 3)
+    # An image just below Pillow's limit, and the one of an array that is asked for, are read within that memory.
+    assert attack(*EVAL, make(), "--limit", "1", "-o", "e.json")[0] == (0 if make in (bomb_image, bomb_npz) else 3)
 
 
 # --- what libraries do with a file ------------------------------------------------------------------------------------
