@@ -64,6 +64,8 @@ _COMMON = {
 }
 """The options of a study that its commands are given too, by verb."""
 
+_NEIGHBOURS = 50
+"""The default of ``eval --knn-k``, which needs more samples."""
 _DECIDE = (
     *("data", "val", "ood_val", "test", "ood", "rows", "max_drop", "budget", "search_samples", "approx"),
     *("fit_samples", "epochs", "lr", "threshold", "bootstrap", "limit", "max_length", "labels", "prompt"),
@@ -145,7 +147,8 @@ class Plan:
             "bootstrap": str(settings.bootstrap),
             "force": True,
         }
-        options |= {"fit": self.fitted["fit"]} if score in ON_FEATURES else {}
+        if score in ON_FEATURES:
+            options |= {name: value for name, value in self.fitted.items() if name != "ood_score"}
         outputs = ["best.json", "best.md", "best.st"]
         return self.shop.step("eval", [f"best={row.model}"], options, outputs, row.steps, "best.json")
 
@@ -220,9 +223,11 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
 def _fitted(settings: StudySettings) -> dict[str, Value]:
     if settings.data is None or not settings.fit_samples:
         return {}
-    every = -(-len(open_data(settings.data, ignore_labels=True)) // settings.fit_samples)
+    samples = len(open_data(settings.data, ignore_labels=True))
+    every = -(-samples // settings.fit_samples)
     spec = settings.data if every == 1 else f"{settings.data}{'&' if '?' in settings.data else '?'}part=1/{every}"
-    return {"fit": spec, "ood_score": ["all"]}
+    few = samples // every <= _NEIGHBOURS
+    return {"fit": spec, "ood_score": ["all"], **({"knn_k": str(max(1, samples // every // 2))} if few else {})}
 
 
 def _expanded(name: str, settings: StudySettings) -> list[str]:
