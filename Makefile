@@ -55,6 +55,8 @@ docs: $(READY)
 	$(RUN) docs/make_cli.py
 	$(RUN) docs/make_schemas.py
 	$(RUN) docs/make_notebook.py
+	$(RUN) docs/make_results.py
+	$(RUN) docs/make_models.py
 
 site: $(READY)
 	$(PIP) -e ".[docs]"

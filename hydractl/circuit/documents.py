@@ -25,7 +25,7 @@ _MOST_SCORE = 1e6
 LOW_GAIN = 0.2
 """Circuits that put a smaller share of the wrongly ordered pairs of validation samples right were seen not to help.
 
-On other OOD data of the same model: 6 and 17 % did not, 21 to 71 % did (docs/circuits.md).
+On other OOD data of the same model: 2 to 17 % did not, 21 to 71 % did (docs/circuits.md).
 """
 
 

@@ -82,7 +82,9 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
             total = headers[name["x"]].shape[0]
             labels = arrays[name["y"]] if name["y"] in headers and not label_problems else None
             rows = limited(None if labels is None else labels.tolist(), total, limit, seed)
-            images = np.ascontiguousarray(arrays[name["x"]][rows if len(rows) < total else slice(None)])
+            images = _first_images(path, name["x"], len(rows)) if rows == list(range(len(rows))) else None
+            if images is None:
+                images = np.ascontiguousarray(arrays[name["x"]][rows])
             classes = arrays[name["classes"]] if name["classes"] in headers and not label_problems else None
             label_problems += [
                 f"{name[key]} has strings with numbers that are no characters"
@@ -102,6 +104,18 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, Raw
         images = images[..., 0]
     ids = [f"{printable(path.name)}#{i}" for i in rows]
     return ArrayImages(spec.text, spec.where, ids, images), raw
+
+
+def _first_images(path: Path, name: str, count: int) -> npt.NDArray[Any] | None:
+    """So many images, without unpacking the others; None for an array whose images do not follow each other."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(member)
+        if fortran:
+            return None
+        wanted = math.prod((count, *shape[1:])) * dtype.itemsize
+        return np.frombuffer(bytearray(member.read(wanted)), dtype).reshape(count, *shape[1:])
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:

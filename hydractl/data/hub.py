@@ -60,7 +60,8 @@ class ParquetImages(EncodedImages):
         # A file opened before a fork is not read after it.
         if self._group is None or self._group[:2] != (os.getpid(), number):
             self._group = (os.getpid(), number, self._read_group(number))
-        value = self._group[2][row - int(self._starts[number])]
+        images, place = self._group[2], row - int(self._starts[number])
+        value = images[place] if place < len(images) else None  # a damaged file may hold fewer than it says
         if isinstance(value, dict):
             value = value.get("bytes")
         return value if isinstance(value, bytes) else b""
@@ -132,6 +133,8 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     if not sum(sizes):
         raise InputError(f"{spec.where}: no images in the file")
     labels = None if values is None else values.to_pylist()
+    if labels is not None and len(labels) != sum(sizes):
+        raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {sum(sizes)} images")
     rows = limited(None if seed is None else labels, sum(sizes), limit, seed or 0)
     name = printable(Path(path).name)
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()

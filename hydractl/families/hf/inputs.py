@@ -40,6 +40,7 @@ _NEEDED = {
     "vocab_size": int,
 }
 
+_LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
@@ -199,8 +200,9 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
 
 def _check_tokens(folder: Path) -> None:
     """Refuse tokens with unknown settings: the Rust library prints their names on standard output as they are."""
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
         document = read_config(folder / file) or {}
+        _check_ids({"model": {"vocab": document}} if file == "vocab.json" else document, str(folder / file))
         tables = [document.get("added_tokens"), document.get("added_tokens_decoder")]
         if "map" in file:
             extra = document.pop("extra_special_tokens", None)
@@ -211,6 +213,15 @@ def _check_tokens(folder: Path) -> None:
         if unknown:
             problems = [shown(key) for key in sorted(unknown)]
             raise InputError(f"{folder / file} has tokens with unknown settings", problems=problems)
+
+
+def _check_ids(document: Any, origin: str) -> None:
+    model, added = document.get("model"), document.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    tokens = [token.get("id") for token in _parts(added) if isinstance(token, dict)]
+    ids = [number for number in [*_parts(vocabulary), *tokens] if type(number) is int]
+    if max(ids, default=0) > _LARGEST_ID:
+        raise InputError(f"{origin} numbers a token {shown(max(ids))}, expected at most {_LARGEST_ID}")
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -269,6 +280,7 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tokenizer(settings: Mapping[str, Any]) -> Any:
     """One tokenizer per description: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
+        _check_ids(json.loads(settings["json"]), "the stored tokenizer")
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(settings["json"]),
             **settings["special_tokens"],
