@@ -41,28 +41,37 @@ def label(row: dict[str, Any], chosen: str) -> str:
 
 
 def table(study: dict[str, Any], names: list[str]) -> str:
-    """Rows of a study on its test data, and the paired differences of the chosen one."""
+    """Rows of a study on its test data, behind the single model as it is, and the differences of the chosen one."""
     rows = [row for row in study["rows"] if not names or row["name"] in names]
-    chosen = study["choice"]["row"]
+    chosen = next(row for row in study["rows"] if row["name"] == study["choice"]["row"])
+    baseline, rival = (
+        {one["metric"]: one for one in study["verdict"][name]} for name in ("against_baseline", "against_rival")
+    )
     lines = [f"| test data | {' | '.join(title for title, _ in _COLUMNS)} | mult-adds |", f"|---|{'---:|' * 6}"]
+    lines.append(line("single model, as it is, MSP", [base_value(chosen, baseline[key]) for _, key in _COLUMNS], 1.0))
     for row in rows:
-        cells = [f"{value(row['test'], key):.3f}" for _, key in _COLUMNS]
-        lines.append(f"| {label(row, chosen)} | {' | '.join(cells)} | {row['mac_ratio']:.2f} |")
-    for title, differences in (
-        (f"single model, {study['choice']['rival']}", study["verdict"]["against_rival"]),
-        ("single model as it is, MSP", study["verdict"]["against_baseline"]),
-    ):
-        found = {one["metric"]: one for one in differences}
-        if found:
-            cells = [interval(found.get(key)) for _, key in _COLUMNS]
-            lines.append(f"| {chosen} minus the {title} | {' | '.join(cells)} | |")
+        lines.append(
+            line(label(row, chosen["name"]), [value(row["test"], key) for _, key in _COLUMNS], row["mac_ratio"])
+        )
+    for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
+        if differences:
+            cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
+            lines.append(f"| {chosen['name']} minus the single model, {other} | {cells} | |")
     return "\n".join(lines)
 
 
-def interval(difference: dict[str, Any] | None) -> str:
+def line(title: str, values: list[float], cost: float) -> str:
+    """One row of the table."""
+    return f"| {title} | {' | '.join(f'{one:.3f}' for one in values)} | {cost:.2f} |"
+
+
+def base_value(chosen: dict[str, Any], difference: dict[str, Any]) -> float:
+    """What the chosen row was compared with."""
+    return value(chosen["test"], difference["metric"]) - float(difference["value"])
+
+
+def interval(difference: dict[str, Any]) -> str:
     """A paired difference with its interval."""
-    if difference is None:
-        return ""
     low, high = difference["ci"]
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
