@@ -9,9 +9,9 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 DEMO := runs/digits
 DEMO_MODEL := timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1&embed_dim=72&depth=6&num_heads=6&mlp_ratio=2&num_classes=10
-# Files of tests that run at the same time; each computes on one thread.
+# Tests that run at the same time; each computes on one thread.
 JOBS := 2
-PYTEST = $(RUN) -m pytest -n $(JOBS) --dist loadfile
+PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready

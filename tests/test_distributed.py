@@ -203,6 +203,7 @@ def test_as_torchrun_starts_it(tmp_path: Path) -> None:
     assert (process.returncode, said) == (0, "['0', '1']" * 2), process.stderr
 
 
+@pytest.mark.long
 def test_alone_where_others_should_be(tmp_path: Path) -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     process = subprocess.run(

@@ -34,6 +34,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     return call
 
 
+@pytest.mark.long
 def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,7 @@ def add(page: str, tree: Path) -> None:
             (tree / rooms[name] / name).write_text(text, encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [pytest.param("as packages", marks=pytest.mark.long), "in the source"])
 def test_a_toy_criterion_and_a_toy_family(way: str, tmp_path: Path) -> None:
     place = tmp_path / "place"

@@ -73,6 +73,7 @@ def first(path: Path, count: int) -> list[dict[str, str]]:
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_predictions_of_minilm_are_the_librarys(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -287,6 +287,7 @@ def by_hand(masks: dict[str, str], *columns: Sequence[str]) -> np.ndarray:
     return torch.stack(members).mean(0).numpy()
 
 
+@pytest.mark.long
 def test_the_whole_chain_on_texts() -> None:
     data, ood = ["--data", "id.jsonl"], ["--ood", "ood.jsonl"]
     run("score", "bert", "--method", "gate", *data, "-o", "gate.json")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.bench import measuring
+from hydractl.bench import figures, measuring
 from hydractl.bench.figures import RESAMPLES, noisy, paired_ratio, timed
 from hydractl.bench.measuring import Contest, _same_inputs
 from hydractl.errors import HydraError, NonFiniteError, OutputError, UsageError
@@ -170,7 +170,7 @@ def test_scattered_runs_are_noisy_and_single_outliers_are_not() -> None:
 
 
 def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.bench.figures.noisy", lambda *_: True)
+    monkeypatch.setattr(figures, "noisy", lambda *_: True)
     log = Listening()
     document = measure(log=log, batch_size=[1, 2]).document
     assert [row["noisy"] for row in document["results"]] == [True] * 4
@@ -212,7 +212,7 @@ class Ticking(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("hydractl.bench.measuring.time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr(measuring.time, "perf_counter", clock.perf_counter)
     return clock
 
 
@@ -368,6 +368,7 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
         assert log.warnings == document["warnings"] == expected
 
 
+@pytest.mark.long
 def test_threads_are_set_for_the_measurement_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     seen: list[int] = []

@@ -103,6 +103,7 @@ def size(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
+@pytest.mark.long
 @pytest.mark.fault(1)
 @pytest.mark.parametrize("often", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:

@@ -165,6 +165,7 @@ def test_constrained_rankings_equal_the_naive_algorithm(
         assert not any(step.rivals for step in found.steps)
 
 
+@pytest.mark.long
 def test_a_constraint_that_is_never_met_with_changes_nothing_and_the_first_drop_too_far_ends_a_ranking() -> None:
     model, data = model_of(stock("class-token"), "class-token"), naive.data(inside=31, outside=23)
 

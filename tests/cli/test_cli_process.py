@@ -74,6 +74,7 @@ def test_settings_import_nothing_heavy(tmp_path: Path) -> None:
     assert heavy_after(code, tmp_path) == []
 
 
+@pytest.mark.long
 def test_verbs_import_no_forms_of_documents(tmp_path: Path) -> None:
     code = "import hydractl.verbs.bench, hydractl.verbs.eval, hydractl.verbs.info, hydractl.verbs.score"
     assert "pydantic" not in heavy_after(code, tmp_path)

@@ -18,6 +18,7 @@ SETS = ["--ood", "letters:far=builtin:letters"]
 MC = ["--mc-dropout", "0.2", "--samples", "4"]
 
 
+@pytest.mark.long
 def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None:
     files = ["base.st", "hydra.st", "two=t0.st+t1.st"]
     plain = answer(*files, *TEST)["models"]

@@ -92,6 +92,7 @@ def command(*more: str) -> list[str]:
     return ["eval", *own, "--predictions", "k.st", "-o", "k.json", *more]
 
 
+@pytest.mark.long
 @pytest.mark.fault(52)
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]

@@ -128,6 +128,7 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
         one.check(number, dict(zip(["probabilities", "member_logits"], given, strict=True)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variants", [["class-token"], pytest.param(["bert", "clip"], marks=pytest.mark.long)])
 def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
     folder = exported(variants[0]).pt2.parent
@@ -295,6 +296,7 @@ def test_a_zero_shot_model_needs_names(tmp_path: Path) -> None:
     assert caught.value.hint == "name them: --labels FILE"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [2e-4, pytest.param(float("nan"), marks=pytest.mark.long)])
 def test_a_file_that_deviates_is_not_left_behind(
     members: list[str], monkeypatch: pytest.MonkeyPatch, wrong: float
@@ -312,6 +314,7 @@ def test_a_file_that_deviates_is_not_left_behind(
     assert files() == set()
 
 
+@pytest.mark.long
 def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 0)
     code, out, err = run("fuse", "a.st", "--export", "onnx", "--json")

@@ -284,6 +284,7 @@ def forgotten() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(("variant", "same"), spread(["class-token", "dinov3", "bert"], [False, True]))
 @torch.inference_mode()

@@ -297,6 +297,7 @@ def test_a_missing_input_is_found_before_weights_are_read(
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.long
 def test_dry_runs_of_a_model_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     """A sparse file with the header of a ViT-H/14."""
     monkeypatch.chdir(tmp_path)

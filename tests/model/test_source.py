@@ -252,8 +252,6 @@ def test_names_that_timm_does_not_know() -> None:
 REFUSED = {
     "beit_base_patch16_224?img_size=32&embed_dim=16&num_heads=2&depth=1": "Beit is not supported: its attention is "
     "timm.models.beit.Attention",
-    "eva02_tiny_patch14_224?img_size=28&embed_dim=24&num_heads=2&depth=1": "Eva is not supported: its attention is "
-    "timm.models.eva.EvaAttention",
     "cait_xxs24_224?embed_dim=16&num_heads=2&depth=1": "Cait is not supported: its attention is "
     "timm.models.cait.TalkingHeadAttn",
     "swin_tiny_patch4_window7_224?embed_dim=12&depths=[1,1,1,1]": "SwinTransformer is not supported: its attention is "

@@ -68,6 +68,7 @@ def test_prompts_are_read_once_for_a_whole_evaluation(clip: str, monkeypatch: py
     assert max(sizes) <= 256
 
 
+@pytest.mark.long
 def test_imagenet_with_eighty_prompts_equals_the_library(clip: str) -> None:
     """The 1,000 classes and both published sets of templates, by the names of the options."""
     asked = ["--labels", "imagenet", "--prompt", "simple-imagenet"]

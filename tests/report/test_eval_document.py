@@ -171,6 +171,7 @@ def draw_only(picture: Picture, salt: str) -> list[str]:
     return []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("depth", "least"), [(2, 200), pytest.param(3, 350, marks=pytest.mark.long)])
 def test_whatever_part_is_missing_or_null_a_report_is_made(
     depth: int, least: int, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def files(folder: Path) -> set[str]:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_everything_is_written_and_listed(document: dict[str, Any], here: Path) -> None:
     written = made(document, report="out.html", plots="pictures", card="README.md")
     assert written[:2] == ["out.html", "README.md"] and set(written) == files(here)

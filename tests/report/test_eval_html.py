@@ -179,6 +179,7 @@ def test_ood_tables_by_set_and_by_group(page: Node, document: dict[str, Any]) ->
     assert "near OOD, n = 100" in section.text() and "far OOD, n = 110" in section.text()
 
 
+@pytest.mark.long
 def test_cost_is_a_ratio_to_the_single_model(page: Node, document: dict[str, Any]) -> None:
     section = page.by_id("cost")
     assert [line[3] for line in cells(section.all("table")[0])[1:]] == ["1.000", "1.000", "2.000"]
@@ -258,6 +259,7 @@ def test_twenty_models() -> None:
     assert len(cells(page.by_id("results").all("table")[0])) == 21
 
 
+@pytest.mark.long
 def test_hostile_names_are_only_texts() -> None:
     found = sample(dict.fromkeys(HOSTILE, 2), sets={"letters": "near"}, rounds=0)
     for part in ("id", "ood", "diversity"):
@@ -276,6 +278,7 @@ def test_hostile_names_are_only_texts() -> None:
     assert len(data) < 1_500_000
 
 
+@pytest.mark.long
 def test_same_document_same_bytes(tmp_path: Path) -> None:
     """Also in another process with another order of sets."""
     document = sample({"one": 1, "two": 2}, sets={"letters": "near"}, n=60, rounds=0)

@@ -40,6 +40,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
     first = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "3", "-o", "a.st")
     second = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")

@@ -142,6 +142,7 @@ def test_one_that_fails_does_not_stop_the_others(
     assert "error: 2 outputs are in the way" in err and "  - the output exists: out/b.tuned.0.st" in err
 
 
+@pytest.mark.long
 def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def forked(arguments: list[str], then: Callable[[int], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.long
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("kills_wanted", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_random_points_it_gives_the_same_bytes(kills_wanted: int) -> None:
