@@ -19,7 +19,7 @@ from hydractl.data import open_data
 from hydractl.distributed import processes
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import Output, storing, write_json, write_with
-from hydractl.jsonio import differences, read_json_file
+from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.matching import only_one, sites_of
@@ -260,14 +260,18 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
             raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
     if path.exists():
         document = read_json_file(str(path))
-        there = document.get("settings") if isinstance(document, dict) else None
+        document = document if isinstance(document, dict) else {}
+        there, kept = document.get("settings"), document.get("scale")
         if not isinstance(there, dict) or document.get("schema") != PLAN:
             raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
         problems = differences(there, decided, "in the folder")
         if problems:
             hint = "give the settings it was begun with, or name another folder with -o"
             raise OutputError(f"{folder} holds a study of other settings", hint=hint, problems=problems)
-        return _plan(settings, source, folder, Scale(**document["scale"]))
+        for scale in smaller(_asked(settings)):
+            if canonical_json(asdict(scale)) == canonical_json(kept):
+                return _plan(settings, source, folder, scale)
+        raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
     scale, seconds = _fitting(settings, source, folder, log)
     log.info(f"searches and evaluations take about {duration_text(seconds)}")
     for text in scale.cut:

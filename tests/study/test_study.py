@@ -107,6 +107,10 @@ def test_a_study_goes_on_after_a_break(copy: Path) -> None:
 def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert study(**{"--max-drop": "0.5"}) == 5
     assert "max_drop: 0.01 in the folder, 0.5 now" in capsys.readouterr().err
+    plan = json.loads((copy / "runs/plan.json").read_text())
+    for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
+        (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
+        assert study() == 3 and "its scale is none that" in capsys.readouterr().err
     (copy / "runs/plan.json").unlink()
     assert study() == 5
     assert "is not empty" in capsys.readouterr().err
