@@ -171,7 +171,7 @@ def known() -> dict[frozenset[tuple[str, int]], tuple[int, int]]:
     return {}
 
 
-@pytest.mark.parametrize("batch_size", ["5", "64"])
+@pytest.mark.parametrize("batch_size", [pytest.param("5", marks=pytest.mark.long), "64"])
 def test_circuits_equal_the_naive_algorithm(
     batch_size: str, known: dict[frozenset[tuple[str, int]], tuple[int, int]]
 ) -> None:

@@ -182,7 +182,7 @@ def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
         gone.append((PATHS[step.candidate[0]], step.candidate[1]))
 
 
-@pytest.mark.parametrize("objectives", [["avg", "nll"], ["acc", "ood", "avg"]])
+@pytest.mark.parametrize("objectives", [["avg", "nll"], pytest.param(["acc", "ood", "avg"], marks=pytest.mark.long)])
 def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) -> None:
     reference, data = twins(), shared()
     expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 3, bounds=False)

@@ -101,6 +101,7 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
