@@ -12,6 +12,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,28 @@ def run_verb(request: Request, answer: Answer) -> None:
         value = getattr(settings, option.name)
         text = (option.default_text or "not given") if value in (None, []) else value_text(value)
         log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
+    _check_versions()
     verb = importlib.import_module(VERBS[request.verb].module)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log):
         outcome: Outcome = verb.run(settings, log)
     if not outcome.silent:
         _give(outcome, settings, answer, log)
+
+
+def _check_versions() -> None:
+    """Refuse libraries older than hydractl declares: they would fail later, and say something else."""
+    from packaging.requirements import Requirement  # no help waits for it
+
+    try:
+        declared = [Requirement(text) for text in metadata.requires("hydractl") or ()]
+    except metadata.PackageNotFoundError:  # run from its source
+        return
+    for one in declared:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # its import says so where it is needed
+            version = metadata.version(one.name)
+            if one.marker is None and not one.specifier.contains(version, prereleases=True):
+                message = f"{one.name} {version} is installed, and hydractl needs {one}"
+                raise UsageError(message, hint=f"pip install '{one}'")
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:

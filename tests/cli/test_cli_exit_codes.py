@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,14 @@ def test_version(hydractl: Run) -> None:
     from hydractl import __version__
 
     assert hydractl("--version").out == f"hydractl {__version__}\n"
+
+
+@pytest.mark.fault(33)
+def test_a_library_older_than_declared(hydractl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path / "torch-2.1.0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = hydractl(*PRUNE)
+    assert result.code == 2 and result.err.startswith("error: torch 2.1.0 is installed, and hydractl needs torch>=")
+    assert "hint: pip install 'torch>=" in result.err
