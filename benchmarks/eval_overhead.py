@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
-from hydractl.evaluate.measuring import Measuring
-from hydractl.evaluate.models import RunningModel
+from hydractl.evaluation.measuring import Measuring
+from hydractl.evaluation.models import RunningModel
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.settings.evaluating import EvalSettings

@@ -30,9 +30,9 @@ declare_operators()
 import torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from hydractl.bench.figures import timed  # noqa: E402
-from hydractl.bench.measuring import Contest  # noqa: E402
-from hydractl.bench.rows import build_stock  # noqa: E402
+from hydractl.benchmark.figures import timed  # noqa: E402
+from hydractl.benchmark.measuring import Contest  # noqa: E402
+from hydractl.benchmark.rows import build_stock  # noqa: E402
 from hydractl.errors import HydraError  # noqa: E402
 from hydractl.files.checkpoint import DictTensors  # noqa: E402
 from hydractl.fusion.plan import plan_fusion  # noqa: E402

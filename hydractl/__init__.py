@@ -6,8 +6,6 @@ raise. Nothing heavy is imported before it is asked for.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hydractl import errors
@@ -46,17 +44,6 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"hydractl.api.{_HOMES.get(name, 'verbs')}"), name)
-
-
-class _Package(ModuleType):
-    """The package, in which the name of a verb is its function, also where a folder of that name is imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("bench", "evaluate", "export", "study"):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _SERVER = """
 import gc, json, os, signal, socket, sys
 from hydractl.cli.app import main
-import hydractl.evaluate.measuring, hydractl.families.timm
+import hydractl.evaluation.measuring, hydractl.families.timm
 import hydractl.verbs.bench, hydractl.verbs.eval, hydractl.verbs.extract_circuit, hydractl.verbs.finetune
 import hydractl.verbs.fuse, hydractl.verbs.prune
 import open_clip, transformers.models.bert.modeling_bert

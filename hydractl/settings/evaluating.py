@@ -151,7 +151,7 @@ class Validated(Measured, Batched):
 
 @dataclass(kw_only=True)
 class Shown(Validated):
-    """Options of MC dropout (see ``hydractl.evaluate.mc_dropout``), and of what is made from the answer of an eval."""
+    """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
 
     of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "report", "plots", "card", "card_model")
 

@@ -19,7 +19,7 @@ ROWS = (
     *("default", "single", "whole-avg", "whole-late", "whole-three", "circuits", "taylor", "circuits-tuned"),
     *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
 )
-"""Names of ``--rows``; ``hydractl.study.rows`` makes them."""
+"""Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")

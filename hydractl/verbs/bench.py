@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.bench.figures import NOISY, RESAMPLES
+from hydractl.benchmark.figures import NOISY, RESAMPLES
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
 from hydractl.report.bench_picture import draw
@@ -20,7 +20,7 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.bench.rows import Row
+    from hydractl.benchmark.rows import Row
 
 SCHEMA = "hydractl.bench/1"
 
@@ -95,8 +95,8 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
-    from hydractl.bench.measuring import BenchOptions, measure
-    from hydractl.bench.rows import on_one_input, rows_of
+    from hydractl.benchmark.measuring import BenchOptions, measure
+    from hydractl.benchmark.rows import on_one_input, rows_of
     from hydractl.model.cost import COUNTED
     from hydractl.model.loading import find_models, resolve_device
     from hydractl.verbs.opening import announce_reading, model_options

@@ -13,8 +13,8 @@ from hydractl.data.base import report_classes, report_skipped
 from hydractl.data.suites import FoundSuite, find_suite
 from hydractl.data.text import report_cut
 from hydractl.errors import Interrupted, OutputError, UsageError, did_you_mean
-from hydractl.evaluate.options import DataOptions, EvalOptions, FitOptions, RunOptions, ScoreOptions
-from hydractl.evaluate.predictions.reading import is_predictions
+from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RunOptions, ScoreOptions
+from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
@@ -28,8 +28,8 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
 if TYPE_CHECKING:
-    from hydractl.evaluate.models import Model
-    from hydractl.evaluate.sets import EvalSet, Seen
+    from hydractl.evaluation.models import Model
+    from hydractl.evaluation.sets import EvalSet, Seen
 
 SCHEMA = "hydractl.eval/1"
 
@@ -96,9 +96,9 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
 
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
-    from hydractl.evaluate.answer import known_keys
-    from hydractl.evaluate.models import check_scores, check_writable, find_rows
-    from hydractl.evaluate.sets import open_sets, seen_samples
+    from hydractl.evaluation.answer import known_keys
+    from hydractl.evaluation.models import check_scores, check_writable, find_rows
+    from hydractl.evaluation.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
 
@@ -189,9 +189,9 @@ class Plan:
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    from hydractl.evaluate.fitting import unused_sets
-    from hydractl.evaluate.measuring import Measuring
-    from hydractl.evaluate.sets import option_of
+    from hydractl.evaluation.fitting import unused_sets
+    from hydractl.evaluation.measuring import Measuring
+    from hydractl.evaluation.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
 
     with ExitStack() as stack:
@@ -246,8 +246,8 @@ def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettin
 def _document(
     plan: Plan, rows: Sequence[dict[str, Any]], warnings: Sequence[str], settings: EvalSettings
 ) -> dict[str, Any]:
-    from hydractl.evaluate.answer import conventions
-    from hydractl.evaluate.sets import tested
+    from hydractl.evaluation.answer import conventions
+    from hydractl.evaluation.sets import tested
 
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -268,7 +268,7 @@ def _document(
 
 def _report_skipped(plan: Plan, log: Log) -> None:
     """Say what could not be read (``--on-bad skip``)."""
-    from hydractl.evaluate.sets import CORRUPTION
+    from hydractl.evaluation.sets import CORRUPTION
 
     for dataset in plan.sets:
         if dataset.dataset is not None and dataset.role != CORRUPTION:  # what is left out of --data is told once
@@ -288,7 +288,7 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
 
 def _report_cut(plan: Plan, log: Log) -> None:
     """Say how many texts of each set are cut, once for all models that cut alike."""
-    from hydractl.evaluate.models import RunningModel
+    from hydractl.evaluation.models import RunningModel
 
     told: list[Any] = []
     for model in plan.models:

@@ -10,8 +10,8 @@ from typing import Any
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import UsageError
-from hydractl.export.formats import EXPORT_SCHEMA, FORMATS
-from hydractl.export.targets import Target, claimed, plan_exports, stem_beside
+from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS
+from hydractl.exports.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import write_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import InputError
-from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header

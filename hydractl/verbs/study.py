@@ -33,9 +33,9 @@ from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS
-from hydractl.study.answer import Study
-from hydractl.study.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
-from hydractl.study.steps import Step, Value, in_order, script
+from hydractl.studies.answer import Study
+from hydractl.studies.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
+from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import run_commands
 from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune

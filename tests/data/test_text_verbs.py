@@ -17,7 +17,7 @@ from hydractl.circuit.search import GreedySearch
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
-from hydractl.evaluate.predictions.reading import read_predictions
+from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from tests.pico import WORDS, publish, stock

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydractl.export.formats import traced
+from hydractl.exports.formats import traced
 from hydractl.fusion.plan import plan_fusion
 from hydractl.fusion.selfcheck import compute_in_float32
 from hydractl.model.projections import MemberProjections

@@ -92,7 +92,7 @@ def _document(form: str) -> Callable[[Path], None]:
 
 
 def _predictions(path: Path) -> None:
-    from hydractl.evaluate.predictions.reading import read_predictions
+    from hydractl.evaluation.predictions.reading import read_predictions
 
     found = read_predictions(path)
     for index in range(len(found.sets)):
@@ -131,7 +131,7 @@ def _labels(path: Path) -> None:
 
 def _label_map(path: Path) -> None:
     from hydractl.data.opening import open_data
-    from hydractl.evaluate.sets import _label_map
+    from hydractl.evaluation.sets import _label_map
 
     open_data("images.npz", labels=["zero", "one"], label_map=_label_map(str(path)))
 

@@ -105,7 +105,7 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
-    from tests.evaluate.stored import write_predictions
+    from tests.evaluation.stored import write_predictions
 
     install(tmp_path, MODULE, ENTRY)
     write_predictions(str(tmp_path / "p.st"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.errors import InputError, NonFiniteError
-from hydractl.evaluate.answer import sentences
+from hydractl.evaluation.answer import sentences
 from hydractl.metrics import curves, ood, probabilities, rows
 from hydractl.metrics.samples import samples_of
 from tests.metrics import arrays

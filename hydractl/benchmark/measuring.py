@@ -1,0 +1,337 @@
+"""The measurement itself: every row at every batch size and dtype, timed in rounds in which each runs once.
+
+The order within a round is drawn anew each time. Beside the rows, the peak of the machine, and what to warn of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hydractl.benchmark.figures import NOISY, timed
+from hydractl.benchmark.rows import Row
+from hydractl.errors import HydraError, NonFiniteError
+from hydractl.families.reading import first_line
+from hydractl.log import Log, Progress
+from hydractl.model.loading import resolve_dtype
+from hydractl.model.machine import peak_macs_per_s, slow_format, wait
+
+_RECORDING = 2
+"""Calls after the first one in which CUDA graphs are recorded."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How a bench measures.
+
+    Attributes:
+        batch_sizes, dtypes: every row is measured at each pair of them.
+        rounds, warmup: rounds that count, and rounds before them that do not.
+        threads: of torch on the CPU; None: as they are.
+        compile_mode: of ``torch.compile``; None: not compiled.
+        seed: draws inputs, the order of each round and resamples.
+    """
+
+    batch_sizes: Sequence[int]
+    dtypes: Sequence[str]
+    rounds: int
+    warmup: int
+    threads: int | None
+    compile_mode: str | None
+    seed: int
+
+
+def measure(
+    options: BenchOptions, rows: Sequence[Row], costs: Sequence[dict[str, Any]], device: torch.device, log: Log
+) -> dict[str, Any]:
+    """Run everything.
+
+    Returns:
+        ``results`` (by dtype, then batch size, then row, each in the order given), ``machine`` and ``warnings``, which
+        also went to the log.
+    """
+    warnings: list[str | None] = []
+    total = len(options.dtypes) * len(options.batch_sizes) * (options.warmup + options.rounds)
+    results: list[dict[str, Any]] = []
+    peaks: dict[str, float | None] = {}
+    with threads(options.threads) as count, log.progress("bench", total, "rounds") as progress:
+        for dtype in options.dtypes:
+            warnings.append(slow_format(resolve_dtype(dtype), device))
+            # Before and after, as a peak that other work on the machine held down would make the shares too large.
+            before = peak_macs_per_s(device, resolve_dtype(dtype))
+            measured = _measure_dtype(options, rows, costs, device, dtype, progress)
+            after = peak_macs_per_s(device, resolve_dtype(dtype))
+            peaks[dtype] = max(before, after) if before and after else None
+            for row in measured:
+                peak, rate = peaks[dtype], row["macs"] * row["throughput_per_s"]
+                results.append({**row, "peak_share": None if peak is None else rate / peak})
+        machine = {**_machine(device, count), "peak_macs_per_s": peaks}
+    warnings.append(_noise(results, options.rounds))
+    said = [warning for warning in warnings if warning is not None]
+    for warning in said:
+        log.warn(warning)
+    return {"results": results, "machine": machine, "warnings": said}
+
+
+def _measure_dtype(
+    options: BenchOptions,
+    rows: Sequence[Row],
+    costs: Sequence[dict[str, Any]],
+    device: torch.device,
+    dtype: str,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """The rows of one dtype; its models are freed on return, before those of the next are built."""
+    built = {row.name: row.build(str(device), dtype) for row in rows}
+    mode = options.compile_mode
+    measured = []
+    for batch_size in options.batch_sizes:
+        where = f"batch {batch_size}, {dtype}, {device}"
+        contest = Contest(built, batch_size, device, options.seed, mode, where)
+        runs = contest.run(options.warmup, options.rounds, progress)
+        compiled = {"compile": mode is not None, "compile_mode": mode}
+        common = {"batch_size": batch_size, "dtype": dtype, "device": str(device), **compiled}
+        for row, cost in zip(rows, costs, strict=True):
+            figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
+            memory = {"peak_memory_bytes": contest.peak_memory_bytes[row.name]}
+            measured.append({"model": row.name, "sha256": row.model.sha256, **common, **figures, **memory, **cost})
+    return measured
+
+
+def _noise(results: Sequence[dict[str, Any]], rounds: int) -> str | None:
+    rows = [f"{row['model']} (batch {row['batch_size']}, {row['dtype']})" for row in results if row["noisy"]]
+    if not rows:
+        return None
+    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    return (
+        f"times scatter by more than {NOISY:.0%}: {', '.join(rows[:3])}{more}; "
+        f"take more --rounds (now {rounds}), or stop what else runs on this machine"
+    )
+
+
+# --- the rounds -------------------------------------------------------------------------------------------------------
+
+
+class Contest:
+    """Models that are timed at one batch size on inputs of their own shape, the same for all of one shape.
+
+    Args:
+        models: by name; called with inputs they give ``[B, classes]``, and ``example_inputs(batch, seed)`` draws those.
+        batch_size: samples of one call.
+        device: where the models are.
+        seed: draws the inputs and the order within each round.
+        mode: how ``torch.compile`` compiles them (one of its modes); None: they run as they are.
+        where: what to add to the name of a model in an error.
+
+    Attributes:
+        peak_memory_bytes: by model: its weights and inputs, and the most one call adds; None where the device does
+            not count. Known after :meth:`run`.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Any], batch_size: int, device: torch.device, seed: int, mode: str | None, where: str
+    ) -> None:
+        self.models, self.device, self.mode, self.where = models, device, mode, where
+        self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
+        self._random = np.random.default_rng(seed)
+        self._inputs = _same_inputs({name: model.example_inputs(batch_size, seed) for name, model in models.items()})
+        # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
+        if mode is not None:
+            torch.compiler.reset()
+        self._graphs_before = 0 if mode is None else _graphs()
+        self._calls = {name: model if mode is None else _compile(model, mode) for name, model in models.items()}
+
+    @torch.inference_mode()
+    def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
+        """Seconds of one call, by model, one for each measured round.
+
+        Raises:
+            NonFiniteError: when a model gives NaN or infinity.
+            HydraError: when a model cannot be compiled as one graph, or not run in this dtype on this device.
+        """
+        for name in self.models:
+            self._first_call(name)
+        with self._settled():
+            return self._rounds(warmup, rounds, progress)
+
+    def _rounds(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
+        for _ in range(warmup):
+            self._round()
+            progress.advance()
+        for name in self.models:
+            self.peak_memory_bytes[name] = self._peak_memory(name)
+        seconds: dict[str, list[float]] = {name: [] for name in self.models}
+        for _ in range(rounds):
+            for name, elapsed in self._round().items():
+                seconds[name].append(elapsed)
+            progress.advance()
+        return seconds
+
+    def _first_call(self, name: str) -> None:
+        """Compile where asked, and check what comes out; not timed."""
+        try:
+            if self.mode is not None:
+                self.models[name](self._inputs[name])  # what a model finds once and keeps is no part of its graph
+            output = self._call(name)
+            for _ in range(_RECORDING if self._records else 0):
+                output = self._call(name)
+            finite = bool(torch.isfinite(output).all())
+        except Exception as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                hint = "use a smaller --batch-size"
+            elif self.mode is not None:
+                hint = "bench without --compile, or see the whole error with HYDRACTL_DEBUG=1"
+            else:
+                hint = "use another --dtype or --device"
+            verb = "run" if self.mode is None else "be compiled and run"
+            raise HydraError(f"{name} cannot {verb} ({self.where}): {first_line(error)}", hint=hint) from error
+        if self.mode is not None and _graphs() == self._graphs_before:
+            raise HydraError(
+                f"{name} was not compiled: torch.compile is switched off ({self.where})",
+                hint="unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or bench without --compile",
+            )
+        if not finite:
+            raise NonFiniteError(f"{name} gives NaN or infinity ({self.where})", hint="try --dtype float32")
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """From here on nothing is compiled any more: a time with a compilation in it would be none of the model."""
+        if self.mode is None:
+            yield
+            return
+        import torch._dynamo.config
+        import torch._dynamo.exc
+
+        try:
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                yield
+        except torch._dynamo.exc.RecompileError as error:
+            raise HydraError(
+                f"a model would be compiled again in the middle of the measurement ({self.where}): {first_line(error)}",
+                hint="bench without --compile",
+            ) from error
+
+    def _round(self) -> dict[str, float]:
+        names = list(self.models)
+        return {names[i]: self._time(names[i]) for i in self._random.permutation(len(names))}
+
+    def _time(self, name: str) -> float:
+        self._next_step()
+        call, inputs = self._calls[name], self._inputs[name]
+        wait(self.device)
+        start = time.perf_counter()
+        call(inputs)
+        wait(self.device)
+        return time.perf_counter() - start
+
+    def _call(self, name: str) -> Tensor:
+        self._next_step()
+        return self._calls[name](self._inputs[name])
+
+    @property
+    def _records(self) -> bool:
+        """Whether compiled models may run as CUDA graphs."""
+        return self.mode is not None and self.device.type == "cuda"
+
+    def _next_step(self) -> None:
+        """Say that the answer of the call before is no longer needed: the memory of CUDA graphs is used again."""
+        if self._records:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def _peak_memory(self, name: str) -> int | None:
+        """What the model would need alone: the other models in memory are left out."""
+        if self.device.type != "cuda":
+            return None
+        wait(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._call(name)
+        wait(self.device)
+        added = torch.cuda.max_memory_allocated(self.device) - before
+        model: nn.Module = self.models[name]
+        held = [*model.parameters(), *model.buffers(), *_tensors(self._inputs[name])]
+        return added + sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _compile(model: nn.Module, mode: str) -> Callable[[Any], Tensor]:
+    """The whole model as one graph for exactly this batch size.
+
+    With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's
+    configuration says of falling back to eager code.
+    """
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": mode}
+    # Newer versions of torch can keep the code of each model apart; older ones compile eight models at most.
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    return torch.compile(model, **options)
+
+
+def _graphs() -> int:
+    """How many graphs this process has compiled."""
+    import torch._dynamo.utils
+
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+
+
+def _same_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """One object for all inputs of one form, so that no model gains by its own copy; token ids are of a vocabulary."""
+    first: dict[Any, Any] = {}
+    forms = {name: tuple(map(_form, _tensors(value))) for name, value in inputs.items()}
+    return {name: first.setdefault(forms[name], value) for name, value in inputs.items()}
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[int]:
+    """Set torch's CPU threads for a while; yields how many there are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _machine(device: torch.device, count: int) -> dict[str, Any]:
+    """What the times depend on; no name of the host or the user."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": count,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def _processor() -> str:
+    """The model of the processor; ``platform`` knows no more than the architecture on Linux."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
+    return (tuple(tensor.shape), tensor.dtype, ids)

@@ -1,0 +1,495 @@
+"""The rows of an evaluation, from the MODEL arguments: models that run, or the predictions that were kept of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from hydractl.data import batches
+from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.mc_dropout import MCDropout, with_layers
+from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores, RunOptions
+from hydractl.evaluation.predictions.reading import Concatenated, Predictions, is_predictions, read_predictions
+from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet, of_role
+from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.header import read_header
+from hydractl.files.training_history import trainings_of
+from hydractl.log import Log
+from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.threshold import stored as stored_threshold
+from hydractl.metrics.threshold import stored_score
+from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.detection import Detector, ensemble_features, fit_detector
+from hydractl.model.loading import ModelArgument, find_models, with_classes
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import ModelOptions, split_model
+
+Batches = Iterator[tuple[Sequence[int], npt.NDArray[Any], Mapping[str, Floats]]]
+"""Rows of a data set, the logits ``[M, rows, C]`` of every member, and by name its scores ``[M, rows]`` on features."""
+
+
+@dataclass(frozen=True)
+class StoredFit:
+    """What was fitted for a model before, as its file holds it.
+
+    Attributes:
+        calibration: of the averaged prediction, None for none.
+        threshold: as ``{"score", "value", "rule"}``, None for none.
+        fitted_on: the validation set of the calibration, where the file says it.
+        score: the OOD score, None for none.
+    """
+
+    calibration: Calibration | None = None
+    threshold: Mapping[str, Any] | None = None
+    fitted_on: Mapping[str, Any] | None = None
+    score: str | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
+        """What the description of a file holds.
+
+        Raises:
+            InputError: for what eval does not write.
+        """
+        from hydractl.files.documents import FittedOn, check
+
+        calibration = document.get("calibration")
+        try:
+            threshold = stored_threshold(document.get("threshold"))
+            own: dict[str, Any] = {"threshold": threshold}
+            own["score"] = stored_score(document)
+            if calibration is None:
+                return cls(**own)
+            checked = Calibration.from_json(calibration)
+            where = calibration.get("fitted_on")
+            if where is not None:
+                check(where, FittedOn, "what its calibration was fitted on is no data set")
+            return cls(checked, fitted_on=where, **own)
+        except InputError as error:
+            raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
+
+
+class Model(ABC):
+    """One row.
+
+    Attributes:
+        name: of the row.
+        labels: names of the classes, None where unknown.
+        classes: number of classes.
+        reads: ``image`` or ``text``; None for predictions, which read nothing any more.
+        members: number of members.
+        heads: of every site, the heads there are and those each member keeps.
+        cost: ``params`` and ``macs``, the latter None where it is not known.
+        seen: the samples behind the model.
+        stored: the calibration and the threshold of its file.
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
+        conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
+        mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
+        on_features: the OOD scores on features that can be had without training data.
+        detector: what those of this command were fitted to; None for none.
+    """
+
+    on_features: Sequence[str] = ()
+    detector: Detector | None = None
+    name: str
+    labels: Sequence[str] | None
+    classes: int
+    reads: str | None
+    members: int
+    heads: list[dict[str, Any]]
+    cost: dict[str, Any]
+    seen: Sequence[Entry]
+    stored: StoredFit
+    conventions: Mapping[str, Any]
+    mc_dropout: Mapping[str, Any] | None
+    training: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    @abstractmethod
+    def sha256(self) -> Any:
+        """SHA-256 of its file, one for each where several run one after another."""
+
+    @abstractmethod
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """The logits of a data set, in an order of the model's own; ``rows`` are some samples in an order."""
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets that a predictions file brings along."""
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
+        """Refuse data sets of which this row can say nothing.
+
+        Raises:
+            InputError: naming them.
+        """
+
+    def already_seen(self, one: EvalSet) -> int:
+        """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
+        return 0
+
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
+        """Fit OOD scores on features, which predictions hold already."""
+
+    def release(self) -> None:  # noqa: B027 - predictions take none
+        """Let go of what takes memory."""
+
+
+class RunningModel(Model):
+    """A model, or the members of an ensemble one after another.
+
+    Attributes:
+        argument: the MODEL of the command.
+        options: how it runs.
+    """
+
+    def __init__(self, argument: ModelArgument, options: RunOptions, fit: FitOptions, log: Log) -> None:
+        if options.passes is not None:  # with dropout layers; UsageError for a model that has none
+            argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
+        self.argument, self.options, self._log = argument, options, log
+        self._model: Any = None
+        self._passes: MCDropout | None = None
+        descriptions = [source.description for source in argument.sources]
+        first = descriptions[0]
+        self.name = argument.name
+        self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
+        classes = argument.sources[0].classes
+        assert classes is not None  # with_classes() has been here
+        self.classes, self.reads = classes, first.reads
+        masks = [mask for description in descriptions for mask in description.masks]
+        self.mc_dropout = options.passes
+        passes = 1 if self.mc_dropout is None else self.mc_dropout["samples"]
+        self.members = len(masks) * passes
+        same = all(mask.heads == masks[0].heads for mask in masks)
+        towers = {site.path: site.tower for site in argument.sources[0].sites}
+        self.heads = [
+            {"site": p, "tower": towers[p], "heads": n, "kept": [list(mask.kept[p]) for mask in masks]}
+            for p, n in (masks[0].heads.items() if same else ())
+        ]
+        whole = options.whole_last_block
+        work = [macs(source.description, source.tensors, whole_last_block=whole) for source in argument.sources]
+        self.cost = {
+            "params": sum(parameters(source.tensors) for source in argument.sources),
+            "macs": passes * sum(work),
+            "single_macs": dense_macs(first, whole_last_block=whole),
+        }
+        self.training = trainings_of(descriptions)
+        self.seen = merged(*(description.seen for description in descriptions))
+        self.stored = self._stored(fit)
+        self.on_features = [self.stored.score] if self.stored.score in ON_FEATURES else []
+        self.conventions = {}
+        if first.preprocess.get("max_length") is not None:
+            self.conventions["max_length"] = first.preprocess["max_length"]
+        if first.prompt is not None:
+            self.conventions["prompt"] = list(first.prompt)
+
+    def _stored(self, fit: FitOptions) -> StoredFit:
+        """What the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
+        extras = [source.description.extra for source in self.argument.sources]
+        if len(extras) == 1 and self.mc_dropout is None:
+            return StoredFit.of(extras[0], self.name)
+        why = "of one model alone" if self.mc_dropout is None else "without dropout"
+        warn_of_left_out(self.name, extras, fit, self._log, why)
+        return StoredFit()
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of its files, which are hashed now."""
+        return self.argument.sha256
+
+    def decisive(self) -> dict[str, Any]:
+        """What decides the logits: predictions of other values are of no use."""
+        options = self.options
+        return {
+            "batch_size": options.batch_size,
+            "dtype": options.dtype,
+            "device": next(self.loaded().parameters()).device.type,
+            "whole_last_block": options.whole_last_block,
+            **self.conventions,
+            **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
+        }
+
+    def loaded(self) -> Any:
+        """The model with its weights read, and dropout on where it is asked for."""
+        if self._model is None:
+            options = self.options
+            model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
+            model.read_prompts(self._log, self.name)
+            self._model = model
+            if options.passes is not None:
+                self._passes = MCDropout(model, **options.passes)
+        return self._model
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Run the model."""
+        model, options = self.loaded(), self.options
+        parameter = next(model.parameters())
+        assert one.dataset is not None  # a model that runs needs --data
+        with torch.inference_mode():
+            for batch in batches(
+                one.dataset, model.preprocess, options.batch_size, workers=options.workers, indices=rows
+            ):
+                inputs = move(batch.inputs, parameter.device, parameter.dtype)
+                scores: dict[str, Floats] = {}
+                if self._passes is not None:
+                    logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
+                elif self.detector is None:
+                    logits = model.member_logits(inputs)
+                else:
+                    logits, features = ensemble_features(self._parts(), inputs)
+                    scores = self.detector.scores(logits, features)
+                wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+                yield batch.indices, logits.to("cpu", wide).numpy(), scores
+
+    def _parts(self) -> list[HydraModel]:
+        """The models that run one after another."""
+        return list(getattr(self.loaded(), "models", [self.loaded()]))
+
+    def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:
+        """Fit OOD scores on features, where there are training data; take what the checkpoint holds where not."""
+        stored = self._parts()[0].detector if data is None else None
+        fresh = [name for name in names if stored is None or name not in stored.names]
+        if fresh or stored is None:
+            fitted = self._fitted(fresh, data, neighbours)
+            stored = fitted if stored is None else stored.with_scores(fitted)
+        self.detector = stored
+
+    def _fitted(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
+        parts, options = self._parts(), self.options
+        parameter = next(self.loaded().parameters())
+
+        def inputs() -> Iterator[tuple[Sequence[int], Any]]:
+            if data is None or data.dataset is None:
+                return
+            every = batches(data.dataset, parts[0].preprocess, options.batch_size, workers=options.workers)
+            with self._log.progress(f"{self.name} on fit", len(data), "samples") as progress:
+                for batch in every:
+                    yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
+                    progress.advance(len(batch.indices))
+
+        about = {} if data is None else {**data.to_json(), "knn_k": neighbours}
+        with torch.inference_mode():
+            labels = None if data is None else data.labels
+            return fit_detector(names, parts, inputs(), labels, neighbours, about)
+
+    def release(self) -> None:
+        """Forget the weights."""
+        self._model = self._passes = None
+
+
+class PredictedModel(Model):
+    """Predictions of a model, read from their file; or of an ensemble, from those of its models."""
+
+    def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
+        model = predictions.model
+        self._predictions = predictions
+        self.name = name or str(model["name"])
+        self.labels = model.get("labels")
+        self.members, _, self.classes = predictions.shape(0)
+        self.reads = None
+        self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
+        self.seen: Sequence[Entry] = []
+        self.stored = StoredFit.of(model, predictions.origin)
+        self.on_features = predictions.scores
+        self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
+        self.mc_dropout = model.get("mc_dropout")
+
+    @property
+    def sha256(self) -> Any:
+        """SHA-256 of the models that the predictions are of."""
+        return self._predictions.model.get("sha256")
+
+    def stored_sets(self) -> list[EvalSet]:
+        """The test sets of the file."""
+        spec = self._predictions.origin
+        return [
+            EvalSet(dataset.name, dataset.role, dataset.group, spec, dataset.ids, dataset.labels, dataset.fingerprint)
+            for dataset in sorted(self._predictions.sets, key=lambda stored: stored.role != ID)
+            if dataset.role in (ID, OOD, CORRUPTION)
+        ]
+
+    def check_sets(self, sets: Sequence[EvalSet]) -> None:
+        """Every set must be in the file, sample for sample."""
+        missing = [dataset for dataset in sets if dataset.role != FIT and self._index(dataset) is None]
+        if missing:
+            have = ", ".join(dataset.name for dataset in self._predictions.sets)
+            raise InputError(
+                f"{self._predictions.origin} has no predictions of {', '.join(one.name for one in missing)}",
+                hint=f"it has {have}; a set with other samples, labels or order is another set",
+            )
+
+    def already_seen(self, one: EvalSet) -> int:
+        """As the file says it."""
+        index = self._index(one)
+        return 0 if index is None else self._predictions.sets[index].seen
+
+    def _index(self, one: EvalSet) -> int | None:
+        same = [i for i, entry in enumerate(self._predictions.sets) if entry.fingerprint == one.fingerprint]
+        return next((i for i in same if self._predictions.sets[i].name == one.name), same[0] if same else None)
+
+    def batches(self, one: EvalSet, rows: Sequence[int] | None = None) -> Batches:
+        """Read the file."""
+        index = self._index(one)
+        assert index is not None  # check_sets() has been here
+        yield from self._predictions.batches(index)
+
+
+def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, of: str) -> None:
+    """Warn where a stored calibration or threshold would be expected and is not used.
+
+    Args:
+        name: of the row.
+        documents: those of its models that may hold one.
+        fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
+        log: receives messages.
+        of: of which predictions they were chosen.
+    """
+    unless = {
+        "calibration": fit.temperature,
+        "threshold": fit.threshold or fit.temperature,
+        "ood_score": "told" if fit.scores.told else None,
+    }
+    unused = [
+        key for key, value in unless.items() if value is None and any(document.get(key) for document in documents)
+    ]
+    if unused:
+        log.warn(f"{name}: the stored {' and '.join(unused)} is left out: it was chosen for the predictions {of}")
+
+
+# --- from MODEL arguments to rows -------------------------------------------------------------------------------------
+
+
+def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool) -> None:
+    """Refuse files that no row, or none of this kind, can be written to.
+
+    Raises:
+        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
+    """
+    if keep_logits:
+        for model in models:
+            if isinstance(model, PredictedModel):
+                raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
+    if calibrated:
+        only = models[0]
+        if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
+            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, RunningModel) else None
+            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+
+
+def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
+    """Refuse OOD scores on features that a row cannot have.
+
+    Raises:
+        UsageError: there are no training data, or the row is one of MC dropout.
+        InputError: its predictions file does not hold them, or the training data have no labels.
+    """
+    data = next(iter(of_role(sets, FIT)), None)
+    for model in models:
+        for name in row_scores(model, options).on_features:
+            if isinstance(model, PredictedModel):
+                if name not in model.on_features:
+                    hint = f"write it again: eval --ood-score {name} --fit SPEC --predictions F.st"
+                    raise InputError(f"the predictions of {model.name} hold no scores by {name}", hint=hint)
+            elif model.mc_dropout is not None:
+                raise UsageError(
+                    f"--ood-score {name} is not for --mc-dropout", hint="use a score on logits: mi, msp, ..."
+                )
+            elif data is None and ON_FEATURES[name] and name not in model.on_features:
+                raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
+            elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
+                free = ", ".join(score for score, need in ON_FEATURES.items() if need != "labels")
+                raise InputError(f"--fit {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
+
+
+def row_scores(model: Model, options: EvalOptions) -> RowScores:
+    """The OOD scores of a row."""
+    fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
+    known = list(ON_FEATURES) if fitted else model.on_features
+    return options.fit.scores.of(model.name, model.members, model.stored.score, known)
+
+
+def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
+    """The rows of the answer, found and checked by their headers.
+
+    Args:
+        texts: the MODEL arguments.
+        opening: what the command says about them.
+        options: of the evaluation.
+        log: hears of what they read when they run.
+
+    Raises:
+        UsageError: two rows of one name, or options that a model does not take.
+        InputError: what is wrong with the files.
+    """
+    predicted: dict[int, Model] = {}
+    others: list[str] = []
+    for place, text in enumerate(texts):
+        name, refs = split_model(text)
+        if _are_predictions(text, refs):
+            if options.run.passes is not None:
+                raise UsageError(
+                    f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
+                    hint="give the model; or leave --mc-dropout out, where the file was made with it",
+                )
+            predicted[place] = _predicted(name, refs, options.fit, log)
+        else:
+            others.append(text)
+    data = options.data.data
+    if others and data is None:
+        for ref in (ref for text in others for ref in split_model(text)[1]):
+            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
+                _check_file(ref)  # predictions that are damaged say so
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+    arguments: list[ModelArgument] = []
+    if others and data is not None:
+        arguments = with_classes(find_models(others, opening), data, options.data.limit)
+    running = (RunningModel(argument, options.run, options.fit, log) for argument in arguments)
+    rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
+    names = [row.name for row in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    return rows
+
+
+def _are_predictions(text: str, refs: Sequence[str]) -> bool:
+    """Whether a MODEL is read from predictions, which is refused where only some of its members are."""
+    predictions = [ref for ref in refs if is_predictions(ref)]
+    others = [ref for ref in refs if ref not in predictions]
+    if not predictions or not others:
+        return not others
+    for ref in others:
+        if ref.endswith((".st", ".safetensors")):
+            _check_file(ref)
+    raise UsageError(
+        f"{text}: {predictions[0]} is a predictions file and {others[0]} is a model",
+        hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+    )
+
+
+def _check_file(ref: str) -> None:
+    """Say what is wrong with a file that is damaged or not there, instead of calling it a model."""
+    if not Path(ref).exists():
+        raise InputError(f"no such file: {ref}")
+    if Path(ref).is_file():
+        read_header(ref)
+
+
+def _predicted(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
+    """The row of one predictions file, or of several as one ensemble."""
+    parts = [read_predictions(ref) for ref in refs]
+    name = name or "+".join(Path(ref).stem for ref in refs)
+    if len(parts) == 1:
+        return PredictedModel(name, parts[0])
+    row = PredictedModel(name, Concatenated(parts))
+    warn_of_left_out(name, [part.model for part in parts], fit, log, "of one model alone")
+    return row

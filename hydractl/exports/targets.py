@@ -1,0 +1,183 @@
+"""``fuse --export``: files that run a model without hydractl, each checked against the model when it is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.exports.formats import FORMATS, Graph, Weights, compare, expectations, metadata_of, relocated, traced
+from hydractl.families import classes_of
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import TensorSource, sha256_file
+from hydractl.files.description import Description
+from hydractl.log import Log
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.threshold import stored_score
+from hydractl.model.runtime import HydraModel
+
+MOST_IN_ONE_FILE = 2**31 - 2**26
+"""Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file to export.
+
+    Attributes:
+        kind: its format, a key of :data:`hydractl.exports.formats.FORMATS`.
+        path: the file.
+        data: the file beside it that holds the weights, where they are too many for one file.
+    """
+
+    kind: str
+    path: Path
+    data: Path | None
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of it."""
+        return [self.path] if self.data is None else [self.data, self.path]
+
+    def to_json(self) -> dict[str, Any]:
+        """The planned export as JSON, before it is written."""
+        return {"format": self.kind, "path": str(self.path), **({} if self.data is None else {"data": str(self.data)})}
+
+
+def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
+    """Decide what to write, and check from headers alone that it can be.
+
+    Args:
+        kinds: formats.
+        stem: the paths of the files without their endings.
+        description: of the model.
+        tensors: its weights, which are not read.
+
+    Raises:
+        UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, and a
+            checkpoint with an OOD score on features.
+    """
+    if not kinds:
+        return []
+    for kind in kinds:
+        FORMATS[kind].require()
+    if classes_of(description) is None and not description.labels:
+        raise UsageError(
+            f"--export: {description.arch} has no classes of its own, and a file needs them",
+            hint="name them: --labels FILE",
+        )
+    if (score := stored_score(description.extra)) in ON_FEATURES:
+        raise UsageError(
+            f"--export: the OOD score {score} of this checkpoint is taken of features, which a file cannot give",
+            hint="export the checkpoint as it was before eval --calibrated, or with a score on logits",
+        )
+    large = 4 * sum(tensors.info(name).numel for name in tensors.names()) > MOST_IN_ONE_FILE
+    paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
+    return [
+        Target(kind, path, path.with_name(f"{path.name}.data") if kind == "onnx" and large else None)
+        for kind, path in paths.items()
+    ]
+
+
+def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
+    """The path of a fused checkpoint without its ending; where nothing is exported beside it, any will do.
+
+    Raises:
+        UsageError: for the ending of an exported file.
+    """
+    kind = path.suffix.removeprefix(".")
+    if kinds and kind in FORMATS:
+        raise UsageError(
+            f"--output {path}: the fused checkpoint is no {kind} file",
+            hint=f"-o {path.with_suffix('.st')} writes {path} beside it",
+        )
+    return path.with_name(path.name.removesuffix(".st"))
+
+
+@contextlib.contextmanager
+def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
+    """Claim all files before any work; those not committed when it is over are gone.
+
+    Raises:
+        OutputError: as :class:`hydractl.files.atomic.Output` does.
+    """
+    with contextlib.ExitStack() as stack:
+        files = [file for target in targets for file in target.files]
+        yield Claim(targets, {file: stack.enter_context(Output(file, force=force)) for file in files})
+
+
+class Claim:
+    """Exported files on their way.
+
+    Args:
+        targets: what to write.
+        outputs: every file of them, claimed.
+    """
+
+    def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
+        self._targets, self._outputs = targets, outputs
+
+    def write(self, build: Callable[[], HydraModel], origins: list[str], seed: int, log: Log) -> list[dict[str, Any]]:
+        """Write every file under its temporary name and check it.
+
+        Args:
+            build: makes the model, on the CPU and in float32; what it gives is used up.
+            origins: SHA-256 of the models it was made of.
+            seed: draws the inputs of the check.
+            log: receives a line for every file.
+
+        Returns:
+            For each target, what it is, its inputs, size and SHA-256, and the result of its check.
+
+        Raises:
+            HydraError: where a file does not run, or differs from the model.
+        """
+        if not self._targets:
+            return []
+        model = build()
+        longest = model.family.longest_text(model.description.preprocess)
+        expected = expectations(model, longest, seed)
+        metadata = metadata_of(model.description, origins)
+        graph = traced(model, longest)
+        written = []
+        with log.progress("export", len(self._targets), "files") as progress:
+            for target in self._targets:
+                self._fill(target, graph, metadata)
+                run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
+                check = compare(target.path, run, runtime, expected)
+                self._settle(target)
+                log.detail(f"{target.path}: {runtime} agrees with the model")
+                size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
+                facts = {"bytes": size, "sha256": sha256_file(self._outputs[target.path].temporary)}
+                written.append({**target.to_json(), **facts, "inputs": graph.inputs(), "check": check})
+                progress.advance()
+        return written
+
+    def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
+        """Write the files of one target under their temporary names, by which they also find each other."""
+        with contextlib.ExitStack() as stack:
+            handle, data = stack.enter_context(self._outputs[target.path].opened()), None
+            if target.data is not None:
+                beside = self._outputs[target.data]
+                data = Weights(stack.enter_context(beside.opened()), beside.temporary.name)
+            FORMATS[target.kind].write(graph, metadata, handle, data)
+            handle.flush()
+            if data is not None:
+                data.handle.flush()
+
+    def _settle(self, target: Target) -> None:
+        """Let the graph find its weights under the name that they will have."""
+        if target.data is None:
+            return
+        output = self._outputs[target.path]
+        content = relocated(output.temporary, self._outputs[target.data].target.name)
+        with output.opened() as handle:
+            handle.write(content)
+            handle.flush()
+
+    def commit(self) -> list[Path]:
+        """Put every file in its place; returns them."""
+        return [self._outputs[file].commit() for target in self._targets for file in target.files]

@@ -1,0 +1,109 @@
+"""Stored predictions as what a study decides by: per row the samples of each set, under every OOD score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
+from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
+from hydractl.metrics.calibrators import Calibration, fit
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.probabilities import pooled_log_probs
+from hydractl.metrics.rows import row_blocks
+from hydractl.metrics.samples import Samples, samples_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row on ID data and OOD sets.
+
+    Attributes:
+        members: how many.
+        macs, params: of one sample; None where they are not known.
+        inside: the ID samples, with every OOD score that means something for them.
+        outside: those of each OOD set, likewise.
+        groups: ``near``, ``far`` or None by set.
+    """
+
+    members: int
+    macs: int | None
+    params: int | None
+    inside: Samples
+    outside: Mapping[str, Samples]
+    groups: Mapping[str, str | None]
+
+    @property
+    def scores(self) -> list[str]:
+        """The names of the scores."""
+        return [name for name, values in self.inside.scores.items() if values is not None]
+
+    def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
+        """The samples with one score leading, and alone."""
+        inside, *outside = (
+            replace(one, score=one.scores[score], scores={}) for one in (self.inside, *self.outside.values())
+        )
+        return inside, dict(zip(self.outside, outside, strict=True))
+
+    def block(self, score: str) -> dict[str, Any]:
+        """Every metric with this score, as in the row of an eval."""
+        return {**row_blocks(*self._under(score), self.groups), "ood_score": score}
+
+    def resampled(
+        self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
+    ) -> Resampled:
+        """Every metric with this score, on the data and on its resamples; ``advance`` is called after each."""
+        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, advance=advance)
+
+    def aurocs(self, score: str, rounds: int, seed: int) -> Resampled:
+        """The mean AUROC alone, likewise."""
+        inside, *outside = (one.scores[score] for one in (self.inside, *self.outside.values()))
+        assert inside is not None  # one of self.scores
+        named = dict(zip(self.outside, outside, strict=True))
+        return resample_auroc(inside, named, rounds=rounds, seed=seed)  # type: ignore[arg-type]
+
+
+def fitted_temperature(path: Path) -> Calibration:
+    """The temperature that fits the labels of a predictions file best."""
+    logits, labels, _ = _all(read_predictions(path), 0)
+    assert labels is not None  # the validation data of a study have labels
+    return fit("temperature", pooled_log_probs(logits), labels)
+
+
+def measure(path: Path, calibration: Calibration | None) -> Measured:
+    """A row from its predictions file; probabilities are taken with the calibration."""
+    predictions = read_predictions(path)
+    samples = {}
+    for index, entry in enumerate(predictions.sets):
+        logits, labels, given = _all(predictions, index)
+        own: dict[str, Any] = {"beside": [*SCORES, *given], "given": given, "calibration": calibration, "pairs": False}
+        samples[entry.name] = samples_of(logits, labels if entry.role == "id" else None, **own)
+    groups = {entry.name: entry.group for entry in predictions.sets if entry.role == "ood"}
+    cost: Mapping[str, Any] = predictions.model.get("cost") or {}
+    outside = {name: samples[name] for name in groups}
+    return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), samples["id"], outside, groups)
+
+
+def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:
+    """The logits ``[members, N, classes]`` of a set, its labels ``[N]`` and its scores on features ``[N]``.
+
+    Without samples that could not be read.
+    """
+    members, _, classes = predictions.shape(index)
+    names = predictions.scores
+    empty: Piece = (
+        [],
+        np.zeros((members, 0, classes), dtype=np.float32),
+        {name: np.zeros((members, 0)) for name in names},
+    )
+    pieces = [empty, *predictions.batches(index)]
+    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows, _, _ in pieces])
+    labels = predictions.sets[index].labels
+    logits = np.concatenate([logits for _, logits, _ in pieces], axis=1)
+    # As eval has it, the score of an ensemble is the mean of its members'.
+    given = {name: np.concatenate([scores[name] for *_, scores in pieces], axis=1).mean(axis=0) for name in names}
+    return logits, None if labels is None else labels[rows], given

@@ -1,0 +1,329 @@
+"""The rows that a study compares: each a model made of the one that is studied, by the commands that make it.
+
+To add one, declare it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from hydractl.studies.steps import Step, Value
+
+SEEDS = ("0", "1", "2")
+THREE = ("acc", "ood", "avg")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        name: in the tables, and of its files.
+        model: MODEL, as ``eval`` takes it.
+        steps: that make it.
+        options: more of ``eval`` for this row.
+        stored: whether it is one file, so that it can become ``best.st``.
+        circuit: the circuit that it is made with, and how many heads that removes.
+    """
+
+    name: str
+    model: str
+    steps: tuple[Step, ...] = ()
+    options: Mapping[str, Value] = field(default_factory=dict)
+    stored: bool = True
+    circuit: tuple[Path, int] | None = None
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What rows are made of.
+
+    Attributes:
+        model: MODEL.
+        heads: how many there are at each site that heads may be removed from, by its number in the model.
+        late: the numbers of the sites in the last third of each tower.
+        train: training data, None where there are none.
+        val, ood_val: the data of the search.
+        folder: of the study.
+        search: more options of ``extract-circuit``.
+        common: options for every command of a verb, by verb; ``prune --circuit`` has its own.
+        training: options of ``finetune`` for rows that are trained.
+        objectives: of the search.
+    """
+
+    model: str
+    heads: Mapping[int, int]
+    late: Sequence[int]
+    train: str | None
+    val: str
+    ood_val: str
+    folder: Path
+    search: Mapping[str, Value] = field(default_factory=dict)
+    common: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    training: Mapping[str, Value] = field(default_factory=dict)
+    objectives: Sequence[str] = THREE
+
+    @property
+    def total(self) -> int:
+        """All heads."""
+        return sum(self.heads.values())
+
+    def share(self, part: float) -> int:
+        """How many heads are about a part of all: at least one, and never all."""
+        return min(max(1, round(part * self.total)), self.total - 1)
+
+    def step(
+        self,
+        verb: str,
+        models: Sequence[str],
+        options: Mapping[str, Value],
+        outputs: Sequence[str],
+        needs: Iterable[Step] = (),
+        output: str | None = None,
+        common: str | None = None,
+    ) -> Step:
+        """One command; its files are in the folder of the study. ``common`` names its common options."""
+        paths = tuple(self.folder / name for name in outputs)
+        whole = None if output is None else self.folder / output
+        return Step(verb, tuple(models), {**self.common.get(common or verb, {}), **options}, paths, tuple(needs), whole)
+
+    @cached_property
+    def circuits(self) -> Step:
+        """One search for every objective, as far as the largest row needs; smaller ones take its first removals."""
+        names = [f"circuit.{one}.json" for one in self.objectives] if len(self.objectives) > 1 else ["circuit.json"]
+        objectives = ",".join(self.objectives)
+        budget = self.share(1 / 3 if len(self.objectives) > 1 else 1 / 4)
+        return self._search(objectives, budget, {}, names, "circuit.json")
+
+    @cached_property
+    def late_circuit(self) -> Step:
+        """A search in the last sites alone."""
+        budget = min(self.share(1 / 6), sum(self.heads[site] for site in self.late) - 1)
+        sites = {"sites": ",".join(map(str, self.late))}
+        return self._search("avg", max(1, budget), sites, ["circuit.late.json"], "circuit.late.json")
+
+    def _search(
+        self, objectives: str, budget: int, more: Mapping[str, Value], outputs: Sequence[str], output: str
+    ) -> Step:
+        data: dict[str, Value] = {"data": self.val, "ood": self.ood_val, "objective": objectives}
+        options = {**data, "budget": str(budget), **self.search, **more, "resume": True}
+        return self.step("extract-circuit", [self.model], options, outputs, output=output)
+
+    def circuit(self, objective: str) -> Path:
+        """The file of an objective."""
+        return self.circuits.outputs[list(self.objectives).index(objective)]
+
+    def pruned(self, name: str, circuit: Path, remove: int, search: Step) -> Step:
+        """The member that a circuit leaves after some removals."""
+        options: dict[str, Value] = {"circuit": str(circuit), "remove": str(remove), "force": True}
+        return self.step(
+            "prune",
+            [self.model],
+            options,
+            [f"{name}.mask.json", f"{name}.st"],
+            [search],
+            f"{name}.st",
+            "prune --circuit",
+        )
+
+    def fused(self, name: str, members: Sequence[Step], *, whole: bool = False, **more: object) -> Row:
+        """A row of members fused to one file, with or without the whole model."""
+        models = [*([self.model] if whole else []), *(str(member.outputs[-1]) for member in members)]
+        step = self.step("fuse", models, {"force": True}, [f"{name}.st"], members)
+        return Row(name, str(step.outputs[0]), (step,), **more)  # type: ignore[arg-type]
+
+    def tuned(self, member: Step) -> Step:
+        """A member after fine-tuning."""
+        name = member.outputs[-1].stem
+        assert self.train is not None  # rows that are trained need it
+        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, "resume": True}
+        return self.step("finetune", [str(member.outputs[-1])], options, [f"{name}.tuned.st"], [member])
+
+    def trained(self, name: str, more: Mapping[str, Value]) -> list[Step]:
+        """Members of the whole model that differ in the seed of their training."""
+        assert self.train is not None
+        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
+        return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in SEEDS]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much a study does.
+
+    Attributes:
+        rows: names of rows.
+        approx: of the search; None for an exact one.
+        samples: of each set in the search; None for all.
+        cut: in words, what was left out of what was asked for.
+    """
+
+    rows: Sequence[str]
+    approx: str | None
+    samples: int | None
+    cut: Sequence[str] = ()
+
+
+def smaller(scale: Scale) -> Iterator[Scale]:
+    """The scale that was asked for, and smaller and smaller ones."""
+    yield scale
+    if scale.approx is None:
+        text = "the search is approximated (shortlist:8)"
+        yield (scale := replace(scale, approx="shortlist:8", cut=[*scale.cut, text]))
+    for samples in (1000, 400):
+        if scale.samples is None or scale.samples > samples:
+            text = f"the search takes {samples} samples of each set"
+            yield (scale := replace(scale, samples=samples, cut=[*scale.cut, text]))
+    dear = [name for name in scale.rows if name in (*NEED_THREE, "whole-late")]
+    if dear:
+        rows = [name for name in scale.rows if name not in dear]
+        scale = replace(scale, rows=rows, cut=[*scale.cut, f"the rows {', '.join(dear)} are left out"])
+        yield scale
+    yield replace(scale, samples=min(scale.samples or 150, 150), cut=[*scale.cut, "the search takes 150 samples"])
+
+
+NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
+"""Rows of circuits for three objectives."""
+
+Maker = Callable[[Workshop], list[Row]]
+NEED_TRAIN: set[str] = set()
+DEFAULT: list[str] = []
+MAKERS: dict[str, Maker] = {}
+"""The rows by the names of ``--rows``, in the order of the table."""
+
+
+def row(name: str, *, default: bool = True, train: bool = False) -> Callable[[Maker], Maker]:
+    """Declare the function below as the maker of the rows of a name, made by default or only when asked for."""
+
+    def declare(maker: Maker) -> Maker:
+        MAKERS[name] = maker
+        if train:
+            NEED_TRAIN.add(name)
+        if default:
+            DEFAULT.append(name)
+        return maker
+
+    return declare
+
+
+@row("single")
+def single(shop: Workshop) -> list[Row]:
+    """The model as it is."""
+    return [Row("single", shop.model)]
+
+
+@row("whole-avg")
+def whole_avg(shop: Workshop) -> list[Row]:
+    """The whole model and one circuit for accuracy and OOD detection, at a twelfth, a sixth and a quarter removed."""
+    counts = dict.fromkeys(shop.share(part) for part in (1 / 12, 1 / 6, 1 / 4))
+    circuit = shop.circuit("avg")
+    return [
+        shop.fused(
+            f"whole-avg@{count}",
+            [shop.pruned(f"avg@{count}", circuit, count, shop.circuits)],
+            whole=True,
+            circuit=(circuit, count),
+        )
+        for count in counts
+    ]
+
+
+@row("whole-late")
+def whole_late(shop: Workshop) -> list[Row]:
+    """The same with a circuit in the last third of the sites: whatever comes before runs once."""
+    step = shop.late_circuit
+    count = int(str(step.options["budget"]))
+    member = shop.pruned(f"late@{count}", step.outputs[0], count, step)
+    return [shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(step.outputs[0], count))]
+
+
+@row("whole-three")
+def whole_three(shop: Workshop) -> list[Row]:
+    """The whole model and three circuits, for accuracy, for OOD detection and for both, with a sixth removed each."""
+    count = shop.share(1 / 6)
+    return [shop.fused(f"whole-three@{count}", _three(shop, count), whole=True, circuit=(shop.circuit("avg"), count))]
+
+
+@row("circuits")
+def circuits(shop: Workshop) -> list[Row]:
+    """The paper's three circuits, with a third of the heads removed each, without the whole model."""
+    count = shop.share(1 / 3)
+    return [shop.fused("circuits", _three(shop, count), circuit=(shop.circuit("avg"), count))]
+
+
+def _three(shop: Workshop, count: int) -> list[Step]:
+    return [shop.pruned(f"{one}@{count}", shop.circuit(one), count, shop.circuits) for one in THREE]
+
+
+@row("taylor", train=True)
+def taylor(shop: Workshop) -> list[Row]:
+    """Three members by Taylor scores of different samples, with a third of the heads removed each."""
+    return [shop.fused("taylor", _taylor(shop))]
+
+
+def _taylor(shop: Workshop) -> list[Step]:
+    assert shop.train is not None
+    options: dict[str, Value] = {"method": "taylor", "scope": "global", "remove": str(shop.share(1 / 3))}
+    # The samples are all that members differ in: of more of them, all rank the heads alike.
+    options |= {"samples": "128", "data": shop.train, "force": True}
+    return [
+        shop.step(
+            "prune",
+            [shop.model],
+            {**options, "seed": seed},
+            [f"taylor{seed}.mask.json", f"taylor{seed}.st"],
+            output=f"taylor{seed}.st",
+        )
+        for seed in SEEDS
+    ]
+
+
+@row("circuits-tuned", default=False, train=True)
+def circuits_tuned(shop: Workshop) -> list[Row]:
+    """The three circuits, each fine-tuned."""
+    return [shop.fused("circuits-tuned", [shop.tuned(member) for member in _three(shop, shop.share(1 / 3))])]
+
+
+@row("taylor-tuned", default=False, train=True)
+def taylor_tuned(shop: Workshop) -> list[Row]:
+    """The three Taylor members, each fine-tuned."""
+    return [shop.fused("taylor-tuned", [shop.tuned(member) for member in _taylor(shop)])]
+
+
+@row("deep", default=False, train=True)
+def deep(shop: Workshop) -> list[Row]:
+    """A deep ensemble: the whole model trained from random weights with three seeds."""
+    return [shop.fused("deep", shop.trained("deep", {"init": "random"}))]
+
+
+@row("lora", default=False, train=True)
+def lora(shop: Workshop) -> list[Row]:
+    """A LoRA ensemble of three seeds."""
+    return [shop.fused("lora", shop.trained("lora", {"lora": "4,8"}))]
+
+
+@row("batch-ensemble", default=False, train=True)
+def batch_ensemble(shop: Workshop) -> list[Row]:
+    """BatchEnsemble of three members."""
+    return [shop.fused("batch-ensemble", shop.trained("batch-ensemble", {"batch_ensemble": "0.1"}))]
+
+
+@row("snapshots", default=False, train=True)
+def snapshots(shop: Workshop) -> list[Row]:
+    """A snapshot ensemble: three cycles of one training."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training}
+    options |= {"snapshots": str(len(SEEDS)), "resume": True}
+    names = [f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
+    step = shop.step("finetune", [shop.model], options, names, output="snapshots.st")
+    models = [str(path) for path in step.outputs]
+    fused = shop.step("fuse", models, {"force": True}, ["snapshots.fused.st"], [step])
+    return [Row("snapshots", str(fused.outputs[0]), (fused,))]
+
+
+@row("mc-dropout", default=False)
+def mc_dropout(shop: Workshop) -> list[Row]:
+    """Ten passes with MC dropout."""
+    return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]

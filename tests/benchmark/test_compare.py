@@ -1,0 +1,206 @@
+"""``bench --compare``: what is set beside the MODELs is what it says it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hydractl.benchmark.rows import StockModel, rows_of, stock_cost, unsliced
+from hydractl.errors import UsageError
+from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.fusion.plan import plan_fusion
+from hydractl.log import Log
+from hydractl.model.loading import ModelArgument, build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, member_source, pruned
+from hydractl.settings.measuring import BenchSettings
+from hydractl.verbs.bench import run
+from tests.pico import (
+    VARIANTS,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    stock,
+    zero_columns,
+)
+
+KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
+
+
+def fused(variant: str, merge: list[str]) -> tuple[list[Source], Source]:
+    """Three members, and the fused model of them in memory."""
+    source = source_of(shared_stock(variant), variant)
+    members = [prune_source(source, mask_of(source, kept)) for kept in KEPT]
+    plan = plan_fusion(members, merge)
+    return members, Source("hydra", "0" * 64, plan.description, plan.tensors)
+
+
+def write(source: Source, path: str) -> str:
+    tensors = DictTensors({name: source.tensors.read(name) for name in source.tensors.names()})
+    with open(path, "wb") as handle:
+        write_tensors(handle, tensors, source.description.to_json())
+    return path
+
+
+@pytest.fixture
+def files() -> list[str]:
+    """A whole model, one pruned member, and three members fused."""
+    members, hydra = fused("class-token", ["mlp", "norm", "embed"])
+    whole = source_of(shared_stock("class-token"), "class-token")
+    return [write(whole, "base.st"), write(members[0], "a.st"), write(hydra, "hydra.st")]
+
+
+def measure(*models: str, compare: list[str], **changes: Any) -> dict[str, Any]:
+    few = {"batch_size": [2], "rounds": 2, "warmup": 0, "device": "cpu", "json": True, **changes}
+    return run(BenchSettings(model=list(models), compare=compare, **few), Log()).document
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("files")
+def test_rows_say_what_they_are_and_cost_what_they_hold() -> None:
+    document = measure("base.st", "a.st", "h=hydra.st", compare=["stock", "members", "deep"])
+    rows = {row["model"]: row for row in document["results"]}
+    assert [(name, row["kind"], row["members"]) for name, row in rows.items()] == [
+        ("base", "model", 1),
+        ("base.stock", "stock", 1),
+        ("base.deep", "deep", 3),
+        ("a", "model", 1),
+        ("h", "model", 3),
+        ("h.members", "members", 3),
+        ("h.member0", "member", 1),
+    ]
+    base, deep, member = rows["base"], rows["base.deep"], rows["h.member0"]
+    for key in ("params", "macs", "bytes", "checkpoint_bytes"):
+        assert deep[key] == 3 * base[key]
+    for key in ("params", "macs", "bytes"):
+        # The library runs the last block for all tokens.
+        assert rows["base.stock"][key] > base[key] if key == "macs" else rows["base.stock"][key] == base[key]
+        assert member[key] == rows["a"][key]  # the same heads of the same architecture
+    assert rows["h.members"]["macs"] > rows["h"]["macs"]  # the patch embedding runs once in the fused model
+    assert rows["h.members"]["checkpoint_bytes"] is None and rows["h.members"]["sha256"] == [rows["h"]["sha256"]] * 3
+    assert document["warnings"] == [] and all(len(row["latency_ms"]["runs"]) == 2 for row in document["results"])
+
+
+@pytest.mark.usefixtures("files")
+def test_requirements_are_about_the_models_unless_a_row_is_named() -> None:
+    settings = BenchSettings(
+        model=["base.st", "hydra.st"],
+        compare=["deep"],
+        require=["mac_ratio<=2.9", "base.deep:mac_ratio<=2.9"],
+        batch_size=[1],
+        rounds=1,
+        warmup=0,
+        device="cpu",
+        json=True,
+    )
+    unmet = run(settings, Log()).unmet
+    assert unmet == ["base.deep:mac_ratio<=2.9: mac_ratio of base.deep (batch 1, float32) is 3"]
+
+
+@pytest.mark.usefixtures("files")
+def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
+    with pytest.raises(UsageError) as caught:
+        measure("a.st", "base.st", compare=["stock", "members", "deep"])
+    assert caught.value.problems == [
+        "stock needs a first MODEL with all its heads (or --layout zeroed); a is sliced",
+        "members needs a fused MODEL",
+        "deep needs a fused MODEL, which says how many copies",
+    ]
+    with pytest.raises(UsageError, match="^--compare stock needs .*; hydra is fused$"):
+        measure("hydra.st", compare=["stock"])
+    with pytest.raises(UsageError, match="one single model as the first MODEL; x is 2 models one after another$"):
+        measure("x=a.st+base.st", "hydra.st", compare=["deep"])
+    with pytest.raises(UsageError, match=r"^--compare two rows would be named base.stock$"):
+        measure("base.st", "base.stock=a.st", compare=["stock"])
+
+
+# --- what runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as the library's model, by its own attention and not by hydractl's."""
+    monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)
+    reference = stock(variant)
+    source = source_of(reference, variant)
+    model = StockModel(source, torch.device("cpu"))
+    batch = inputs(variant)
+    with torch.inference_mode():
+        close(model(batch), F.log_softmax(logits(reference, batch), -1))
+    assert type(model.network) is type(reference)
+    monkeypatch.undo()
+    assert stock_cost(source)["params"] == sum(p.numel() for p in reference.parameters())
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
+def test_stock_attends_by_the_fused_operator(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each site, as the library calls it: no attention written out in products and a softmax."""
+    source = source_of(shared_stock(variant), variant)
+    model = StockModel(source, torch.device("cpu"))
+    calls: list[int] = []
+    attend = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or attend(*a, **k))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)  # torch's MultiheadAttention has a faster path of its own for inference
+        with torch.enable_grad():
+            model(model.example_inputs(2))
+    assert len(calls) == sum(site.tower != "text" for site in source.sites)
+
+
+def test_stock_of_a_zeroed_checkpoint_has_its_removed_heads_as_zeros() -> None:
+    reference = stock("class-token")
+    source = source_of(reference, "class-token")
+    mask = mask_of(source, KEPT[0])
+    description, tensors = pruned(source, mask, "sliced")  # as a zeroed file is opened: sliced, but said to be zeroed
+    opened = replace(source, description=replace(description, layout="zeroed"), tensors=tensors)
+    whole = unsliced(opened)
+    assert whole is not None and stock_cost(whole) == stock_cost(source)
+    batch = inputs("class-token")
+    removed = [(s.path, h) for s in source.sites for h in range(3) if h not in mask.kept[s.path]]
+    with torch.inference_mode():
+        expected = F.log_softmax(logits(zero_columns(reference, removed), batch), -1)
+        close(StockModel(whole, torch.device("cpu"))(batch), expected)
+    assert unsliced(prune_source(source, mask)) is None
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
+def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, merge: list[str]) -> None:
+    _, source = fused(variant, merge)
+    whole = HydraModel(source.description, source.tensors).with_classes()
+    batch = inputs(variant)
+    with torch.inference_mode():
+        expected = whole.member_logits(batch)
+        for index in range(3):
+            member = build_model(member_source(source, index)).with_classes()
+            assert member.members == 1 and member.description.kind == "pruned"
+            close(member.member_logits(batch)[0], expected[index])
+
+
+def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
+    source = source_of(shared_stock("class-token"), "class-token")
+    _, hydra = fused("class-token", [])
+    rows = rows_of([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
+    deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")
+    places = [parameter.data_ptr() for parameter in deep.parameters() if parameter.numel()]
+    assert len(places) == len(set(places)) and deep.members == 3
+
+
+@pytest.mark.usefixtures("files")
+def test_the_last_block_for_all_tokens() -> None:
+    """Then the single model does the same work as the library's own."""
+    few = measure("base.st", "h=hydra.st", compare=["stock"])["results"]
+    all_tokens = measure("base.st", "h=hydra.st", compare=["stock"], whole_last_block=True)["results"]
+    assert few[0]["macs"] < few[1]["macs"] == all_tokens[0]["macs"] == all_tokens[1]["macs"]
+    assert few[2]["macs"] < all_tokens[2]["macs"]

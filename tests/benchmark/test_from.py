@@ -1,0 +1,207 @@
+"""``bench --from`` and ``--plot``: the picture and the table are made of the document alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from hydractl.benchmark import measuring
+from hydractl.benchmark.figures import timed
+from hydractl.errors import InputError, OutputError, UsageError
+from hydractl.log import Log
+from hydractl.report.pictures import COLOURS
+from hydractl.report.terminal import render
+from hydractl.settings.measuring import BenchSettings
+from hydractl.verbs.bench import run
+from hydractl.verbs.outcome import Outcome
+
+PICO = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
+MODELS = {"single": (1.0, "model", 1), "single.stock": (0.95, "stock", 1), "hydra": (2.5, "model", 3)}
+
+
+def document(sizes: tuple[int, ...] = (1, 8), dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Any]:
+    """A bench of known times: model times batch size, with five per cent of scatter."""
+    rows = []
+    scatter = 1 + 0.05 * np.linspace(-1, 1, 11)
+    for dtype in dtypes:
+        for size in sizes:
+            for name, (cost, kind, members) in MODELS.items():
+                runs, reference = 0.01 * size * cost * scatter, 0.01 * size * scatter[::-1]
+                figures = timed(list(runs), list(reference), size, 0)
+                known = {"kind": kind, "members": members, "params": 1000 * members, "macs": int(1e8 * cost)}
+                shown = {"device": "cpu", "compile": False, "peak_share": 0.5, "mac_ratio": cost + 0.1 * (cost > 2)}
+                rows.append({"model": name, "batch_size": size, "dtype": dtype, **figures, **known, **shown})
+    machine = {"processor": "a processor", "threads": 1, "peak_macs_per_s": dict.fromkeys(dtypes, 2e10)}
+    return {"schema": "hydractl.bench/1", "results": rows, "machine": machine, "warnings": [], "conventions": {}}
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any measurement is a failure."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(measuring, "Contest", refuse)
+
+
+def again(found: Any = None, **changes: Any) -> Outcome:
+    Path("bench.json").write_text(json.dumps(document() if found is None else found))
+    settings = BenchSettings(from_file="bench.json", **changes)
+    settings.check()
+    return run(settings, Log())
+
+
+def table(found: dict[str, Any], width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(render(found, width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+# --- the document again -----------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
+    outcome = again(require=["ratio<=2", "single.stock:ratio<=0.5"])
+    assert outcome.document == document() and outcome.files == []
+    stock = [row for row in document()["results"] if row["model"] == "single.stock"]
+    hydra = [row for row in document()["results"] if row["model"] == "hydra"]
+    assert outcome.unmet == [
+        *[f"ratio<=2: ratio of hydra (batch {r['batch_size']}, float32) is {r['ratio']:.6g}" for r in hydra],
+        *[
+            f"single.stock:ratio<=0.5: ratio of single.stock (batch {r['batch_size']}, float32) is {r['ratio']:.6g}"
+            for r in stock
+        ],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: d.update(schema="hydractl.eval/1"), "not the JSON of bench"),
+        (lambda d: d.update(results=[]), "results is [], not a list of 1 or more"),
+        (lambda d: d["results"][1].pop("latency_ms"), "results[1] has no latency_ms"),
+        (lambda d: d["results"][1]["latency_ms"].pop("median"), "results[1].latency_ms has no median"),
+        (lambda d: d["results"][0]["latency_ms"].update(runs=[1, None]), "results[0].latency_ms.runs[1] is null"),
+        (lambda d: d["results"][0]["latency_ms"].update(runs=[]), "results[0].latency_ms.runs is [], not a list of 1"),
+        (lambda d: d["results"][0].update(ratio=-1, ratio_ci=[1]), "results[0].ratio is -1, not a number above 0"),
+        (lambda d: d["results"][0].update(ratio_ci=[1]), "results[0].ratio_ci is [1], not a list of 2 or more"),
+        (lambda d: d["results"][0].update(params=True), "results[0].params is True, not a number"),
+        (lambda d: d["results"].append(3), "results[6] is 3, not an object"),
+        (lambda d: d["results"][2].update(dtype=["float32"]), "results[2].dtype is ['float32'], not a text"),
+    ],
+)
+def test_another_document_is_refused(damage: Any, message: str) -> None:
+    broken = copy.deepcopy(document())
+    damage(broken)
+    with pytest.raises(InputError) as caught:
+        again(broken)
+    assert message in "\n".join([caught.value.message, *caught.value.problems])
+
+
+def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
+    with pytest.raises(InputError, match="not the JSON of bench"):
+        again([1])
+    plan = run(BenchSettings(model=[PICO], dry_run=True, device="cpu"), Log()).document
+    with pytest.raises(InputError) as caught:
+        again(plan)
+    assert caught.value.hint == "a dry run measures nothing"
+
+
+def test_what_says_how_to_measure_has_no_effect() -> None:
+    with pytest.raises(UsageError) as caught:
+        again(model=["a.st"], rounds=3, compare=["deep"], plot="a.pdf")
+    assert caught.value.problems == [
+        "--compare has no effect with --from bench.json",
+        "--rounds has no effect with --from bench.json",
+        "MODEL has no effect with --from bench.json",
+        "--plot must end in .png or .svg, not 'a.pdf'",
+    ]
+    with pytest.raises(UsageError, match="^bench needs a MODEL, or --from FILE$"):
+        BenchSettings().check()
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_sets_times_beside_mult_adds_within_80_columns() -> None:
+    found = document()
+    found["results"][2]["noisy"] = True
+    lines = table(found)
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "batch 1, float32, cpu, 11 rounds"
+    hydra = next(line for line in lines if line.startswith("hydra")).split()
+    row = found["results"][2]
+    low, high = row["ratio_ci"]
+    assert hydra == [
+        *["hydra", "25.0", "40.0", f"{row['ratio']:.3f}", f"{low:.3f}..{high:.3f}~", "2.600", "50", "%"],
+    ]
+    assert sum("~ noisy" in line for line in lines) == 1
+    assert any(line.split() == ["single.stock", "stock", "1", "1.00", "K", "95.00", "M", "-"] for line in lines)
+    assert lines[-1] == "peak, mult-adds a second: float32 20.00 G"
+
+
+def test_a_bench_of_an_older_version_still_has_a_table() -> None:
+    found = document()
+    for row in found["results"]:
+        for key in ("kind", "members", "noisy", "peak_share"):
+            row.pop(key)
+    found["machine"].pop("peak_macs_per_s")
+    assert "single.stock" in "\n".join(table(found))
+
+
+# --- the plot ---------------------------------------------------------------------------------------------------------
+
+
+def colours(path: str) -> set[str]:
+    """The colours that fill a good part of a picture."""
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    values, counts = np.unique(pixels, axis=0, return_counts=True)
+    return {"#{:02X}{:02X}{:02X}".format(*v) for v, n in zip(values, counts, strict=True) if n > len(pixels) / 200}
+
+
+def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
+    assert again(plot="a.png").files == [Path("a.png")]
+    again(plot="b.png")
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert colours("a.png") & set(COLOURS) == set(COLOURS[:3])
+
+
+def test_an_svg_says_what_its_axes_are() -> None:
+    found = document(dtypes=("float32", "bfloat16"))
+    for name in ("a.SVG", "b.svg"):
+        again(found, plot=name)
+    text = Path("a.SVG").read_text(encoding="utf-8")
+    assert text == Path("b.svg").read_text(encoding="utf-8")
+    for words in (
+        *("samples per second", "time, relative to single", "n = 11 runs", "n = 11 ratios, 95 % interval"),
+        *("bfloat16, cpu", "single.stock", "ratio of mult-adds"),
+    ):
+        assert words in text, words
+
+
+def test_more_models_than_colours_are_told_apart_by_hatches() -> None:
+    found = document(sizes=(4,))
+    row = found["results"][2]
+    found["results"] += [{**row, "model": f"m{n}"} for n in range(9)]
+    again(found, plot="a.svg")
+    assert Path("a.svg").read_text(encoding="utf-8").count("<pattern") >= 2
+
+
+def test_outputs_are_claimed_before_anything_else() -> None:
+    Path("a.png").write_text("old")
+    with pytest.raises(OutputError):
+        again(plot="a.png")
+    with pytest.raises(OutputError):
+        run(BenchSettings(model=[PICO], plot="a.png", device="cpu"), Log())
+    assert Path("a.png").read_text() == "old"
+    again(plot="a.png", force=True)
+    assert Image.open("a.png").format == "PNG"

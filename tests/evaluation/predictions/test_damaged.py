@@ -1,0 +1,128 @@
+"""Predictions files and calibrations that nobody wrote: one line and exit code 3, whatever stands in them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+
+HEADS = [{"site": "blocks.0.attn", "tower": "main", "heads": 3, "kept": [[0, 1]]}]
+MODEL = {
+    "name": "m",
+    "sha256": "0" * 64,
+    "labels": ["a", "b", "c"],
+    "heads": HEADS,
+    "cost": {"params": 10, "macs": None, "single_macs": None},
+    "calibration": {"kind": "vector", "temperature": None, "scale": [1.0, 1.0, 1.0], "bias": [0.0, 0.1, 0.2]},
+    "threshold": {"score": "msp", "value": -0.5, "rule": "id:0.05"},
+}
+SETS = [
+    SetEntry("id", "id", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f0"),
+    SetEntry("s", "ood", "near", ["b0", "b1"], None, "f1"),
+    SetEntry("fog/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f2"),
+    SetEntry("snow/1", "corruption", None, ["a0", "a1", "a2", "a3"], np.array([0, 1, 2, 0]), "f3"),
+]
+
+
+def written(path: Path, change: Any = lambda document: None) -> Path:
+    with PredictionsWriter(path, MODEL, SETS, members=1, classes=3) as writer:
+        for index, one in enumerate(SETS):
+            logits = np.random.default_rng(index).normal(size=(1, len(one.ids), 3)).astype(np.float32)
+            writer.write(index, range(len(one.ids)), logits)
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    document = copy.deepcopy(json.loads(header["__metadata__"]["hydractl"]))
+    change(document)
+    header["__metadata__"]["hydractl"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+    return path
+
+
+def put(*keys: Any, value: Any) -> Any:
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        if value is ...:
+            del document[keys[-1]]
+        else:
+            document[keys[-1]] = value
+
+    return change
+
+
+def test_the_file_itself_is_a_row(tmp_path: Path, capsys: Any) -> None:
+    path = written(tmp_path / "p.st")
+    assert main(["eval", str(path), "--json", "-q"]) == 0
+    row = json.loads(capsys.readouterr().out)["models"][0]
+    assert row["id"]["n"] == 4 and row["threshold"]["value"] == -0.5 and set(row["corruptions"]) == {"fog", "snow"}
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("model", "labels", value=True),
+        put("model", "labels", value=["a", "b"]),
+        put("model", "labels", value=["a", "b", 3]),
+        put("model", "heads", value="x"),
+        put("model", "heads", 0, "kept", value=[["a"]]),
+        put("model", "heads", 0, "site", value=...),
+        put("model", "cost", value=[1]),
+        put("model", "cost", "params", value="many"),
+        put("model", "cost", "macs", value=10**400),
+        put("model", "calibration", value=[]),
+        put("model", "calibration", "bias", 0, value=10**400),
+        put("model", "threshold", value=True),
+        put("model", "threshold", value=[]),
+        put("model", "threshold", "value", value=None),
+        put("model", "threshold", "value", value=10**400),
+        put("model", "threshold", "rule", value=...),
+        put("model", value=[]),
+        put("model", "name", value=...),
+        put("sets", 1, "group", value=...),
+        put("sets", 1, "role", value="test"),
+        put("sets", 1, "name", value="id"),
+        put("sets", 1, "name", value="edges"),
+        put("sets", 0, "name", value="tested"),
+        put("sets", 3, "name", value="snow/2"),
+    ],
+)
+def test_damage_is_one_error(change: Any, tmp_path: Path, capsys: Any) -> None:
+    path = written(tmp_path / "p.st", change)
+    assert main(["eval", str(path), "--json", "-q"]) == 3
+    found = capsys.readouterr()
+    assert found.err.startswith("error: ") and "p.st" in found.err and "internal" not in found.err and not found.out
+
+
+def test_sets_of_other_shapes_are_refused(tmp_path: Path, capsys: Any) -> None:
+    from hydractl.evaluation.predictions.reading import _problems_between_sets as set_problems
+
+    sets = [("id", "id"), ("ood", "s")]
+    assert set_problems(sets, [(2, 4, 3), (2, 9, 3)]) == []
+    assert set_problems(sets, [(2, 4, 3), (1, 9, 3)]) and set_problems(sets, [(2, 4, 3), (2, 9, 4)])
+
+
+def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys: Any) -> None:
+    from hydractl.evaluation.models import StoredFit
+
+    for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
+        with pytest.raises(Exception, match="m.st: a threshold is"):
+            StoredFit.of({"threshold": threshold}, "m.st")
+
+
+def test_truncated_predictions_say_so_without_data(tmp_path: Path, capsys: Any) -> None:
+    path = written(tmp_path / "p.st")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert main(["eval", str(path), "-q"]) == 3
+    assert "p.st" in capsys.readouterr().err

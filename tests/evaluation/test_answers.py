@@ -1,0 +1,105 @@
+"""What an answer says beside its numbers, and what is run for nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.evaluation.answer import sentences
+
+TEST = ["--data", "builtin:digits/test", "--limit", "30"]
+VAL = ["--val", "builtin:digits/val"]
+
+
+def test_sentences_are_about_what_is_in_the_answer(answer: Callable[..., Any]) -> None:
+    plain = set(answer("base.st", *TEST)["conventions"])
+    asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout"}
+    of_ood = {"auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "roc", "near_avg", "far_avg", "ood_avg"}
+    of_several = {"disagreement", "pairs"}
+    assert plain == {*sentences(), "ood_score", "ood_scores"} - asked - of_ood - of_several
+    files = ["base.st", "t0.st+t1.st"]
+    chosen = [*VAL, "--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.2", "--bootstrap", "10"]
+    full = answer(*files, *TEST, "--ood", "ci:far=builtin:letters", *chosen)["conventions"]
+    assert set(full) == {*sentences(), "ood_score", "ood_scores"} - {"near_avg", "mc_dropout"}
+    named = answer("base.st", *TEST, "--ood", "threshold=builtin:letters")["conventions"]
+    assert "threshold" not in named and {"auroc", "ood_avg"} <= set(named) and "far_avg" not in named
+
+
+def test_validation_data_are_run_only_for_what_is_chosen_on_them(
+    run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydractl.evaluation.models import RunningModel
+
+    ran: list[str] = []
+    batches = RunningModel.batches
+
+    def spy(self: Any, one: Any, rows: Any = None) -> Any:
+        ran.append(one.name)
+        return batches(self, one, rows)
+
+    monkeypatch.setattr(RunningModel, "batches", spy)
+    sets = [*TEST, *VAL, "--val-ood", "s=builtin:symbols", "-o", "e.json", "--force"]
+
+    def asked(*options: str) -> list[str]:
+        ran.clear()
+        capsys.readouterr()
+        run("eval", "base.st", *sets, *options)
+        return sorted(ran)
+
+    assert asked() == ["id"]
+    told = capsys.readouterr().err
+    assert "--val is not run: nothing is chosen on it" in told and "--val-ood s is not run" in told
+    assert asked("--temperature", "2", "--threshold", "-0.5") == ["id"]
+    for options in (["--temperature", "vector"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
+        assert asked(*options) == ["id", "val"]
+        assert "--val is not run" not in capsys.readouterr().err
+    assert asked("--threshold", "ood:0.9") == ["id", "s"]
+    assert asked("--predictions", "p.st") == ["id", "s", "val"]
+    assert "not run" not in capsys.readouterr().err
+
+
+def test_a_stored_calibration_says_what_it_was_fitted_on(run: Any, answer: Callable[..., Any]) -> None:
+    fitted = answer("base.st", *TEST, *VAL, "--temperature", "fit", "--calibrated", "k.st")["models"][0]["calibration"]
+    assert fitted["stored"] is False and fitted["fitted_on"]["spec"] == "builtin:digits/val"
+    again = answer("k.st", *TEST, "--predictions", "p.st")["models"][0]["calibration"]
+    assert again == {**fitted, "stored": True}
+    assert answer("p.st")["models"][0]["calibration"] == again
+    other = answer("k.st", *TEST, "--temperature", "2")["models"][0]["calibration"]
+    assert other["stored"] is False and other["fitted_on"] is None
+    more = [*TEST, "--threshold", "-0.5", "--calibrated", "m.st"]
+    run("eval", "k.st", *more, "-o", "e.json")
+    assert answer("m.st", *TEST)["models"][0]["calibration"] == again
+
+
+def test_a_finished_file_with_skipped_samples_is_finished(run: Any, capsys: Any) -> None:
+    for i in range(6):
+        Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")
+    Path("images/1/bad.png").write_bytes(b"")
+    words = ["eval", "base.st", "--data", "images", "--on-bad", "skip", "--predictions", "p.st", "--resume"]
+    run(*words, "-o", "e.json")
+    before = Path("p.st").stat().st_mtime_ns
+    capsys.readouterr()
+    run(*words, "-o", "f.json")
+    text = capsys.readouterr().err
+    assert "p.st is complete" in text and "bad.png" in text and Path("p.st").stat().st_mtime_ns == before
+    first, second = (json.loads(Path(name).read_text()) for name in ("e.json", "f.json"))
+    assert first["data"] == second["data"] and first["data"]["id"]["skipped"]["n"] == 1
+    assert [row["id"] for row in first["models"]] == [row["id"] for row in second["models"]]
+    run(*[word for word in words if word not in ("--on-bad", "skip")], "-o", "g.json", code=3)
+
+
+def test_what_is_chosen_on_the_test_data_is_marked_if_allowed(run: Any, answer: Callable[..., Any]) -> None:
+    own = ["--val", "builtin:digits/test", "--temperature", "fit", "--limit", "30"]
+    run("eval", "base.st", *TEST, *own, code=3)
+    assert answer("base.st", *TEST, *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
+    run("eval", "p.st", *own, code=3)
+    assert answer("p.st", *own, "--allow-seen")["models"][0]["seen"] == {"id": 30}
+    run("eval", "base.st", *TEST, "--ood", "o=builtin:digits/test", "--allow-seen", code=3)

@@ -1,0 +1,186 @@
+"""OOD scores on features: fitted by eval, kept in predictions and checkpoints, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+
+import hydractl
+from hydractl.data import open_data
+from hydractl.evaluation.predictions.reading import read_predictions
+from hydractl.files.checkpoint import DictTensors, write_tensors
+from hydractl.files.header import read_header
+from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.rows import ood_metrics
+from tests.pico_clip import pico_clip, publish_clip
+
+TEST = ["--data", "builtin:digits/test", "--ood", "l=builtin:letters"]
+FIT = ["--fit", "builtin:digits/train", "--limit", "400"]
+
+
+def samples(model: Any, spec: str, limit: int | None = None) -> Any:
+    data = open_data(spec, limit=limit)
+    return model.preprocess([data[i] for i in range(len(data))])
+
+
+def features(name: str, spec: str) -> np.ndarray:
+    """By timm's own forward."""
+    model = hydractl.load(name, device="cpu")
+    (network,) = model.networks
+    with torch.no_grad():
+        state = network.forward_features(samples(model, spec, 400))
+        return network.forward_head(state, pre_logits=True).double().numpy()
+
+
+def mahalanobis(name: str, spec: str) -> np.ndarray:
+    x, y = features(name, "builtin:digits/train"), np.asarray(open_data("builtin:digits/train", limit=400).labels)
+    means = [x[y == c].mean(axis=0) for c in range(10)]
+    centred = np.concatenate([x[y == c] - means[c] for c in range(10)])
+    # The norm in front of the classifier leaves one direction without spread.
+    precision = np.linalg.pinv(centred.T @ centred / len(x), rcond=1e-11, hermitian=True)
+    return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in features(name, spec)])
+
+
+def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any], run: Any) -> None:
+    asked = [*TEST, *FIT, "--ood-score", "mahalanobis"]
+    row = answer("t0.st+t1.st", *asked)["models"][0]
+    inside, outside = (
+        (mahalanobis("t0.st", spec) + mahalanobis("t1.st", spec)) / 2
+        for spec in ("builtin:digits/test", "builtin:letters")
+    )
+    assert row["ood"]["l"]["auroc"] == pytest.approx(ood_metrics(inside, outside)["auroc"], abs=1e-4)
+    assert row["ood_score"] == "mahalanobis" and row["fitted_on"]["n"] == 400
+    for name in ("t0", "t1"):
+        run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
+    both = answer("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
+    assert both["ood"]["l"] == pytest.approx(row["ood"]["l"], abs=1e-9)
+
+
+def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any], run: Any, capsys: Any) -> None:
+    asked = [*TEST, *FIT, "--ood-score", "all", "--allow-seen"]
+    run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    again = answer("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
+    assert again["scores"] == row["scores"] and {*ON_FEATURES} < {*row["scores"]}
+    assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
+    assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
+    before = Path("p.st").read_bytes()
+    whole = read_predictions("p.st")
+    logits = Path("p.st").read_bytes().find(whole.piece(1, range(200, 201))[0].tobytes())
+    Path("p.st.part").write_bytes(before[:logits] + b"\xff" * 4 * 10 + before[logits + 4 * 10 :])
+    Path("p.st").unlink()
+    run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "r.json", "--resume")
+    assert Path("p.st").read_bytes() == before
+    run("eval", "hydra.st", *TEST, "--allow-seen", "--predictions", "q.st", "-o", "f.json")
+    run("eval", "q.st", "--ood-score", "knn", "--allow-seen", "-o", "g.json", code=3)
+    assert "the predictions of q hold no scores by knn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("score", ["mahalanobis", "rmd", "knn", "vim", "react", "ash", "energy", "mi"])
+def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
+    fitted = FIT if score not in ("energy", "mi") else []
+    asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05", "--allow-seen"]
+    first = answer("hydra.st", *TEST, *asked, "--batch-size", "400", "--calibrated", "k.st")["models"][0]
+    run("eval", "k.st", *TEST, "--batch-size", "400", "--limit", "400", "--predictions", "p.jsonl", "-o", "e.json")
+    again = json.loads(Path("e.json").read_text())["models"][0]
+    assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
+    assert again["cost"] == first["cost"], "what a score was fitted to is no weight of the model"
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    model = hydractl.load("k.st", device="cpu")
+    given = samples(model, "builtin:digits/test", 400)
+    found = model.ood_score(given)
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx([line["ood_score"] for line in lines])
+    assert model.is_ood(given).tolist() == [line["is_ood"] for line in lines]
+
+
+def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
+    run("eval", "base.st", *TEST, *FIT, "--ood-score", "knn", "--knn-k", "5", "--calibrated", "k.st", "-o", "e.json")
+    run("eval", "k.st", *TEST, "--ood-score", "knn,ash", "--temperature", "2", "--calibrated", "k2.st", "-o", "f.json")
+    first, second = (json.loads(Path(name).read_text())["models"][0] for name in ("e.json", "f.json"))
+    assert second["scores"]["knn"]["ood"]["l"]["n"] == 350 and second["fitted_on"] == first["fitted_on"]
+    assert first["fitted_on"]["knn_k"] == 5
+    given = samples(hydractl.load("base.st", device="cpu"), "builtin:letters", 9)
+    scores = [hydractl.load(name, device="cpu").ood_score(given) for name in ("k.st", "k2.st")]
+    assert torch.equal(*scores)
+    capsys.readouterr()
+    for name in ("k.st", "base.st"):
+        run("--info", name, "--json")
+    kept, plain = (json.loads(text)["parameters"] for text in re.split(r"\n(?={)", capsys.readouterr().out))
+    assert kept == plain
+    run("fuse", "k.st", "--export", "pt2", "-o", "x", code=2)
+    assert "the OOD score knn of this checkpoint is taken of features" in capsys.readouterr().err
+    run("prune", "k.st", "--method", "magnitude", "--keep", "2", "-o", "p.st", "-q")
+    assert answer("p.st", *TEST)["models"][0]["ood_score"] == "msp"
+    assert answer("k.st", *TEST, "--ood-score", "msp")["models"][0]["ood_score"] == "msp"
+    run("eval", "both=k.st+t0.st", *TEST, "-o", "g.json")
+    assert "the stored ood_score is left out" in capsys.readouterr().err
+    run("eval", "k.st", "--data", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
+    with pytest.raises(hydractl.errors.UsageError, match="holds no threshold"):
+        hydractl.load("k.st", device="cpu").is_ood(given)
+
+
+@pytest.mark.parametrize(
+    ("part", "score", "complaint"),
+    [
+        ("hydractl.ood.0.centre", "mahalanobis", "what the OOD score was fitted to does not fit the model"),
+        ("", "kmn", "there is no OOD score 'kmn'"),
+        ("hydractl.ood.0.", "mahalanobis", "the checkpoint holds a broken OOD score 'mahalanobis'"),
+    ],
+)
+def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str, complaint: str) -> None:
+    run("eval", "base.st", *TEST, *FIT, "--ood-score", "mahalanobis", "--calibrated", "k.st", "-o", "e.json")
+    header = read_header("k.st")
+    with safetensors.safe_open("k.st", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if not part or not name.startswith(part)}  # noqa: SIM118
+    document = {**header.description, "extra": {"ood_score": {"score": score}}}
+    with open("broken.st", "wb") as handle:
+        write_tensors(handle, DictTensors(tensors), document)
+    run("eval", "broken.st", *TEST, "-o", "f.json", code=3)
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        (["--ood-score", "knn"], 2, "--ood-score knn needs --fit SPEC, training data of base"),
+        (["--fit", "builtin:digits/train"], 2, "--fit needs an --ood-score on features"),
+        (["--ood-score", "vim", "--fit", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
+        (["--ood-score", "knn", "--fit", "builtin:digits/train", "--mc-dropout", "0.1"], 2, "is not for --mc-dropout"),
+        (["--ood-score", "rmd", "--fit", "builtin:letters"], 3, "--fit builtin:letters has no labels, which rmd needs"),
+        (["--ood-score", "knn", "--fit", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
+        (
+            ["--ood-score", "knn", *FIT, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
+            3,
+            "--fit and --val have samples in common",
+        ),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    run: Any, capsys: pytest.CaptureFixture[str], options: list[str], code: int, complaint: str
+) -> None:
+    run("eval", "base.st", "--data", "builtin:digits/test", *options, code=code)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_zero_shot_model_is_scored_by_its_image_embeddings(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    publish_clip(pico_clip(), "clip", tmp_path / "clip")
+    asked = ["--data", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
+    fitted = ["--fit", "builtin:digits/train", "--ood-score", "vim,mahalanobis,ash", "--calibrated", "k.st"]
+    run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["ood_score"] == "vim" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
+    model = hydractl.load("k.st", device="cpu")
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    found = model.ood_score(samples(model, "builtin:digits/test", 60))
+    assert found.tolist() == pytest.approx([line["ood_score"] for line in lines], rel=1e-5)
+    with torch.no_grad():
+        assert torch.isfinite(model.zero_shot(["a", "b"]).ood_score(samples(model, "builtin:letters", 3))).all()

@@ -1,0 +1,112 @@
+"""``eval --mc-dropout``: passes are members, at the cost of all of them, to the same bytes whenever it is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from hydractl.evaluation.predictions.reading import read_predictions
+
+TEST = ["--data", "builtin:digits/test", "--limit", "40", "--allow-seen"]
+SETS = ["--ood", "letters:far=builtin:letters"]
+MC = ["--mc-dropout", "0.2", "--samples", "4"]
+
+
+@pytest.mark.long
+def test_passes_are_members_and_cost_as_much(answer: Callable[..., Any]) -> None:
+    files = ["base.st", "hydra.st", "two=t0.st+t1.st"]
+    plain = answer(*files, *TEST)["models"]
+    found = answer(*files, *TEST, *SETS, *MC, "--bootstrap", "10", "--report", "r.html", "--card", "card.md")
+    for row, one, members in zip(found["models"], plain, (1, 3, 2), strict=True):
+        assert row["name"] == one["name"] and row["heads"] == one["heads"]
+        assert len(row["members"]) == 4 * members and row["diversity"]["letters"]["pairs"] == []
+        assert row["cost"] == {**one["cost"], "macs": 4 * one["cost"]["macs"]}
+        assert row["mc_dropout"] == {"p": 0.2, "samples": 4, "seed": 0} and "mc_dropout" not in one
+        assert row["diversity"]["id"]["mi"] > max(1e-5, one["diversity"]["id"]["mi"])
+        assert row["id"] != one["id"] and len({m["nll"] for m in row["members"]}) == 4 * members
+    assert "mc_dropout" in found["conventions"] and "mc_dropout" not in answer("base.st", *TEST)["conventions"]
+    page = Path("r.html").read_text()
+    assert "4 passes, dropout rate 0.2, seed 0" in page
+    assert "4 passes of MC dropout (rate 0.2), averaged." in Path("card.md").read_text()
+
+
+def test_without_a_rate_it_is_the_model(answer: Callable[..., Any]) -> None:
+    plain, found = (answer("base.st", *TEST, *SETS, *more)["models"][0] for more in ([], ["--mc-dropout", "0"]))
+    assert found["mc_dropout"]["samples"] == 10 and len(found["members"]) == 10
+    for key in ("accuracy", "aurc", "ece", "aece"):
+        assert found["id"][key] == pytest.approx(plain["id"][key], abs=1e-12)
+    assert found["id"]["nll"] == pytest.approx(plain["id"]["nll"], rel=1e-12)
+    assert found["members"][3] == plain["id"]
+    assert found["diversity"]["id"] == {"mi": 0.0, "disagreement": 0.0, "pairs": []}
+
+
+def command(name: str, *more: str) -> list[str]:
+    files = ["--predictions", f"{name}.st", "-o", f"{name}.json", "-q"]
+    return ["eval", "hydra.st", *TEST, *SETS, *MC, "--batch-size", "7", *files, *more]
+
+
+def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answer: Any, capsys: Any) -> None:
+    run(*command("a"))
+    run(*command("b", "--seed", "1"))
+    whole = Path("a.st").read_bytes()
+    assert Path("b.st").read_bytes() != whole
+    logits = safetensors.numpy.load_file("a.st")["sets.0.logits"]
+    assert logits.shape == (12, 40, 10) and len({one.tobytes() for one in logits}) == 12
+
+    # What a kill leaves: two of the batches of the ID data and the end of the letters are not there yet.
+    begun = read_predictions("a.st")
+    part = bytearray(whole)
+    data = safetensors.numpy.load_file("a.st")
+    for index, samples in ((0, [*range(7, 14), *range(21, 28)]), (1, range(14, len(begun.sets[1].ids)))):
+        values = data[f"sets.{index}.logits"]
+        start = whole.index(values.tobytes())
+        for member in range(12):
+            for sample in samples:
+                at = start + (member * values.shape[1] + sample) * 40
+                part[at : at + 40] = b"\xff" * 40
+    Path("e.st.part").write_bytes(part)
+    run(*command("e", "--resume"))
+    assert Path("e.st").read_bytes() == whole
+
+    Path("d.st.part").write_bytes(part)
+    run(*["5" if word == "4" else word for word in command("d", "--resume")], code=3)
+    assert "mc_dropout: " in capsys.readouterr().err
+    row, again = json.loads(Path("a.json").read_text())["models"][0], answer("a.st", "--allow-seen")["models"][0]
+    assert {**again, "name": "hydra"} == row
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["base.st", "--samples", "5"], "--samples (flag) needs --mc-dropout"),
+        (["base.st", "--mc-dropout", "1"], "--mc-dropout must be less than 1"),
+        (["base.st", "--mc-dropout", "-0.1"], "--mc-dropout must be at least 0"),
+        (["base.st", *MC[:2], "--samples", "1"], "--samples must be at least 2"),
+        (["base.st", *MC, "--temperature", "2", "--calibrated", "k.st"], "--calibrated keeps what was chosen for"),
+        (["base.st", "p.st", *MC], "--mc-dropout runs a model, and p.st is a predictions file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Any, capsys: Any, words: list[str], complaint: str) -> None:
+    from tests.evaluation.stored import write_predictions
+
+    write_predictions("p.st")
+    run("eval", *words, "--data", "builtin:digits/test", code=2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_stored_temperature_is_left_out_with_a_warning(run: Any, answer: Any, capsys: Any) -> None:
+    run("eval", "base.st", *TEST, "--temperature", "3", "--calibrated", "k.st", "-o", "e.json")
+    capsys.readouterr()
+    for words in (["k.st", *MC], ["k.st+t0.st"]):
+        assert "calibration" not in answer(*words, *TEST)["models"][0]
+        run("eval", *words, *TEST, "-o", "e.json", "--force")
+        assert "the stored calibration is left out" in capsys.readouterr().err
+    run("eval", "k.st", *MC, *TEST, "--temperature", "none", "-o", "e.json", "--force")
+    assert "left out" not in capsys.readouterr().err
+    assert np.isfinite(json.loads(Path("e.json").read_text())["models"][0]["id"]["nll"])

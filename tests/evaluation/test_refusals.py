@@ -1,0 +1,115 @@
+"""What an eval refuses before it computes anything, and what its predictions hold in any case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.evaluation.predictions.reading import read_predictions
+
+TEST = ["--data", "builtin:digits/test", "--limit", "30"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_computed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases named ``early`` fail when a model is asked for a logit."""
+    if "early" in request.node.name:
+        from hydractl.evaluation.models import RunningModel
+
+        def computes(*_: object) -> None:
+            raise AssertionError("this is refused too late")
+
+        monkeypatch.setattr(RunningModel, "batches", computes)
+
+
+def test_resume_replaces_no_file_but_predictions(run: Any, capsys: Any) -> None:
+    weights = Path("base.st").read_bytes()
+    Path("copy.st").write_bytes(weights)
+    run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "-o", "e.json", code=5)
+    assert "copy.st" in capsys.readouterr().err and Path("copy.st").read_bytes() == weights
+    Path("copy.st").write_bytes(b"not even safetensors")
+    run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "-o", "e.json", code=5)
+    assert Path("copy.st").read_bytes() == b"not even safetensors" and not Path("e.json").exists()
+    run("eval", "c.st", *TEST, "--predictions", "copy.st", "--resume", "--force", "-o", "e.json")
+    assert read_predictions("copy.st").model["name"] == "c"
+
+
+def test_a_dry_run_of_resume_is_refused_where_the_run_is(run: Any) -> None:
+    run("eval", "c.st", *TEST, "--predictions", "p.st", "-o", "e.json")
+    again = ["eval", "c.st", *TEST, "--predictions", "p.st", "--resume", "-o", "f.json"]
+    run(*again, "--dry-run")
+    run(*again)
+    run(*again[:-4], "base.st", "--resume", "-o", "g.json", "--dry-run", code=5)
+
+
+def test_predictions_have_validation_sets_that_nothing_was_chosen_on(run: Any, capsys: Any) -> None:
+    sets = [*TEST, "--val", "builtin:digits/val", "--val-ood", "s=builtin:symbols"]
+    run("eval", "base.st", *sets, "--predictions", "p.st", "-o", "e.json")
+    kept = {one.name: one for one in read_predictions("p.st").sets}
+    assert {"id", "val", "s"} <= set(kept)
+    chosen = ["--threshold", "ood:0.9", "--temperature", "fit"]
+    run("eval", "base.st", *sets, *chosen, "-o", "model.json")
+    run("eval", "base=p.st", *sets[4:], "--limit", "30", *chosen, "-o", "stored.json")
+    one, other = (json.loads(Path(name).read_text())["models"][0] for name in ("model.json", "stored.json"))
+    assert one["threshold"] == other["threshold"] and one["calibration"] == other["calibration"]
+    capsys.readouterr()
+    run("eval", "base.st", *sets, "--predictions", "p.st", "--resume", "-o", "f.json")
+    assert "p.st is complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["base=p.st", "--ood", "s=builtin:symbols"],
+        ["base=p.st", "--limit", "3"],
+        ["base=p.st", "--corruptions", "snow"],
+        ["base=p.st", "--ood-suite", "openood-cifar10", "--ood-root", "."],
+        ["c.st", "p.st", *TEST, "--predictions", "q.st"],
+        ["c.st+base.st", *TEST, "--temperature", "2", "--calibrated", "k.st"],
+        ["p.st", *TEST, "--temperature", "2", "--calibrated", "k.st"],
+        ["c.st", *TEST, "--val-ood", "s=builtin:symbols", "--threshold", "ood:0"],
+        ["c.st", *TEST, "--val", "builtin:digits/val", "--threshold", "id:1"],
+        ["c.st", *TEST, "--threshold", "1e999"],
+        ["c.st", *TEST, "--temperature", "1e-200"],
+        ["c.st", *TEST, "--temperature", "2", "--calibrated", "k.st", "--predictions", "./k.st"],
+    ],
+    ids=lambda asked: "early " + " ".join(asked[1:])[:40],
+)
+def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], run: Any, capsys: Any) -> None:
+    from tests.evaluation.stored import write_predictions
+
+    write_predictions("p.st")
+    run("eval", *asked, "-o", "e.json", code=2)
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not Path("e.json").exists() and not Path("k.st").exists() and not Path("q.st").exists()
+
+
+def test_a_limit_is_for_validation_data_beside_predictions(run: Any) -> None:
+    sets = ["--val", "builtin:digits/val", "--limit", "20"]
+    run("eval", "base.st", "--data", "builtin:digits/test", *sets, "--predictions", "p.st", "-o", "e.json")
+    run("eval", "p.st", *sets, "--temperature", "fit", "-o", "f.json")
+    found = json.loads(Path("f.json").read_text())["models"][0]
+    assert found["calibration"]["fitted_on"]["n"] == 20 and found["id"]["n"] == 20
+
+
+def test_what_corruptions_give_can_be_required(run: Any, capsys: Any) -> None:
+    sets = [*TEST, "--corruptions", "fog,snow", "--severities", "1,4"]
+    keys = ["corruption_avg.4.accuracy<=1", "corruptions.fog.1.n>=30", "corruptions.snow.4.ece>=0"]
+    wanted = [word for key in keys for word in ("--require", key)]
+    run("eval", "base.st", *sets, *wanted, "-o", "e.json")
+    run("eval", "base.st", *sets, "--require", "corruption_avg.3.accuracy<=1", "-o", "f.json", code=2)
+
+
+def test_an_unreadable_image_is_told_of_once(run: Any, capsys: Any) -> None:
+    for i in range(6):
+        Path(f"images/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(f"images/{i % 2}/{i}.png")
+    Path("images/1/bad.png").write_bytes(b"")
+    sets = ["--data", "images", "--on-bad", "skip", "--corruptions", "fog,snow"]
+    run("eval", "base.st", *sets, "-o", "e.json")
+    assert capsys.readouterr().err.count("bad.png") == 1

@@ -1,0 +1,357 @@
+"""Exported files against the model they were made of, run by ONNX Runtime and by plain PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from hydractl.cli.app import main
+from hydractl.errors import UsageError
+from hydractl.exports import formats as export_files
+from hydractl.exports import targets as export
+from hydractl.exports.targets import claimed, plan_exports
+from hydractl.fusion.plan import FusionPlan, plan_fusion
+from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
+from hydractl.report.terminal import render
+from tests.pico import LABELS, images, inputs, mask_of, prune_source, shared_stock, source_of
+
+ROOT = Path(__file__).resolve().parents[2]
+# Ragged, and with members that have no head at a site.
+KEPT = [[[0, 2], [], [0, 1, 2]], [[1], [0, 1], []]]
+TINY = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=12&depth=1&num_heads=3&num_classes=3"
+PLAIN = """
+import json, sys
+sys.modules["hydractl"] = None
+import torch
+found = {}
+for variant, inputs in torch.load("inputs").items():
+    told = {"labels": ""}
+    model = torch.export.load(variant + ".pt2", extra_files=told).module()
+    with torch.no_grad():
+        found[variant] = ([model(**one) for one in inputs], told)
+libraries = {"hydractl", "timm", "transformers", "open_clip"} & {n for n, m in sys.modules.items() if m is not None}
+assert not libraries, libraries
+torch.save(found, "answers")
+"""
+
+
+def plan_of(variant: str) -> FusionPlan:
+    """Two members with weights of their own."""
+    sources = [source_of(shared_stock(variant, seed=seed), variant, name=f"m{seed}") for seed in range(2)]
+    return plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)])
+
+
+class Exported:
+    """Both files of one fused model, the model, and inputs of 1, 2 and 5 samples."""
+
+    def __init__(self, variant: str, folder: Path) -> None:
+        self.plan = plan_of(variant)
+        targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
+        self.onnx, self.pt2 = (target.path for target in targets)
+        with claimed(targets, force=False) as claim:
+            self.documents = claim.write(self.model, ["a", "b"], 0, Log())
+            assert claim.commit() == [self.onnx, self.pt2]
+        three = inputs(variant)
+        two = {k: torch.cat([v, v])[:5] for k, v in three.items()} if isinstance(three, dict) else images(5)
+        self.inputs: list[dict[str, torch.Tensor]] = []
+        for samples in (1, 2, 5):
+            if isinstance(two, dict):
+                # Rows 1 and 2 are padded; a length of its own for every number of samples.
+                self.inputs.append({k: v[5 - samples :, : 5 + samples // 2].contiguous() for k, v in two.items()})
+            else:
+                self.inputs.append({"pixel_values": two[:samples]})
+
+    def model(self) -> HydraModel:
+        """The model, new."""
+        return HydraModel(self.plan.description, self.plan.tensors)
+
+    @torch.no_grad()
+    def check(self, number: int, given: Mapping[str, Any]) -> None:
+        """The answer to one of the inputs against the model, and the mean of softmaxes in a few lines of its own."""
+        fed = self.inputs[number]
+        logits = self.model().member_logits(fed.get("pixel_values", fed))
+        tolerance = 1e-4 * max(1.0, float(logits.abs().max()))
+        assert logits.shape == (2, (1, 2, 5)[number], 5)
+        mean = sum(member.softmax(-1) for member in logits) / 2
+        for name, expected in (("member_logits", logits), ("probabilities", mean)):
+            actual = torch.as_tensor(given[name])
+            assert actual.shape == expected.shape
+            assert float((actual - expected).abs().max()) <= tolerance
+
+
+Export = Callable[[str], Exported]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """One model of a family, exported once."""
+    folder = tmp_path_factory.mktemp("exported")
+    return cache(lambda variant: Exported(variant, folder))
+
+
+LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("dinov3", "bert", "modernbert-mean", "clip")]
+FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
+
+
+@FAMILIES
+def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str) -> None:
+    one = exported(variant)
+    session = onnxruntime.InferenceSession(str(one.onnx), providers=["CPUExecutionProvider"])
+    shapes = {i.name: i.shape for i in session.get_inputs()}
+    dimensions = ["batch", 3, 16, 16] if "pixel_values" in one.inputs[0] else ["batch", "tokens"]
+    assert shapes == dict.fromkeys(one.inputs[0], dimensions)
+    assert {o.name: o.shape for o in session.get_outputs()} == {
+        "probabilities": ["batch", 5],
+        "member_logits": [2, "batch", 5],
+    }
+    for number, fed in enumerate(one.inputs):
+        given = session.run(None, {name: tensor.numpy() for name, tensor in fed.items()})
+        one.check(number, dict(zip(["probabilities", "member_logits"], given, strict=True)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variants", [["class-token"], pytest.param(["bert", "clip"], marks=pytest.mark.long)])
+def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
+    folder = exported(variants[0]).pt2.parent
+    torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")
+    done = subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for variant, (answers, told) in torch.load(folder / "answers").items():
+        assert len(answers) == 3
+        for number, answer in enumerate(answers):
+            exported(variant).check(number, answer)
+        assert json.loads(told["labels"]) == exported(variant).plan.description.labels
+
+
+@FAMILIES
+def test_a_file_says_what_it_is_and_nothing_of_the_machine(exported: Export, variant: str) -> None:
+    one = exported(variant)
+    description = one.plan.description
+    told = {entry.key: entry.value for entry in onnx.load(one.onnx).metadata_props}
+    assert told["hydractl.schema"] == "hydractl.export/1"
+    assert json.loads(told["hydractl.preprocess"]) == description.preprocess
+    assert json.loads(told["hydractl.labels"]) == description.labels
+    assert json.loads(told["hydractl.inputs"]) == ["a", "b"]
+    assert (told["hydractl.members"], told["hydractl.arch"]) == ("2", description.arch)
+    with zipfile.ZipFile(one.pt2) as archive:
+        texts = [archive.read(name) for name in archive.namelist() if "/weights/weight_" not in name]
+    for data in (one.onnx.read_bytes(), *texts):
+        assert not re.search(rb"\.py\b|site-packages|HeadAttention", data)
+        assert os.fsencode(ROOT) not in data
+
+
+@pytest.mark.long
+def test_the_tower_of_the_labels_is_not_exported(exported: Export) -> None:
+    """Its embeddings alone would be 49408 * 24 * 4 bytes."""
+    one = exported("clip")
+    assert one.plan.description.labels == LABELS
+    assert one.onnx.stat().st_size < 1e6 and one.pt2.stat().st_size < 1e6
+
+
+@pytest.mark.long
+def test_checks_are_told(exported: Export) -> None:
+    for document in exported("bert").documents:
+        check = document["check"]
+        lengths = {tuple(sizes["input_ids"]) for sizes in check["inputs"]}
+        assert lengths == {(1, 8), (3, 15)}  # the example has 2 texts of 16 tokens
+        assert check["tolerance"] == pytest.approx(1e-4 * max(1, check["max_abs_logit"]), rel=1e-2)
+        assert 0 <= check["member_logits_max_abs"] <= check["tolerance"]
+        assert document["bytes"] == Path(document["path"]).stat().st_size
+        assert document["inputs"]["input_ids"] == "int64 [batch, tokens]"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two small members in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(["a.st", "b.st"]):
+        words = ["prune", TINY, "--method", "random", "--keep", "2", "--seed", str(seed), "-o", name, "-q"]
+        assert run(*words)[0] == 0
+    return ["a.st", "b.st"]
+
+
+def files() -> set[str]:
+    """What is in the current folder, hidden files too."""
+    return {path.name for path in Path().iterdir()} - {"a.st", "b.st", "a.mask.json", "b.mask.json"}
+
+
+def rendered(document: dict[str, Any]) -> str:
+    """The table that a person is shown."""
+    page = io.StringIO()
+    Console(file=page, width=120).print(render(document, 120))
+    return page.getvalue()
+
+
+@pytest.mark.long
+def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
+    words = ["fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "--json"]
+    code, planned, _ = run(*words, "--dry-run")
+    assert code == 0 and files() == set()
+    assert [entry["path"] for entry in json.loads(planned)["exports"]] == ["h.onnx", "h.pt2"]
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert files() == {"h.st", "h.onnx", "h.pt2"}
+    document = json.loads(out)
+    assert [entry["check"]["runtime"].split()[0] for entry in document["exports"]] == ["onnxruntime", "torch"]
+    table = rendered(document)
+    assert "h.onnx" in table and "agrees with the model to" in table
+
+
+@pytest.mark.long
+def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
+    code, _, err = run("fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "-q")
+    assert code == 0, err
+    again = ["-m", "hydractl", "fuse", "h.st", "--export", "onnx,pt2", "-o", "again.onnx", "-q"]
+    done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split() == ["again.onnx", "again.pt2"]
+    for kind in ("onnx", "pt2"):
+        assert Path(f"again.{kind}").read_bytes() == Path(f"h.{kind}").read_bytes()
+
+
+def test_the_plan_of_one_model_names_its_files(members: list[str]) -> None:
+    code, out, _ = run("fuse", "a.st", "--export", "onnx,pt2", "--dry-run", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["schema"] == "hydractl.export/1" and document["dry_run"]
+    assert [line.split()[-1] for line in rendered(document).splitlines() if "would write" in line] == [
+        "a.onnx",
+        "a.pt2",
+    ]
+    assert files() == set()
+
+
+def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None:
+    Path("h.pt2").write_text("mine")
+    for more in ([], ["--dry-run"]):
+        code, _, err = run("fuse", *members, "-o", "h.st", "--export", "pt2", *more)
+        assert code == 5 and "the output exists: h.pt2" in err
+    assert files() == {"h.pt2"} and Path("h.pt2").read_text() == "mine"
+    assert run("fuse", "a.st", "-o", "h", "--export", "pt2", "--force")[0] == 0
+    assert files() == {"h.pt2"} and Path("h.pt2").read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.st", "--export", "pt2", "-o", "x.st"], "one MODEL with --export pt2 writes no such file"),
+        (["a.st", "--export", "pt2", "-o", "x.onnx"], "one MODEL with --export pt2 writes no such file"),
+        (["a.st", "b.st", "--export", "pt2", "-o", "x.pt2"], "--output x.pt2: the fused checkpoint is no pt2 file"),
+        (["a.st", "--export", "pt2", "--merge", "none"], "--merge has no effect with --export pt2"),
+        (["a.st", "--export", "tflite"], "--export must be one of onnx, pt2, not 'tflite'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
+    code, _, err = run("fuse", *words)
+    assert code == 2 and message in err
+    assert files() == set()
+
+
+def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = export_files.importlib.util.find_spec
+    monkeypatch.setattr(
+        export_files.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
+    )
+    code, _, err = run("fuse", *members, "--export", "onnx")
+    assert code == 2
+    assert "error: --export onnx needs onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
+    assert files() == set()
+
+
+def test_a_zero_shot_model_needs_names(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    plan = plan_of("clip")
+    with pytest.raises(UsageError, match="has no classes of its own") as caught:
+        plan_exports(["pt2"], tmp_path / "x", replace(plan.description, labels=None), plan.tensors)
+    assert caught.value.hint == "name them: --labels FILE"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", [2e-4, pytest.param(float("nan"), marks=pytest.mark.long)])
+def test_a_file_that_deviates_is_not_left_behind(
+    members: list[str], monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    def traced(model: HydraModel, longest: int | None) -> Any:
+        logits = model.member_logits
+        model.member_logits = lambda given: logits(given) + wrong  # type: ignore[method-assign]
+        return original(model, longest)
+
+    original = export.traced
+    monkeypatch.setattr(export, "traced", traced)
+    code, out, err = run("fuse", *members, "-o", "h.st", "--export", "pt2")
+    assert (code, out) == (1, "")
+    assert "the export h.pt2 failed its check: in torch" in err and "differ from the model by" in err
+    assert files() == set()
+
+
+@pytest.mark.long
+def test_weights_too_large_for_one_file_go_beside_it(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MOST_IN_ONE_FILE", 0)
+    code, out, err = run("fuse", "a.st", "--export", "onnx", "--json")
+    assert code == 0, err
+    assert files() == {"a.onnx", "a.onnx.data"}
+    entry = json.loads(out)["exports"][0]
+    assert entry["data"] == "a.onnx.data"
+    assert entry["bytes"] == sum(Path(name).stat().st_size for name in files())
+    Path("moved").mkdir()
+    for name in ("a.onnx", "a.onnx.data"):
+        Path(name).rename(f"moved/{name}")
+    session = onnxruntime.InferenceSession("moved/a.onnx", providers=["CPUExecutionProvider"])
+    (probabilities,) = session.run(["probabilities"], {"pixel_values": np.zeros((4, 3, 8, 8), np.float32)})
+    assert probabilities.shape == (4, 3) and np.allclose(probabilities.sum(1), 1)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_snippets_of_the_page(exported: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    image_onnx, text_onnx, image_pt2 = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    Image.new("RGB", (20, 30), "red").save("cat.png")
+    Path("hydra.onnx").symlink_to(exported("class-token").onnx)
+    Path("hydra.pt2").symlink_to(exported("class-token").pt2)
+    scopes: list[dict[str, Any]] = [{}, {}, {}]
+    exec(image_onnx, scopes[0])
+    exec(image_pt2, scopes[2])
+    Path("hydra.onnx").unlink()
+    Path("hydra.onnx").symlink_to(exported("bert").onnx)
+    exec(text_onnx, scopes[1])
+    # The same image through both files, and the texts through hydractl itself.
+    assert scopes[0]["probabilities"].shape == (1, 5)
+    assert np.allclose(scopes[0]["probabilities"], scopes[2]["probabilities"].numpy(), atol=1e-5)
+    model = exported("bert").model()
+    with torch.no_grad():
+        expected = model(model.preprocess(scopes[1]["texts"])).exp()
+    assert np.allclose(scopes[1]["probabilities"], expected.numpy(), atol=1e-5)

@@ -1,0 +1,188 @@
+"""``study`` from a model to its verdict, on a tiny model with noise for data: what it leaves, resumes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.settings.studying import ROWS
+from hydractl.studies.rows import MAKERS
+
+TINY = (
+    "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
+    "&embed_dim=12&depth=3&num_heads=3&mlp_ratio=1&num_classes=3"
+)
+OPTIONS = {
+    "--val": "val.npz",
+    "--ood-val": "seen.npz",
+    "--test": "test.npz",
+    "--ood": "noise:far=noise.npz",
+    "--rows": "whole-avg,circuits",
+    "--bootstrap": "100",
+}
+ARTEFACTS = ("best.st", "best.json", "best.md", "choice.json", "report.html", "study.json", "test.json")
+Study = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, data, and a finished study in ``runs``."""
+    folder = tmp_path_factory.mktemp("study")
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 30), ("val", 24), ("test", 24), ("seen", 18), ("noise", 20)):
+        np.savez(folder / f"{name}.npz", x=draw.integers(0, 256, (count, 8, 8), dtype=np.uint8), y=np.arange(count) % 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        training = ["--data", "train.npz", "--steps", "20", "--lr", "1e-2", "-o", "vit.st", "-q"]
+        assert main(["finetune", TINY, *training]) == 0
+        assert study() == 0
+    return folder
+
+
+def study(*more: str, **options: str) -> int:
+    words = [word for pair in {**OPTIONS, **options}.items() for word in pair]
+    return main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "-q", *more])
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, as the working directory."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path, names: Sequence[str] = ARTEFACTS) -> dict[str, bytes]:
+    return {name: (folder / "runs" / name).read_bytes() for name in names}
+
+
+def test_what_a_study_leaves(made: Path) -> None:
+    document = json.loads((made / "runs/study.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["single", "whole-avg@1", "whole-avg@2", "circuits"]
+    (chosen,) = (row for row in document["rows"] if row["chosen"])
+    assert chosen["name"] == document["choice"]["row"]
+    choice = json.loads((made / "runs/choice.json").read_text())
+    assert [one["row"] for one in choice["candidates"] if not one["reason"]] == [chosen["name"]]
+    # What it says of the test data is what eval measures of the same predictions.
+    table = {row["name"]: row for row in json.loads((made / "runs/test.json").read_text())["models"]}
+    assert table["circuits"]["id"]["accuracy"] == document["rows"][3]["test"]["id"]["accuracy"]
+    calibrated = json.loads((made / "runs/best.json").read_text())["models"][0]
+    assert calibrated["id"]["nll"] == pytest.approx(chosen["test"]["id"]["nll"], abs=1e-6)
+    assert calibrated["calibration"]["temperature"] == pytest.approx(document["choice"]["temperature"], rel=1e-6)
+    assert document["verdict"]["lines"][0] in (made / "runs/report.html").read_text().replace("&#39;", "'")
+    # Nothing that was searched on is chosen by, and nothing that was chosen by is tested on.
+    used = [{word for word in step if ".npz" in word} for step in document["steps"]]
+    for step, data in zip(document["steps"], used, strict=True):
+        assert step[0] != "extract-circuit" or data == {"val.npz?part=1/2", "seen.npz?part=1/2"}
+        assert not any("?part=2/2" in word for word in data) or "--allow-seen" in step or "--calibrated" in step
+
+
+def test_the_same_command_again_computes_nothing_and_changes_nothing(copy: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")}
+    bytes_before = contents(copy)
+    assert study() == 0
+    assert contents(copy) == bytes_before
+    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*.st")} == before
+
+
+@pytest.mark.long
+def test_a_study_goes_on_after_a_break(copy: Path) -> None:
+    expected = contents(copy)
+    runs = copy / "runs"
+    for name in (*ARTEFACTS, "circuit.avg.json", "circuits.st", "acc@3.mask.json", "test/single.json"):
+        (runs / name).unlink()
+    assert study() == 0
+    assert contents(copy) == expected
+
+
+def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study(**{"--max-drop": "0.5"}) == 5
+    assert "max_drop: 0.01 in the folder, 0.5 now" in capsys.readouterr().err
+    plan = json.loads((copy / "runs/plan.json").read_text())
+    for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
+        (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
+        assert study() == 3 and "its scale is none that" in capsys.readouterr().err
+    (copy / "runs/plan.json").unlink()
+    assert study() == 5
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    shutil.rmtree(copy / "runs")
+    monkeypatch.setattr("hydractl.verbs.study._fitting", stop)
+    assert study() == 130
+    (copy / "runs/.plan.json.hydractl-tmp").touch()
+    monkeypatch.undo()
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr("hydractl.verbs.study._run_steps", stop)
+    assert study() == 130 and (copy / "runs/plan.json").exists()
+
+
+def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(copy / "runs")
+    assert study("--dry-run", "--json", "--budget", "0s", **{"--rows": "default"}) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert not (copy / "runs").exists()
+    search = next(step for step in document["steps"] if step[0] == "extract-circuit")
+    assert "shortlist:8" in search and search[search.index("--objective") + 1] == "avg"
+    assert any("whole-three" in text for text in document["cut"])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"--rows": "taylor"}, "--rows taylor needs --data"),
+        ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
+        ({"--threshold": "5"}, "--threshold must be id:P"),
+    ],
+)
+def test_what_makes_no_sense(
+    options: dict[str, str], problem: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copy / "runs")
+    assert study(**options) in (2, 3)
+    assert problem in capsys.readouterr().err
+
+
+def test_the_names_of_rows_are_those_there_are() -> None:
+    assert ("default", *MAKERS) == ROWS
+
+
+@pytest.mark.long
+def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: dict[str, str]) -> None:
+    environment: dict[str, Any] = {**os.environ, **with_hydractl}
+    (copy / "elsewhere").mkdir()
+    subprocess.run(["sh", "../runs/study.sh", "again"], cwd=copy / "elsewhere", env=environment, check=True)
+    again = copy / "elsewhere/again"
+    names = [path.relative_to(again) for path in again.rglob("*.st")]
+    assert Path("best.st") in names and Path("circuits.st") in names
+    assert all((again / name).read_bytes() == (copy / "runs" / name).read_bytes() for name in names)
+
+
+@pytest.mark.long
+def test_every_row_is_made(copy: Path) -> None:
+    shutil.rmtree(copy / "runs")
+    rows = ",".join(ROWS)
+    assert study("--data", "train.npz", "--epochs", "3", **{"--rows": rows}) == 0
+    names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
+    assert names == set(MAKERS)
+
+
+@pytest.mark.long
+def test_two_commands_at_a_time_make_the_same_bytes(copy: Path) -> None:
+    expected = contents(copy)
+    shutil.rmtree(copy / "runs")
+    assert study("--jobs", "2") == 0
+    assert contents(copy) == expected
