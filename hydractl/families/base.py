@@ -180,6 +180,7 @@ class LoadedModel:
 
     Attributes:
         left: names of the stored tensors that are no part of the model: those of another task's head.
+        origin: where it was published, as ``ORG/NAME@COMMIT`` of the hub; None for a local one.
     """
 
     arch: str
@@ -188,6 +189,7 @@ class LoadedModel:
     preprocess: dict[str, Any]
     labels: list[str] | None
     left: Sequence[str] = ()
+    origin: str | None = None
 
 
 class ModelFamily(ABC):
@@ -216,8 +218,12 @@ class ModelFamily(ABC):
         """A published folder of this library, or None when it is none of its own."""
 
     @abstractmethod
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``)."""
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
+
+        Returns:
+            The model, or the path of a checkpoint of hydractl where the name is that of one.
+        """
 
     @abstractmethod
     def export_folder(

@@ -41,7 +41,15 @@ from hydractl.families.hf.inputs import (
     write_tokenizer,
 )
 from hydractl.families.pixels import random_pixels
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
+from hydractl.families.reading import (
+    checkpoint_on_hub,
+    from_hub,
+    published_weights,
+    read_config,
+    refuse_options,
+    refused_as,
+    write_config,
+)
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
@@ -142,11 +150,17 @@ class HFEncoder(ModelFamily):
             left=left,
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """``hf:ORG/NAME`` from the hub; safetensors only, never any code of the repository."""
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+        """``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
+
+        Safetensors only, never any code of the repository.
+        """
         hint = "weights of your own open as a folder: model.safetensors beside config.json"
         refuse_options(f"hf:{name}", options, hint)
-        loaded = self.load_folder(download(name, ("config.json", _WEIGHTS), _OTHER_FILES))
+        checkpoint = checkpoint_on_hub(name)
+        if checkpoint is not None:
+            return checkpoint
+        loaded = from_hub(name, self.load_folder, ("config.json", _WEIGHTS), _OTHER_FILES)
         if loaded is None:
             raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
         return loaded

@@ -31,7 +31,7 @@ from hydractl.families.open_clip.inputs import (
 )
 from hydractl.families.open_clip.models import SECTIONS, blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.families.pixels import random_pixels
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, write_config
+from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
 
@@ -120,7 +120,7 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        loaded = self.load_folder(download(repo, [CONFIG, WEIGHTS]))
+        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
         if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
