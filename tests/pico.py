@@ -42,6 +42,7 @@ TIMM = {
     "eva": f"eva02_tiny_patch14_224?{SMALL}",
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
+    "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -110,6 +111,8 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
+RELATIVE = ("beit",)
+"""The models whose heads have relative terms, which never run as batched products."""
 VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.

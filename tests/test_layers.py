@@ -45,7 +45,7 @@ LIBRARIES = {
     "jinja2": ["report/"],
     "markupsafe": ["report/"],
     "huggingface_hub": ["families/", "report/eval_card.py", "exports/hub.py"],
-    "timm": ["families/timm.py", "families/timm_eva.py", "families/imagenet.py"],
+    "timm": ["families/timm.py", "families/timm_eva.py", "families/timm_relative.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],

@@ -112,6 +112,8 @@ class AttentionLayout:
         out: of the output projection, ``[d_model, heads * head_dim]``.
         gate: of the gate of the attention output, a matrix like that of queries; empty: none.
         q_norm, k_norm: of norms that act on one head at a time; empty: none.
+        table: of what each head adds to the scores of tokens by their distance, ``[R, heads]``; empty: nothing.
+        positions: of the projections of vectors of distances to queries and to keys; empty: none.
         biases: where all biases are tensors of their own, their names, as in
             :class:`hydractl.heads.weights.HeadWeights`.
     """
@@ -121,6 +123,8 @@ class AttentionLayout:
     gate: str = ""
     q_norm: str = ""
     k_norm: str = ""
+    table: str = ""
+    positions: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
@@ -130,6 +134,8 @@ class AttentionLayout:
             if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
                 split = tensors[name].unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
                 fields |= dict(zip(parts, split, strict=True))
+        if self.table and (name := f"{site.path}.{self.table}") in tensors:
+            fields["table"] = tensors[name].T
         out, out_bias = _pair(site.path, self.out)
         return HeadWeights(
             o=tensors[out].unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),  # [d, heads * dk] -> [heads, d, dk]
@@ -148,12 +154,15 @@ class AttentionLayout:
         tensors[out] = weights.o.permute(1, 0, 2).flatten(1)
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
+        if weights.table is not None:
+            tensors[f"{site.path}.{self.table}"] = weights.table.T.contiguous()
         tensors.update({name: weights.extra[ours] for name, ours in self._norms(site.path) if ours in weights.extra})
 
     def _rows(self, path: str) -> dict[str, Sequence[str]]:
         """The tensors whose rows belong to heads, by name, each with the fields of :class:`HeadWeights` it holds."""
         letters: list[tuple[str, ...]] = [("q", "k", "v")] if len(self.qkv) == 1 else [("q",), ("k",), ("v",)]
         holds = dict(zip(self.qkv, letters, strict=True)) | ({self.gate: ("gate",)} if self.gate else {})
+        holds |= dict(zip(self.positions, (("pos_q",), ("pos_k",)), strict=False))
         rows: dict[str, Sequence[str]] = {}
         for module, fields in holds.items():
             weight, bias = _pair(path, module)

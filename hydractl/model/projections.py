@@ -6,12 +6,14 @@ It names no library. A family reads the weights of its own attention module into
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydractl.heads.weights import HeadWeights
+from hydractl.heads.relative import Relative
+from hydractl.heads.weights import ROWS, HeadWeights
 
 
 class HeadBank(nn.Module):
@@ -22,9 +24,18 @@ class HeadBank(nn.Module):
         qkv: ``[heads * 3 * head_dim, d_model]``: of each head its queries, keys and values, so that neighbouring heads
             are one matrix; bias alike or None.
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
-        gate: ``[heads * head_dim, d_model]`` or None; bias alike.
+        gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None; bias alike.
+        table: ``[heads * R]`` or None.
         q_norm, k_norm: act on one head at a time.
     """
+
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    table: Tensor | None
+    pos_q: Tensor | None
+    pos_q_bias: Tensor | None
+    pos_k: Tensor | None
+    pos_k_bias: Tensor | None
 
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -41,8 +52,11 @@ class HeadBank(nn.Module):
         # [h, d, dk] -> [d, h * dk]
         self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
         self.out_bias = _parameter(weights.o_bias)
-        self.gate = _parameter(None if weights.gate is None else weights.gate.flatten(0, 1))
-        self.gate_bias = _parameter(None if weights.gate_bias is None else weights.gate_bias.flatten())
+        # The rows of all heads as one matrix, biases and tables as one vector, which weight decay leaves alone.
+        rows = {name: tensor for name in ROWS if (tensor := getattr(weights, name)) is not None}
+        self._rows = {name: tensor.shape for name, tensor in rows.items()}
+        for name in ROWS:
+            self.register_parameter(name, _parameter(rows[name].flatten(0, 1) if name in rows else None))
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
 
@@ -61,8 +75,7 @@ class HeadBank(nn.Module):
             k_bias=biases[1],
             v_bias=biases[2],
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
-            gate=None if self.gate is None else self.gate.detach().reshape(h, dk, d),
-            gate_bias=None if self.gate_bias is None else self.gate_bias.detach().reshape(h, dk),
+            **{name: getattr(self, name).detach().reshape(shape) for name, shape in self._rows.items()},
             extra={
                 f"{side}.{name}": tensor.detach()
                 for side in ("q_norm", "k_norm")
@@ -86,6 +99,26 @@ class HeadBank(nn.Module):
         else:
             (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
         return self.q_norm(q), self.k_norm(k), v
+
+    def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
+        """What relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
+        vectors = relative.embeddings
+        if vectors is None:
+            assert self.table is not None, "heads without vectors of distances have a number for each"
+            return relative.looked_up(self.table.unflatten(0, (self.heads, -1))[run])
+        if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
+            queries, keys = self._linear(run, vectors, slice(0, 2))
+        else:
+            queries = self._of_distances(run, vectors, self.pos_q, self.pos_q_bias)
+            keys = self._of_distances(run, vectors, self.pos_k, self.pos_k_bias)
+        return relative.compared(q, k, queries if relative.to_content else None, keys if relative.to_position else None)
+
+    def _of_distances(self, run: slice, vectors: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        if weight is None:
+            return None
+        rows = slice(run.start * self.head_dim, run.stop * self.head_dim)
+        projected = F.linear(vectors, weight[rows], None if bias is None else bias[rows])
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [1, R, n * dk] -> [1, n, R, dk]
 
     def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
         rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
@@ -142,6 +175,11 @@ class MemberProjections(nn.Module):
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values of every run, as of :meth:`HeadBank.project`."""
         return [self.bank.project(run, x, memory) for run in self.runs]
+
+    def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
+        """What relative terms add to the scores of every run, given what :meth:`project` gave."""
+        each = zip(self.runs, projected, strict=True)
+        return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in each]
 
     def take(self, attended: Tensor) -> Tensor:
         """Of all heads of the bank, attended ``[B, heads of the bank, q, head_dim]``, those of the member."""
