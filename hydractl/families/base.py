@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +354,11 @@ class ModelFamily(ABC):
     def add_dropout(self, model: nn.Module, rate: float) -> None:
         """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
+
+def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
+    """As :meth:`ModelFamily.read`, of tensors that hold the heads ``kept``: by these, which of them share keys."""
+    return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
