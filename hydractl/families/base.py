@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,7 @@ class AttentionLayout:
         positions: of the projections of vectors of distances to queries and to keys; empty: none.
         biases: where all biases are tensors of their own, their names, as in
             :class:`hydractl.heads.weights.HeadWeights`.
+        transposed: whether all weights stand with the dimension of their inputs first.
     """
 
     qkv: tuple[str, ...]
@@ -126,19 +127,21 @@ class AttentionLayout:
     table: str = ""
     positions: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
+    transposed: bool = False
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
         fields: dict[str, Any] = {}
         for name, parts in self._rows(site.path).items():
             if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
-                split = tensors[name].unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
+                split = self._turned(tensors[name]).unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
                 fields |= dict(zip(parts, split, strict=True))
         if self.table and (name := f"{site.path}.{self.table}") in tensors:
             fields["table"] = tensors[name].T
         out, out_bias = _pair(site.path, self.out)
         return HeadWeights(
-            o=tensors[out].unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),  # [d, heads * dk] -> [heads, d, dk]
+            # [d, heads * dk] -> [heads, d, dk]
+            o=self._turned(tensors[out]).unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
             o_bias=tensors.get(out_bias),
             extra={ours: tensors[name] for name, ours in self._norms(site.path) if name in tensors},
             **fields,
@@ -149,14 +152,17 @@ class AttentionLayout:
         for name, parts in self._rows(site.path).items():
             rows = [part.flatten(0, 1) for field in parts if (part := getattr(weights, field)) is not None]
             if rows:
-                tensors[name] = torch.cat(rows)
+                tensors[name] = self._turned(torch.cat(rows))
         out, out_bias = _pair(site.path, self.out)
-        tensors[out] = weights.o.permute(1, 0, 2).flatten(1)
+        tensors[out] = self._turned(weights.o.permute(1, 0, 2).flatten(1))
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
             tensors[f"{site.path}.{self.table}"] = weights.table.T.contiguous()
         tensors.update({name: weights.extra[ours] for name, ours in self._norms(site.path) if ours in weights.extra})
+
+    def _turned(self, tensor: Tensor) -> Tensor:
+        return tensor.T.contiguous() if self.transposed and tensor.dim() == 2 else tensor
 
     def _rows(self, path: str) -> dict[str, Sequence[str]]:
         """The tensors whose rows belong to heads, by name, each with the fields of :class:`HeadWeights` it holds."""
@@ -369,6 +375,11 @@ class ModelFamily(ABC):
     def add_dropout(self, model: nn.Module, rate: float) -> None:
         """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
+
+def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
+    """As :meth:`ModelFamily.read`, of tensors that hold the heads ``kept``: by these, which of them share keys."""
+    return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:

@@ -145,7 +145,15 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= {"eva": None, "modernbert-mean": None, "hf-dinov2": None, "hf-dinov2-registers": None, "hf-dinov2-swiglu": None}
+READ |= {
+    "eurobert": None,
+    "eurobert-late": None,
+    "eva": None,
+    "modernbert-mean": None,
+    "hf-dinov2": None,
+    "hf-dinov2-registers": None,
+    "hf-dinov2-swiglu": None,
+}
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:

@@ -18,22 +18,25 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.hf.architectures import (
-    ARCHITECTURES,
     LAYOUTS,
     absent_from,
     base_of,
     class_name,
+    is_decoder,
     layout_of,
     library_model,
     meta_model,
+    prefix_of,
     quiet,
     readout_of,
     without_traces,
 )
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
     image_collate,
     image_format,
     image_preprocess,
+    padding_of,
     random_tokens,
     text_collate,
     text_preprocess,
@@ -98,8 +101,11 @@ _OTHER_TASKS = (
     r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
-_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2|attn_norm|mlp_norm)"
+_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers|h)\.\d+\."
+_NORM = (
+    "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
+    "post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2)"
+)
 
 
 class HFEncoder(ModelFamily):
@@ -108,17 +114,17 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
-        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.(layernorm|final_norm)\.",
-        "attention": rf"{_LAYER}(attention|attn)\.",
+        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project|embed_tokens|wte|wpe)\.",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|norm|ln_f)\.",
+        "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings\.",
-        "position": r"\w+\.embeddings\.position_embeddings",
+        "position": r"\w+\.(embeddings\.position_embeddings|wpe\.)",
         "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens)$",
-        "words": r"\w+\.embeddings\.(word|tok)_embeddings\.",
-        "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
+        "words": r"\w+\.(embeddings\.(word|tok)_embeddings|embed_tokens|wte)\.",
+        "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
 
     # --- finding a model ----------------------------------------------------------------------------------------------
@@ -141,11 +147,14 @@ class HFEncoder(ModelFamily):
         if set(weights.names()) != set(model.state_dict()):
             # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
             tensors, left = _converted(weights, folder, model)
+        preprocess = _preprocess(folder, model)
+        if is_decoder(model):
+            config = with_padding(config, padding_of(preprocess), str(folder))
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
-            preprocess=_preprocess(folder, model),
+            preprocess=preprocess,
             labels=_labels(published, model.config.num_labels),
             left=left,
         )
@@ -191,13 +200,14 @@ class HFEncoder(ModelFamily):
         """``bert.encoder.layer.0.attention`` and so on: the block that holds all four projections."""
         model = meta_model(config)
         base, layout = base_of(model)
-        prefix, _ = ARCHITECTURES[type(model).__name__]
         heads = model.config.num_attention_heads
+        sharing = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
         sites = []
         for index, layer in enumerate(base.get_submodule(layout.layers)):
-            out = getattr(layer, layout.block).get_submodule(layout.heads.out)
-            path = f"{prefix}.{layout.layers}.{index}.{layout.block}"
-            sites.append(Site(path, heads, out.in_features // heads, out.out_features))
+            weight = getattr(layer, layout.block).get_submodule(layout.heads.out).weight
+            d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
+            path = f"{prefix_of(model)}.{layout.layers}.{index}.{layout.block}"
+            sites.append(Site(path, heads, width // heads, d_model, sharing=sharing))
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> int:
@@ -207,7 +217,7 @@ class HFEncoder(ModelFamily):
     def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
         """Of the patch embedding; DINOv2 stretches its positions to any size."""
         model = meta_model(config)
-        prefix, size = ARCHITECTURES[type(model).__name__][0], _image_size(model)
+        prefix, size = prefix_of(model), _image_size(model)
         return None if size is None or prefix.startswith("dinov2") else [int(model.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
@@ -217,6 +227,8 @@ class HFEncoder(ModelFamily):
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
         core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
+        if hasattr(core, "resid_dropout"):
+            return float(core.attn_dropout.p), float(core.resid_dropout.p)
         rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout.p
         return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
 
@@ -233,17 +245,25 @@ class HFEncoder(ModelFamily):
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
-        prefix, (readout, count) = ARCHITECTURES[type(model).__name__][0], readout_of(model)
+        prefix, (readout, count) = prefix_of(model), readout_of(model)
         layers = base.get_submodule(layout.layers)
+        reads = None if count is None else first_tokens(count)
+        if hasattr(base, "embeddings"):
+            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+        else:
+            kinds = kinds_of_layers(base.config)
+            begin = partial(stem, base, is_decoder(model))
+            blocks = [partial(run, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+            reads = (lambda state: state.context["last"]) if is_decoder(model) else reads
         tower = Stages(
-            stem=partial(_stem, base),
-            blocks=[partial(_run, layer) for layer in layers],
+            stem=begin,
+            blocks=blocks,
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
-            stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
+            stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=lambda state: readout(model, base, state),
             attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
-            reads=None if count is None else first_tokens(count),
-            per_sample=("attention_mask", "sliding_attention", "tokens"),
+            reads=reads,
+            per_sample=("attention_mask", *PER_SAMPLE),
         )
         return [tower]
 
@@ -279,7 +299,9 @@ class HFEncoder(ModelFamily):
         return {**kept, "num_labels": classes}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``."""
+        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
+        if class_name(config).startswith("GPT2"):
+            return {**config, "resid_pdrop": rate, "embd_pdrop": rate}
         key = next((name for name in ("hidden_dropout_prob", "dropout") if name in config), None)
         if key is None:
             raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
@@ -404,12 +426,13 @@ def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, 
 
 def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     """The tokenizer or the image processor of a folder."""
-    prefix, config = ARCHITECTURES[type(model).__name__][0], model.config
+    prefix, config = prefix_of(model), model.config
     if prefix not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number.
         skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
         types = getattr(config, "type_vocab_size", 1)
-        return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
+        padding = (config.pad_token_id, is_decoder(model))
+        return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)
     return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)
@@ -417,7 +440,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
 
 def _image_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the patch embedding; None for a model of texts."""
-    prefix = ARCHITECTURES[type(model).__name__][0]
+    prefix = prefix_of(model)
     if prefix not in _PROCESSORS:
         return None
     height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
