@@ -46,6 +46,9 @@ _BERT = Layout(
 _DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
 _VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
 _DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
+_CLIP = Layout(
+    "encoder.layers", AttentionLayout(_PROJECTIONS.qkv, "out_proj"), "", "Attention", "layer_norm1", "self_attn"
+)
 _MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout.
@@ -59,6 +62,8 @@ LAYOUTS = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
+    "vision_model": _CLIP,
+    "text_model": _CLIP,
 }
 
 
@@ -98,6 +103,11 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(model.drop(model.head(pooled)))
 
 
+def _patches(model: Any, base: Any, state: State) -> Tensor:
+    hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
+    return model.classifier(hidden.mean(dim=1))
+
+
 Readout = Callable[[Any, Any, State], Tensor]
 # Class of the library -> its base model, and what its forward does after the last layer.
 ARCHITECTURES: dict[str, tuple[str, Readout]] = {
@@ -113,7 +123,11 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
     "Dinov2WithRegistersForImageClassification": ("dinov2_with_registers", _token_and_mean),
     "ModernBertForSequenceClassification": ("model", _modern),
+    "CLIPForImageClassification": ("vision_model", _patches),
+    "SiglipForImageClassification": ("vision_model", _patches),
 }
+TWO_TOWERS = ("CLIPModel", "SiglipModel")
+"""Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
 
@@ -131,7 +145,7 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
     if not model.config.num_labels:
         return _first_token, 1
     readout = ARCHITECTURES[type(model).__name__][1]
-    if readout is _token_and_mean or (readout is _modern and model.config.classifier_pooling != "cls"):
+    if readout in (_token_and_mean, _patches) or (readout is _modern and model.config.classifier_pooling != "cls"):
         return readout, None
     return readout, 2 if readout is _two_tokens else 1
 
@@ -165,7 +179,7 @@ def library_model(config: Mapping[str, Any]) -> Any:
     """
     name = class_name(config)
     settings = without_traces(config)
-    labels = settings.get("num_labels")
+    labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
     if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
@@ -204,13 +218,8 @@ def _fill_buffers(model: Any) -> None:
 
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
-    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
-    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
-        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
-    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
-        raise InputError(f"{name} has {shown(heads)} attention heads")
-    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
-        raise InputError(f"{name} takes {shown(positions)} tokens")
+    for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
+        _check_counts(part, name)
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
@@ -222,10 +231,26 @@ def _check_config(config: Any, name: str) -> None:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
 
 
+def _check_counts(config: Any, name: str) -> None:
+    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
+    image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
+    if type(image) is int and type(patch) is int and patch > 0:
+        positions = (image // patch) ** 2
+    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
+        raise InputError(f"{name} has {shown(heads)} attention heads")
+    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
+        raise InputError(f"{name} takes {shown(positions)} tokens")
+
+
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
-    name = type(model).__name__
-    base, layout = base_of(model)
+    for tower in towers_of(model):
+        _check_tower(type(model).__name__, *tower[1:])
+
+
+def _check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [getattr(layer, layout.block) for layer in base.get_submodule(layout.layers)]
         cores = [block.get_submodule(layout.core) for block in blocks]
@@ -234,17 +259,23 @@ def _check_layers(model: Any) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    expected = name.partition("For")[0] + layout.core_class
+    expected = name.partition("For")[0].removesuffix("Model") + layout.core_class
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
         if type(core).__name__ != expected or any(type(p) is not nn.Linear for p in projections):
             raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected}")
 
 
+def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
+    """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    name = type(model).__name__
+    prefixes = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
+    return [(prefix, getattr(model, prefix), LAYOUTS[prefix]) for prefix in prefixes]
+
+
 def base_of(model: Any) -> tuple[Any, Layout]:
     """The model without its classifier, and its layout."""
-    prefix, _ = ARCHITECTURES[type(model).__name__]
-    return getattr(model, prefix), LAYOUTS[prefix]
+    return towers_of(model)[0][1:]
 
 
 def layout_of(path: str) -> Layout:
@@ -273,7 +304,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if isinstance(name, str) and name in ARCHITECTURES:
+    if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
     if body and body[1] in BODIES and hasattr(transformers, body[0]):
@@ -282,7 +313,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
         + (f": its attention is {met}" if met else ""),
-        hint="supported are classifiers and bodies of " + ", ".join(reversed(BODIES)),
+        hint=f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}",
     )
 
 
