@@ -263,11 +263,13 @@ class ModelFamily(ABC):
         """Number of classes; None for a zero-shot model, whose classes are given by name; 0 for a body, which has no
         classifier yet and reads out features."""
 
-    def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
+    def prompts(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+    ) -> Any:
         """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
 
         Args:
-            config: of the model.
+            config, preprocess: of the model.
             labels: class names.
             templates: each makes one prompt of a class name, which it holds the place of as ``{label}`` or ``{}``.
 
@@ -317,6 +319,10 @@ class ModelFamily(ABC):
         """Logits ``[B, classes]`` from what each tower of one member reads out."""
         return outputs[0]
 
+    def sample_features(self, model: Any, inputs: Any) -> Tensor:
+        """Normalised features ``[B, D]`` of samples by the library's own forward, of a model with two towers."""
+        raise UsageError(f"{self.name} models have a classifier of their own")
+
     @abstractmethod
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
@@ -353,7 +359,9 @@ class ModelFamily(ABC):
         """The configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
-    def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
+    def too_long(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
+    ) -> tuple[int, int]:
         """Number of texts that the model truncates as its :meth:`prompts`, and the number of tokens it takes."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 

@@ -208,7 +208,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
             raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
         return replace(source, description=replace(description, labels=names))
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    # Refuses templates it cannot use.
+    family.prompts(description.config, description.preprocess, list(names or ["a"])[:1], templates)
     return replace(source, description=replace(description, labels=names, prompt=templates))
 
 

@@ -414,8 +414,8 @@ def test_image_processors_that_do_not_fit(tmp_path: Path) -> None:
     folder = published("hf-vit", tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
     assert refusal(folder).message == f"{folder} prepares images of 32x32, its model takes 16x16"
-    rewrite(folder, {"image_processor_type": "CLIPImageProcessor"}, "preprocessor_config.json")
-    assert refusal(folder).message == "transformers' image processor 'CLIPImageProcessor' is not supported"
+    rewrite(folder, {"image_processor_type": "ConvNextImageProcessor"}, "preprocessor_config.json")
+    assert refusal(folder).message == "transformers' image processor 'ConvNextImageProcessor' is not supported"
     rewrite(folder, {"image_processor_type": "ViTImageProcessor", "size": {"height": 10**9, "width": 1}},
             "preprocessor_config.json")  # fmt: skip
     assert "the image processor has the size" in refusal(folder).message
