@@ -352,12 +352,20 @@ def class_name(config: Mapping[str, Any]) -> str:
     encoder = None if body is None else _BODIES.get(body[0], body[1])
     if body and encoder in BODIES and hasattr(transformers, body[0]):
         return BODIES[encoder]
-    met = _attention_of(name) if isinstance(name, str) else None
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
-        + (f": its attention is {met}" if met else ""),
+        + (_reason(name) if isinstance(name, str) else ""),
         hint=f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}",
     )
+
+
+def _reason(name: str) -> str:
+    """Why a class is refused, behind its name."""
+    if name.startswith("Siglip2"):
+        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
+    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
+    return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 
 
 def _attention_of(name: str) -> str | None:

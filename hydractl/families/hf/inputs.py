@@ -82,7 +82,7 @@ def text_preprocess(
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
     _check_tokens(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = _opened(folder)
     problems = []
     files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
     if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
@@ -121,6 +121,17 @@ def text_preprocess(
             "vocab_size": len(tokenizer),
         },
     }
+
+
+def _opened(folder: Path) -> Any:
+    """The tokenizer of a folder as the library opens it; of SigLIP's, which runs in Python, the one of its file."""
+    named = (read_config(folder / "tokenizer_config.json") or {}).get("tokenizer_class")
+    if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
+        raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {named} removes")
+    return tokenizer
 
 
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
