@@ -127,7 +127,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes(often: int) -> None:
 def test_every_line_of_a_journal_is_a_place_to_go_on_from() -> None:
     whole = Path("full.json.journal").read_bytes().splitlines(keepends=True)
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume"]
-    for cut in (1, len(whole) // 2, len(whole) - 1):
+    for cut in (len(whole) // 3, len(whole) - 1):
         Path("k.json.journal").write_bytes(b"".join(whole[:cut]) + whole[cut][:10])
         run(*command)
         same("k")
