@@ -56,7 +56,7 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
         if differences:
             cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
-            lines.append(f"| {chosen['name']} minus the single model, {other} | {cells} | |")
+            lines.append(f"| minus the single model, {other} | {cells} | |")
     return "\n".join(lines)
 
 
