@@ -3,8 +3,8 @@
     python docs/make_results.py
 
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
-``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences. A test
-fails where a page differs from what this makes.
+``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
+``conclusion`` for the first of them, without the differences. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "numbers.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers").glob("*.md")))
 
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
@@ -56,7 +56,7 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
         if differences:
             cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
-            lines.append(f"| {chosen['name']} minus the single model, {other} | {cells} | |")
+            lines.append(f"| minus the single model, {other} | {cells} | |")
     return "\n".join(lines)
 
 
@@ -76,14 +76,23 @@ def interval(difference: dict[str, Any]) -> str:
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
+def sentences(study: dict[str, Any], part: str) -> list[str]:
+    """The verdict, or what stands in it before the chosen model and its differences."""
+    lines: list[str] = study["verdict"]["lines"]
+    return lines if part == "verdict" else [line for line in lines if not line.startswith(("best.st", "Against"))]
+
+
 def filled(text: str) -> str:
     """A page with its tables made anew."""
 
     def fill(match: re.Match[str]) -> str:
         study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
         names = match[3].split()
-        made = "\n".join(f"> {line}" for line in study["verdict"]["lines"]) if names == ["verdict"] else ""
-        return f"{match[1]}{made or table(study, names)}\n{match[4]}"
+        if names in (["verdict"], ["conclusion"]):
+            made = "\n".join(f"> {line}" for line in sentences(study, names[0]))
+        else:
+            made = table(study, names)
+        return f"{match[1]}{made}\n{match[4]}"
 
     return _PLACE.sub(fill, text)
 
