@@ -42,5 +42,5 @@ def _row(row: dict[str, Any]) -> list[str]:
 def _plan(document: dict[str, Any]) -> RenderableType:
     lines = [f"{place}. hydractl {shlex.join(argv)}" for place, argv in enumerate(document["steps"], 1)]
     lines += [f"to stay within the budget, {text}" for text in document["cut"]]
-    lines.append(f"searches and evaluations take about {duration_text(document['seconds'])}")
+    lines.append(f"the study takes about {duration_text(document['seconds'])}")
     return Group(*map(Text, lines))
