@@ -4,7 +4,9 @@
 
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
 ``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
-``conclusion`` for the first of them, without the differences. A test fails where a page differs from what this makes.
+``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
+stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes. A test fails where a page
+differs from what this makes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ DOCS = Path(__file__).resolve().parent
 PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers").glob("*.md")))
 
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -94,7 +97,72 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
-    return _PLACE.sub(fill, text)
+    return _PART.sub(recipe, _PLACE.sub(fill, text))
+
+
+# --- recipes and late sites -------------------------------------------------------------------------------------------
+
+_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash")
+
+
+def recipe(match: re.Match[str]) -> str:
+    """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``."""
+    document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), match[2]
+    if part == "late":
+        made = late(document["late"])
+    elif part == "differences":
+        made = score_differences(document["recipes"])
+    else:
+        made = scores(document["recipes"], features=part == "features")
+    return f"{match[1]}{made}\n{match[3]}"
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns are numbers, but for the first."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], f"|---|{'---:|' * (len(columns) - 1)}", *lines[1:]])
+
+
+def names_of(rows: list[dict[str, Any]], *, features: bool) -> list[str]:
+    """The scores that some row has, on features or on logits."""
+    every = dict.fromkeys(name for row in rows for name in row["auroc"])
+    return [name for name in every if (name in _ON_FEATURES) == features]
+
+
+def scores(rows: list[dict[str, Any]], *, features: bool) -> str:
+    """Accuracy and mult-adds of every recipe, and its mean AUROC under each score; its best one in bold."""
+    names, made = names_of(rows, features=features), []
+    for row in rows:
+        own = row["auroc"]
+        bold = {name: "**" if own[name] == max(own.values()) else "" for name in own}
+        cells = [f"{bold[name]}{own[name]:.3f}{bold[name]}" if name in own else "" for name in names]
+        made.append([row["name"], f"{row['accuracy']:.3f}", f"{row['mac_ratio']:.2f}", *cells])
+    return markdown(["", "accuracy", "mult-adds", *names], made)
+
+
+def score_differences(rows: list[dict[str, Any]]) -> str:
+    """Each recipe minus the single model: accuracy, and the mean AUROC by the same score."""
+    made = [["accuracy", *(interval(row["accuracy_minus_single"]) for row in rows[1:])]]
+    for name in (*names_of(rows, features=False), *names_of(rows, features=True)):
+        if name in rows[0]["auroc"]:
+            made.append([name, *(interval(row["auroc_minus_single"][name]) for row in rows[1:])])
+    return markdown(["minus single", *(row["name"] for row in rows[1:])], made)
+
+
+def late(parts: dict[str, list[dict[str, Any]]]) -> str:
+    """What circuits in the last sites give, with the score that validation data chose, on logits and of all."""
+    columns = ["", "mult-adds", "accuracy, minus single"]
+    columns += [text for part in ("logits", "any") for text in (f"best score on {part}", "AUROC", "minus single")]
+    made = []
+    for pair in zip(parts["logits"], parts["features"], strict=True):
+        row = pair[0]
+        first = "" if row["name"] == "single" else interval(row["accuracy_minus_single"])
+        cells = [row["name"], f"{row['mac_ratio']:.2f}", first]
+        for one in pair:
+            ((score, value),) = one["auroc"].items()
+            cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
+        made.append(cells)
+    return markdown(columns, made)
 
 
 if __name__ == "__main__":
