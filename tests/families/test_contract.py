@@ -139,7 +139,7 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
             state = block(state)
         outputs.append(stages.readout(state))
     together, expected = source.family.logits(reference, outputs), stock_logits(variant)
-    if len(outputs) == 1:
+    if len(outputs) == 1 and variant != "eurobert-late":  # the library takes the mean of logits
         assert torch.equal(together, expected)
     close(together, expected)  # a shorter text is summed in another order
 

@@ -111,19 +111,21 @@ def at_last(state: State, values: Tensor) -> Tensor:
 
 def last_token(model: Any, base: Any, state: State) -> Tensor:
     """As ``GenericForSequenceClassification`` of the library."""
-    return at_last(state, model.score(normed(base, state)))
+    return model.score(at_last(state, normed(base, state)))
 
 
 def pooled(model: Any, base: Any, state: State) -> Tensor:
     """As ``EuroBertForSequenceClassification`` of the library."""
     hidden, tokens = normed(base, state), state.context["tokens"]
+    late = model.classifier_pooling == "late"
+    if late:  # the library takes the mean of logits, which are linear in these features
+        hidden = model.activation(model.dense(hidden))
     if model.classifier_pooling == "bos":
-        return model.classifier(model.activation(model.dense(hidden[:, 0])))
-    weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
-    if model.classifier_pooling == "late":
-        hidden = model.classifier(model.activation(model.dense(hidden)))
-    mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-    return mean if model.classifier_pooling == "late" else model.classifier(model.activation(model.dense(mean)))
+        features = hidden[:, 0]
+    else:
+        weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
+        features = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+    return model.classifier(features if late else model.activation(model.dense(features)))
 
 
 def with_padding(config: Mapping[str, Any], padding: int, origin: str) -> dict[str, Any]:
