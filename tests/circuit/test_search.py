@@ -48,10 +48,10 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 
 
 # Draws of the data of which the reference refuses none.
-DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31}
+DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31, "llama": 0}
 
 
-LONG = ("average-pooling", "qk-norm", "distilbert")
+LONG = ("average-pooling", "qk-norm", "distilbert", "llama")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("dinov3", "bert", "modernbert-mean", "clip")]
+LONG = [
+    pytest.param(variant, marks=pytest.mark.long)
+    for variant in ("dinov3", "bert", "modernbert-mean", "clip", "llama", "gpt2")
+]
 FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
 
 

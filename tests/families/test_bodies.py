@@ -36,6 +36,11 @@ BODIES = {
     "ElectraForPreTraining": "electra",
     "ModernBertForMaskedLM": "modernbert-mean",
     "ModernBertModel": "modernbert",
+    "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama",
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma3ForCausalLM": "gemma3",
+    "EuroBertForMaskedLM": "eurobert",
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
@@ -59,7 +64,7 @@ def published_body(name: str, folder: Path) -> Path:
     variant = BODIES[name]
     stock_body(name).save_pretrained(folder)
     if "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
     return folder
 
 
