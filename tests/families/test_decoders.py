@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Sequence
@@ -227,6 +228,35 @@ def test_sites_parameters_and_multiply_adds_of_published_sizes(name: str) -> Non
 
 
 # --- refusals, and folders --------------------------------------------------------------------------------------------
+
+STRETCHED: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
+    """As older files say it; the library sets them when it builds its model, which here has no memory."""
+    stretched = {"rope_scaling": {"rope_type": kind, **STRETCHED[kind]}, "rope_theta": 500.0}
+    settings = {**HF["llama"][2], "max_position_embeddings": 64, "num_labels": 5, **stretched}
+    library = transformers.LlamaForSequenceClassification(transformers.LlamaConfig.from_dict(copy.deepcopy(settings)))
+    ours: Any = FAMILY.build({**settings, "architectures": ["LlamaForSequenceClassification"]})
+    positions = torch.arange(7)[None]
+    angles = [model.model.rotary_emb(torch.zeros(1, 7, 24), positions) for model in (library, ours)]
+    assert all(torch.equal(found, expected) for expected, found in zip(*angles, strict=True))
+    assert not torch.equal(angles[0][0], torch.ones_like(angles[0][0]))
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    folder = changed(published("llama", tmp_path / "a"), "tokenizer.json", post_processor=None)
+    source = open_source(str(folder))
+    collate = source.family.collate(source.description.preprocess)
+    assert collate(["a film", "fine"])["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    with pytest.raises(InputError, match=r"^this text has no token that can be read: \('',\)$"):
+        collate(["a film", ""])
+
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "capped": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}, "caps the scores of its attention (attn_logit"),
