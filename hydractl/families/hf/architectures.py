@@ -140,8 +140,8 @@ BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
 
 
-# Bodies that are not named like their classifier.
-_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+"""Bodies that are not named like their classifier -> how its name starts."""
 
 
 def is_decoder(model: Any) -> bool:
@@ -331,7 +331,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     if isinstance(name, str) and name in ARCHITECTURES:
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
-    encoder = None if body is None else _BODIES.get(body[0], body[1])
+    encoder = None if body is None else OTHER_BODIES.get(body[0], body[1])
     if body and encoder in BODIES and hasattr(transformers, body[0]):
         return BODIES[encoder]
     met = _attention_of(name) if isinstance(name, str) else None
