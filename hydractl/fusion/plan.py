@@ -169,6 +169,7 @@ def plan_fusion(
             for s in sources
         ],
         seen=tuple(merged_seen(*(s.description.seen for s in sources))),
+        origin=first.description.origin if len({s.description.origin for s in sources}) == 1 else None,
     )
     tensors = FusedTensors(sources, averaged, sorted(equal), unions)
     return FusionPlan(description, tensors, averaged, shared, own, [] if headers_only else _warnings(sources))

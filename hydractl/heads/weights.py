@@ -21,6 +21,9 @@ class HeadWeights:
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
         gate, gate_bias: like ``q`` and ``q_bias`` where the library gates the attention output, else None.
+        table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or None.
+        pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
+            of their own, else None.
         extra: what the block holds beside heads (query and key norms), by name relative to the block.
         key_heads: of each head, which of the heads of keys and values it uses; None: each has its own.
     """
@@ -35,6 +38,11 @@ class HeadWeights:
     o_bias: Tensor | None = None
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
+    table: Tensor | None = None
+    pos_q: Tensor | None = None
+    pos_q_bias: Tensor | None = None
+    pos_k: Tensor | None = None
+    pos_k_bias: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
     key_heads: tuple[int, ...] | None = None
 
@@ -111,5 +119,6 @@ class HeadWeights:
         return replace(self, **changed, key_heads=None if key_heads is None else tuple(key_heads))
 
 
+ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
-PER_HEAD = ("q", "o", "q_bias", "gate", "gate_bias", *OF_KEYS)
+PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *ROWS)

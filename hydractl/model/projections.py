@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydractl.heads.weights import HeadWeights
+from hydractl.heads.relative import Relative
+from hydractl.heads.weights import ROWS, HeadWeights
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,18 @@ class HeadBank(nn.Module):
         packing: of its rows.
         key_heads: as of :class:`hydractl.heads.weights.HeadWeights`.
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
-        gate: ``[heads * head_dim, d_model]`` or None; bias alike.
+        gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None; bias alike.
+        table: ``[heads * R]`` or None.
         q_norm, k_norm: act on one head at a time.
     """
+
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    table: Tensor | None
+    pos_q: Tensor | None
+    pos_q_bias: Tensor | None
+    pos_k: Tensor | None
+    pos_k_bias: Tensor | None
 
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -81,20 +92,23 @@ class HeadBank(nn.Module):
         # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
         self._without = [index for index, bias in enumerate(biases) if bias is None]
         if len(self._without) < 3:
-            rows = zip(biases, (weights.q, weights.k, weights.v), strict=True)
-            each = [torch.zeros_like(weight[..., 0]) if bias is None else bias for bias, weight in rows]
+            pairs = zip(biases, (weights.q, weights.k, weights.v), strict=True)
+            each = [torch.zeros_like(weight[..., 0]) if bias is None else bias for bias, weight in pairs]
             self.qkv_bias = nn.Parameter(self.packing.join(*each))
         # [h, d, dk] -> [d, h * dk]
         self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
         self.out_bias = _parameter(weights.o_bias)
-        self.gate = _parameter(None if weights.gate is None else weights.gate.flatten(0, 1))
-        self.gate_bias = _parameter(None if weights.gate_bias is None else weights.gate_bias.flatten())
+        # The rows of all heads as one matrix, biases and tables as one vector, which weight decay leaves alone.
+        rows = {name: tensor for name in ROWS if (tensor := getattr(weights, name)) is not None}
+        self._rows = {name: tensor.shape for name, tensor in rows.items()}
+        for name in ROWS:
+            self.register_parameter(name, _parameter(rows[name].flatten(0, 1) if name in rows else None))
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
 
     def weights(self) -> HeadWeights:
         """The current weights, head by head; the inverse of the constructor."""
-        h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
+        h, dk = self.heads, self.head_dim
         q, k, v = self.packing.split(self.qkv.detach())
         there = () if self.qkv_bias is None else self.packing.split(self.qkv_bias.detach())
         biases = [there[i] if there and i not in self._without else None for i in range(3)]
@@ -107,8 +121,7 @@ class HeadBank(nn.Module):
             k_bias=biases[1],
             v_bias=biases[2],
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
-            gate=None if self.gate is None else self.gate.detach().reshape(h, dk, d),
-            gate_bias=None if self.gate_bias is None else self.gate_bias.detach().reshape(h, dk),
+            **{name: getattr(self, name).detach().reshape(shape) for name, shape in self._rows.items()},
             extra={
                 f"{side}.{name}": tensor.detach()
                 for side in ("q_norm", "k_norm")
@@ -133,6 +146,26 @@ class HeadBank(nn.Module):
         else:
             (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
         return self.q_norm(q), self.k_norm(k), v
+
+    def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
+        """What relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
+        vectors = relative.embeddings
+        if vectors is None:
+            assert self.table is not None, "heads without vectors of distances have a number for each"
+            return relative.looked_up(self.table.unflatten(0, (self.heads, -1))[run])
+        if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
+            queries, keys = self._linear(run, vectors, slice(0, 2))
+        else:
+            queries = self._of_distances(run, vectors, self.pos_q, self.pos_q_bias)
+            keys = self._of_distances(run, vectors, self.pos_k, self.pos_k_bias)
+        return relative.compared(q, k, queries if relative.to_content else None, keys if relative.to_position else None)
+
+    def _of_distances(self, run: slice, vectors: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        if weight is None:
+            return None
+        rows = slice(run.start * self.head_dim, run.stop * self.head_dim)
+        projected = F.linear(vectors, weight[rows], None if bias is None else bias[rows])
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [1, R, n * dk] -> [1, n, R, dk]
 
     def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
         rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)
@@ -224,6 +257,11 @@ class MemberProjections(nn.Module):
         """Keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
         # Not by an index: its gradient would be added up in an order that a GPU does not keep.
         return torch.cat([keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._uses], dim=1)
+
+    def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
+        """What relative terms add to the scores of every run, given what :meth:`project` gave."""
+        each = zip(self.runs, projected, strict=True)
+        return [self.bank.relative(run, q, k, relative) for run, (q, k, _) in each]
 
     def take(self, attended: Tensor) -> Tensor:
         """Of all heads of the bank, attended ``[B, heads of the bank, q, head_dim]``, those of the member."""

@@ -188,7 +188,7 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
         problems.append(f"{len(description.labels)} labels for {classes} classes")
     if description.prompt is not None:
         try:
-            family.prompts(description.config, ["a"], description.prompt)
+            family.prompts(description.config, description.preprocess, ["a"], description.prompt)
         except UsageError as error:  # what a file says is no usage
             problems.append(error.message)
     stock = family.build(description.config).state_dict()

@@ -41,7 +41,7 @@ class Layout:
     # The attention block within a layer.
     block: str = "attention"
     # The modules before the first layer.
-    embeddings: tuple[str, ...] = ("embeddings", "embeddings_project")
+    embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -51,6 +51,9 @@ _BERT = Layout(
 _DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
 _VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
 _DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
+_CLIP = Layout(
+    "encoder.layers", AttentionLayout(_PROJECTIONS.qkv, "out_proj"), "", "Attention", "layer_norm1", "self_attn"
+)
 _MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
 _LLAMA = Layout(
     "layers",
@@ -75,6 +78,8 @@ LAYOUTS = {
     "model": _MODERN,
     "model.self_attn": _LLAMA,
     "transformer": _GPT2,
+    "vision_model": _CLIP,
+    "text_model": _CLIP,
 }
 
 
@@ -114,6 +119,11 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(model.drop(model.head(pooled)))
 
 
+def _patches(model: Any, base: Any, state: State) -> Tensor:
+    hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
+    return model.classifier(hidden.mean(dim=1))
+
+
 Readout = Callable[[Any, Any, State], Tensor]
 # Class of the library -> its key in LAYOUTS, and what its forward does after the last layer.
 ARCHITECTURES: dict[str, tuple[str, Readout]] = {
@@ -135,10 +145,13 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     },
     "GPT2ForSequenceClassification": ("transformer", last_token),
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
+    "CLIPForImageClassification": ("vision_model", _patches),
+    "SiglipForImageClassification": ("vision_model", _patches),
 }
+TWO_TOWERS = ("CLIPModel", "SiglipModel")
+"""Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
-
 
 OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 """Bodies that are not named like their classifier -> how its name starts."""
@@ -146,7 +159,8 @@ OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
 
 def is_decoder(model: Any) -> bool:
     """Whether a token sees only those before it."""
-    return ARCHITECTURES[type(model).__name__][1] is last_token
+    name = type(model).__name__
+    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
@@ -168,7 +182,7 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
         return (_last_token if readout is last_token else _first_token), 1
     if readout is pooled:
         return readout, 1 if model.classifier_pooling == "bos" else None
-    if readout is _token_and_mean or (readout is _modern and model.config.classifier_pooling != "cls"):
+    if readout in (_token_and_mean, _patches) or (readout is _modern and model.config.classifier_pooling != "cls"):
         return readout, None
     return readout, 2 if readout is _two_tokens else 1
 
@@ -202,7 +216,7 @@ def library_model(config: Mapping[str, Any]) -> Any:
     """
     name = class_name(config)
     settings = without_traces(config)
-    labels = settings.get("num_labels")
+    labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
     if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
@@ -210,7 +224,7 @@ def library_model(config: Mapping[str, Any]) -> Any:
         library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
         model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
-        base_of(model)[0].warn_if_padding_and_no_attention_mask = _no_warning
+        model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
         if not labels:
             for path in settings.get("absent", ()):
                 model.set_submodule(path, nn.Identity())
@@ -226,12 +240,12 @@ def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The modules of a classifier that a body does not have, given the names of its stored tensors: the last layer,
     which is always one of other classes, and what no tensor belongs to."""
     model = meta_model({**config, "num_labels": 2})
-    base, _ = base_of(model)
+    ((prefix, base, _),) = towers_of(model)
     others = [name for name, child in model.named_children() if child is not base and list(child.parameters())]
     last = ("classifier", "score")
     absent = [one for one in others if one.endswith(last) or not any(n.startswith(f"{one}.") for n in names)]
     if getattr(base, "pooler", None) is not None and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
-        absent.append(f"{prefix_of(model)}.pooler")
+        absent.append(f"{prefix}.pooler")
     return absent
 
 
@@ -247,13 +261,8 @@ def _fill_buffers(model: Any) -> None:
 
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
-    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
-    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
-        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
-    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
-        raise InputError(f"{name} has {shown(heads)} attention heads")
-    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
-        raise InputError(f"{name} takes {shown(positions)} tokens")
+    for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
+        _check_counts(part, name)
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
@@ -263,14 +272,30 @@ def _check_config(config: Any, name: str) -> None:
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
+
+
+def _check_counts(config: Any, name: str) -> None:
+    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
+    image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
+    if type(image) is int and type(patch) is int and patch > 0:
+        positions = (image // patch) ** 2
+    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
+        raise InputError(f"{name} has {shown(heads)} attention heads")
+    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
+        raise InputError(f"{name} takes {shown(positions)} tokens")
     if (problem := problem_of(config)) is not None:
         raise InputError(f"this {name} is not supported: {problem}")
 
 
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
-    name = type(model).__name__
-    base, layout = base_of(model)
+    for tower in towers_of(model):
+        _check_tower(type(model).__name__, *tower[1:])
+
+
+def _check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [getattr(layer, layout.block) for layer in base.get_submodule(layout.layers)]
         cores = [block.get_submodule(layout.core) for block in blocks]
@@ -279,7 +304,7 @@ def _check_layers(model: Any) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    expected = name.partition("For")[0].removesuffix("Text") + layout.core_class
+    expected = name.partition("For")[0].removesuffix("Text").removesuffix("Model") + layout.core_class
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
         linear = Conv1D if layout.heads.transposed else nn.Linear
@@ -291,14 +316,12 @@ def _check_layers(model: Any) -> None:
             raise InputError(f"this {name} is not supported: {what}")
 
 
-def base_of(model: Any) -> tuple[Any, Layout]:
-    """The model without its classifier, and its layout."""
-    return getattr(model, prefix_of(model)), LAYOUTS[ARCHITECTURES[type(model).__name__][0]]
-
-
-def prefix_of(model: Any) -> str:
-    """The name of the base model within the classifier."""
-    return ARCHITECTURES[type(model).__name__][0].partition(".")[0]
+def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
+    """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    name = type(model).__name__
+    keys = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
+    prefixes = [key.partition(".")[0] for key in keys]
+    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in zip(prefixes, keys, strict=True)]
 
 
 def layout_of(path: str) -> Layout:
@@ -328,18 +351,26 @@ def class_name(config: Mapping[str, Any]) -> str:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if isinstance(name, str) and name in ARCHITECTURES:
+    if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
     encoder = None if body is None else OTHER_BODIES.get(body[0], body[1])
     if body and encoder in BODIES and hasattr(transformers, body[0]):
         return BODIES[encoder]
-    met = _attention_of(name) if isinstance(name, str) else None
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
-        + (f": its attention is {met}" if met else ""),
-        hint="supported are classifiers and bodies of " + ", ".join(reversed(BODIES)),
+        + (_reason(name) if isinstance(name, str) else ""),
+        hint=f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}",
     )
+
+
+def _reason(name: str) -> str:
+    """Why a class is refused, behind its name."""
+    if name.startswith("Siglip2"):
+        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
+    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
+    return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 
 
 def _attention_of(name: str) -> str | None:
