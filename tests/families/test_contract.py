@@ -188,6 +188,7 @@ PARTS = {
     "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
     "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
     "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
+    "sapiens2": {"blocks.1.attn.k_proj.weight": "attention", "cls_token": "embed"},
     "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
     "bert": {
         "bert.pooler.dense.weight": "own",
