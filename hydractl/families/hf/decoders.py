@@ -72,8 +72,11 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
     back = back[:, None] - back[None]  # [T, T]: how far a key is behind a query
     visible = (back >= 0) if window is None else (back >= 0) & (back < window)
     visible = visible.expand(samples, 1, -1, -1)
-    # A token sees itself, also one of padding before a text, which nothing is read from: else it would see none.
-    return visible if seen is None else visible & (seen | (back == 0))
+    if seen is None:
+        return visible
+    visible = visible & seen
+    # Padding before a text would see nothing, which not every kernel can do. Nothing is read from it.
+    return visible | ((back == 0) & ~visible.any(dim=-1, keepdim=True))
 
 
 def _last(config: Any, ids: Tensor) -> Tensor:
