@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 THREADS = "1"
-LONG_VARIANTS = ("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late")
+LONG_VARIANTS = ("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2")
 """Pico models whose tests are long: what they have of their own is little."""
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the

@@ -44,6 +44,7 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    "sapiens2": f"vit_large_patch16_sapiens2?{SMALL}&num_kv_heads=1",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 

@@ -220,9 +220,9 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
         if not weights or id(module) in done:
             continue
         done.update(id(m) for m in (module.modules() if whole else [module]))
-        if isinstance(module, nn.Embedding):
+        if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
-        elif id(module) in blocks:
+        elif id(module) in blocks or isinstance(module, nn.Embedding):  # a library's own computes what it looks up
             _widen_while_running(module, weights)
         else:
             for weight in weights:

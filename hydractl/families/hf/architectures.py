@@ -153,14 +153,14 @@ TWO_TOWERS = ("CLIPModel", "SiglipModel")
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
 
-
-# Bodies that are not named like their classifier.
-_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+"""Bodies that are not named like their classifier -> how its name starts."""
 
 
 def is_decoder(model: Any) -> bool:
     """Whether a token sees only those before it."""
-    return ARCHITECTURES[type(model).__name__][1] is last_token
+    name = type(model).__name__
+    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
@@ -224,11 +224,16 @@ def library_model(config: Mapping[str, Any]) -> Any:
         library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
         model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
         if not labels:
             for path in settings.get("absent", ()):
                 model.set_submodule(path, nn.Identity())
             model.config.num_labels = 0
     return model
+
+
+def _no_warning(*_: Any) -> None:
+    """In the place of a warning for which GPT-2 looks at the numbers of its inputs, which may be on the meta device."""
 
 
 def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -267,8 +272,6 @@ def _check_config(config: Any, name: str) -> None:
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
-    if (problem := problem_of(config)) is not None:
-        raise InputError(f"this {name} is not supported: {problem}")
 
 
 def _check_counts(config: Any, name: str) -> None:
@@ -282,6 +285,8 @@ def _check_counts(config: Any, name: str) -> None:
         raise InputError(f"{name} has {shown(heads)} attention heads")
     if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
         raise InputError(f"{name} takes {shown(positions)} tokens")
+    if (problem := problem_of(config)) is not None:
+        raise InputError(f"this {name} is not supported: {problem}")
 
 
 def _check_layers(model: Any) -> None:
@@ -349,7 +354,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
-    encoder = None if body is None else _BODIES.get(body[0], body[1])
+    encoder = None if body is None else OTHER_BODIES.get(body[0], body[1])
     if body and encoder in BODIES and hasattr(transformers, body[0]):
         return BODIES[encoder]
     raise InputError(

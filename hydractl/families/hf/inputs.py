@@ -168,7 +168,7 @@ class TextCollate:
         """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
 
         Raises:
-            InputError: for what is no text, and for one text alone.
+            InputError: for what is no text or has no token, and for one text alone.
         """
         if isinstance(samples, str):  # it would be read letter by letter
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
@@ -179,6 +179,9 @@ class TextCollate:
             batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
         else:  # texts and pairs in one batch
             batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
+        whole = batch["attention_mask"].bool().any(dim=1)
+        if not bool(whole.all()):  # of a tokenizer that adds none of its own
+            raise InputError(f"this text has no token that can be read: {shown(rows[int(whole.int().argmin())])}")
         return dict(batch)
 
     def cut(self, samples: Iterable[Any]) -> int:
