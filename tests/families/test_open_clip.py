@@ -246,7 +246,9 @@ def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
     reference = dict(pico_clip(variant).named_buffers())
     skeleton = FAMILY.build(clip_config(variant))
     built = dict(skeleton.named_buffers())
-    assert sorted(built) == sorted(reference) and (bool(built) or variant in ("clip-both-ways", CUSTOM_BOTH_WAYS))
+    assert sorted(built) == sorted(reference) and (
+        bool(built) or variant in ("clip-both-ways", CUSTOM_BOTH_WAYS, "siglip")
+    )
     assert all(torch.equal(built[name], reference[name]) for name in built)
     assert all(parameter.is_meta for parameter in skeleton.parameters()) and not skeleton.training
     assert list(skeleton.state_dict()) == list(pico_clip(variant).state_dict())
@@ -285,8 +287,12 @@ def test_every_parameter_belongs_to_a_part(variant: str) -> None:
         "clip-last": set(),
         "clip-attentional-pool": {"text_projection", "attn_pool"},
         CUSTOM_BOTH_WAYS: {"text_projection", "logit_bias"},
+        "siglip": {"text_projection.weight", "text_projection.bias", "logit_bias", "attn_pool"},
+        "eva-tower": {"text_projection", "visual.trunk.head.weight", "visual.trunk.head.bias"},
+        "timm-projected": {"text_projection", *(f"visual.head.mlp.fc{n}" for n in ("1.bias", "1.weight", "2.weight"))},
     }
-    assert own == {"visual.proj", "logit_scale"} | expected.get(variant, {"text_projection"})
+    proj = set() if "timm_model_name" in clip_config(variant)["vision_cfg"] else {"visual.proj"}
+    assert own == {"logit_scale"} | proj | expected.get(variant, {"text_projection"})
 
 
 def test_there_is_no_classifier() -> None:
@@ -438,7 +444,7 @@ def test_a_published_folder_holds_the_model(variant: str, dtype: torch.dtype, tm
     state = reference.state_dict()
     assert loaded.tensors.names() == sorted(state) == sorted(FAMILY.build(loaded.config).state_dict())
     assert all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
-    assert loaded.arch == ("CustomTextCLIP" if variant.startswith("custom") else "CLIP")
+    assert loaded.arch == ("CustomTextCLIP" if clip_config(variant).get("custom_text") else "CLIP")
     size = clip_config(variant)["vision_cfg"]["image_size"]
     assert loaded.preprocess["size"] == (size if isinstance(size, list) else [size, size])
 
@@ -493,7 +499,18 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
 
 OWN = {"block_type": "custom"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "timm": ({"vision_cfg": {"timm_model_name": "resnet50"}}, "CLIP is not supported: its visual tower is a TimmModel"),
+    "timm": (
+        {"vision_cfg": {"timm_model_name": "resnet50"}},
+        "CLIP is not supported: its visual tower is a TimmModel: timm's ResNet is not supported: it has no attention",
+    ),
+    "timm-size": (
+        {"vision_cfg": {"timm_model_name": "vit_pico_map", "timm_pool": "map", "image_size": 32}},
+        "CLIP is not supported: its image_size is [32, 32], its timm tower takes [16, 16]",
+    ),
+    "timm-width": (
+        {"vision_cfg": {"timm_model_name": "vit_pico_map", "timm_pool": "map", "timm_proj": "none"}},
+        "CLIP is not supported: its timm tower has features of 24 numbers and no projection to 16",
+    ),
     "resnet": ({"vision_cfg": {"layers": [1, 1, 1, 1]}}, "CLIP is not supported: its visual tower is a ModifiedResNet"),
     "hf-text": (
         {"text_cfg": {"hf_model_name": "roberta-base"}},
@@ -669,7 +686,8 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
         ("ViT-B-32", {"pretrained": False, "x": 1, "text_cfg.y": 2}, UsageError, "no setting text_cfg.y, x", "_cfg."),
         ("RN50/openai", {}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
         ("RN50", {"pretrained": False}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
-        ("ViTamin-S/datacomp1b", {}, InputError, "its visual tower is a TimmModel", "ViT-B-32"),
+        ("MobileCLIP-S1", {"pretrained": False}, InputError, "timm's FastVit is not supported", "ViT-B-32"),
+        ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
         ("coca_ViT-B-32", {"pretrained": False}, InputError, "open_clip's CoCa is not supported", "ViT-B-32"),
         ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "its texts are read by an HFTokenizer", "ViT-B-32"),
         ("roberta-ViT-B-32", {"pretrained": False}, InputError, "its text tower is an HFTextEncoder", "ViT-B-32"),

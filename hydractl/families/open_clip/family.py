@@ -20,6 +20,7 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
+from hydractl.families import timm, timm_eva
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.open_clip.inputs import (
     image_collate,
@@ -28,7 +29,15 @@ from hydractl.families.open_clip.inputs import (
     published_preprocess,
     tokenizer_of,
 )
-from hydractl.families.open_clip.models import SECTIONS, blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.open_clip.models import (
+    SECTIONS,
+    TRUNK,
+    blocks_of,
+    skeleton,
+    text_stages,
+    text_tower,
+    visual_stages,
+)
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
 from hydractl.families.reading import download, published_weights, read_config, refuse_options, write_config
@@ -69,9 +78,9 @@ class OpenClip(ModelFamily):
         r"|(text\.)?token_embedding\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
-        "patch": r"visual\.conv1\.",
-        "position": r"((visual|text)\.)?positional_embedding$",
-        "class_token": r"visual\.class_embedding$",
+        "patch": r"visual\.(conv1|trunk\.patch_embed)\.",
+        "position": r"((visual|text)\.)?positional_embedding$|visual\.trunk\.pos_embed$",
+        "class_token": r"visual\.(class_embedding|trunk\.(cls|reg)_token)$",
         "words": r"(text\.)?token_embedding\.",
         "scale": r"logit_(scale|bias)$",
     }
@@ -168,6 +177,9 @@ class OpenClip(ModelFamily):
         """``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn`` and so on."""
         sites = []
         for path, block in blocks_of(skeleton(config)):
+            if path.startswith(TRUNK):
+                sites.append(dataclasses.replace(timm_eva.site(f"{path}.attn", block.attn), tower="visual"))
+                continue
             width, heads = block.attn.out_proj.in_features, block.attn.num_heads
             tower = "visual" if path.startswith("visual.") else "text"
             sites.append(Site(f"{path}.attn", heads, width // heads, width, tower))
@@ -192,15 +204,31 @@ class OpenClip(ModelFamily):
             text = text[:, : int(pooled_at(text, tower.pool, tower.eos).max()) + 1]
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
+    def layout(self, site: Site) -> AttentionLayout:
+        """Of an image tower of timm, as of the family of timm."""
+        return timm_eva.LAYOUTS[site.layout] if site.path.startswith(TRUNK) else self.attention
+
+    def part(self, name: str, sites: Sequence[Site]) -> str:
+        """Of an image tower of timm, as of the family of timm."""
+        if name.startswith(TRUNK):
+            return timm.FAMILY.part(name.removeprefix(TRUNK), sites)
+        return super().part(name, sites)
+
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of the attention weights and of the output; no configuration of open_clip sets them."""
+        if site.path.startswith(TRUNK):
+            return timm.FAMILY.dropouts(model, site)
         attention: Any = model.get_submodule(site.path)
         if isinstance(attention, nn.MultiheadAttention):
             return attention.dropout, 0.0
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace ``resblocks.N.attn``."""
+        """Replace ``resblocks.N.attn``, or ``blocks.N.attn`` of timm."""
+        if site.path.startswith(TRUNK):
+            inner = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
+            timm.FAMILY.install(model.visual.trunk, inner, attention)  # type: ignore[union-attr,arg-type]
+            return
         block: Any = model.get_submodule(site.path.removesuffix(".attn"))
         super().install(model, site, _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention)
 
@@ -260,9 +288,11 @@ class OpenClip(ModelFamily):
     adds_dropout = True
 
     def add_dropout(self, model: Any, rate: float) -> None:
-        """Behind ``ls_1`` and ``ls_2`` of the visual blocks: what these give is added to the residual stream."""
-        for block in model.visual.transformer.resblocks:
-            for name in ("ls_1", "ls_2"):
+        """Behind ``ls_1`` and ``ls_2`` of the visual blocks (of timm's, ``drop_path1`` and ``drop_path2``): what these
+        give is added to the residual stream."""
+        trunk = getattr(model.visual, "trunk", None)
+        for block in model.visual.transformer.resblocks if trunk is None else trunk.blocks:
+            for name in ("ls_1", "ls_2") if trunk is None else ("drop_path1", "drop_path2"):
                 setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
 
 

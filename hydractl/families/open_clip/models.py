@@ -10,6 +10,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.timm_model import TimmModel
 from open_clip.transformer import (
     Attention,
     CustomResidualAttentionBlock,
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
+from hydractl.families import timm
 from hydractl.families.base import Stages, State, first_tokens
 from hydractl.families.open_clip.inputs import tokenizer_of
 from hydractl.families.prompts import mean_features
@@ -30,10 +32,14 @@ from hydractl.jsonio import shown
 
 SECTIONS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
 _MOST_LAYERS, _MOST_TOKENS = 1000, 1 << 12  # the causal mask holds the square of the latter
-_SUPPORTED = "supported are CLIP and CustomTextCLIP with open_clip's own two transformers, such as ViT-B-32 or ViT-L-14"
+_SUPPORTED = (
+    "supported are CLIP and CustomTextCLIP of open_clip's own transformers, or with a ViT or Eva of timm for images: "
+    "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
+)
+TRUNK = "visual.trunk."
+"""How the names start of what an image tower of timm is built of."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
-    ("vision_cfg", "timm_model_name", "its visual tower is a TimmModel"),
     ("text_cfg", "hf_model_name", "its text tower is an HFTextEncoder"),
     ("text_cfg", "hf_tokenizer_name", "its texts are read by an HFTokenizer"),
     ("text_cfg", "embed_cls", "its TextTransformer pools at a class token of its own (embed_cls), as CoCa does"),
@@ -80,10 +86,14 @@ def skeleton(config: dict[str, Any]) -> Any:
     """
     _check_config(config)
     custom = config.pop("custom_text", False)
+    if "timm_model_name" in config["vision_cfg"]:
+        config["vision_cfg"]["timm_model_pretrained"] = False  # the library would ask the hub for weights
     with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
         model: Any = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config, cast_dtype=None)
-    for reason in _obstacles(model):
+    for reason in _obstacles(model, config["embed_dim"]):
         raise _refusal(type(model).__name__, reason)
+    if isinstance(model.visual, TimmModel):
+        timm.fill_buffers(model.visual.trunk)
     holder = text_tower(model).module
     if holder.attn_mask is not None:
         # The one buffer. CLIP throws away the TextTransformer that knows how to make it.
@@ -121,27 +131,44 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
 
 
-def _obstacles(model: Any) -> Iterator[str]:
+def _obstacles(model: Any, width: int) -> Iterator[str]:
     """Reasons why the heads of a built model cannot be separated, or its features not be compared."""
     visual, text = model.visual, text_tower(model)
-    if type(visual) is not VisionTransformer:
+    if isinstance(visual, TimmModel):
+        yield from _trunk_obstacles(visual, width)
+    elif type(visual) is not VisionTransformer:
         yield f"its visual tower is a {type(visual).__name__}"
         return
+    elif visual.pool_type == "none":
+        what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
+        yield f"its VisionTransformer has {what}, so there is no one feature of an image"
     if text.prefix and type(text.module) is not TextTransformer:
         yield f"its text tower is a {type(text.module).__name__}"
         return
-    if visual.pool_type == "none":
-        what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
-        yield f"its VisionTransformer has {what}, so there is no one feature of an image"
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     eos = tokenizer_of({"text_cfg": {}}).eot_token_id
     if text.pool == "eos" and text.eos != eos:
         yield f"its TextTransformer pools at token {text.eos}, open_clip's SimpleTokenizer ends a text with {eos}"
-    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != visual.proj.shape[1]:
+    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != width:
         yield "its TextTransformer has no projection, and another width than the features of images"
     for path, block in blocks_of(model):
-        yield from _block_obstacles(path, block)
+        if not path.startswith(TRUNK):
+            yield from _block_obstacles(path, block)
+
+
+def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
+    """Of an image tower of timm, as the family of timm reads it; ``width`` is that of the features."""
+    try:
+        timm.check_model(visual.trunk)
+    except InputError as error:
+        yield f"its visual tower is a TimmModel: {error.message}"
+        return
+    size = visual.trunk.patch_embed.img_size
+    if size is not None and tuple(size) != tuple(visual.image_size):
+        yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"
+    if not len(visual.head) and not visual.trunk.num_classes and visual.trunk.num_features != width:
+        yield f"its timm tower has features of {visual.trunk.num_features} numbers and no projection to {width}"
 
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
@@ -165,11 +192,17 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """Module path and block, visual tower first."""
     text = text_tower(model)
+    trunk = isinstance(model.visual, TimmModel)
+    images = (f"{TRUNK}blocks", model.visual.trunk.blocks) if trunk else _resblocks("visual.", model.visual)
     return [
-        (f"{prefix}transformer.resblocks.{index}", block)
-        for prefix, tower in (("visual.", model.visual), (text.prefix, text.module))
-        for index, block in enumerate(tower.transformer.resblocks)
+        (f"{start}.{index}", block)
+        for start, blocks in (images, _resblocks(text.prefix, text.module))
+        for index, block in enumerate(blocks)
     ]
+
+
+def _resblocks(prefix: str, tower: Any) -> tuple[str, Any]:
+    return f"{prefix}transformer.resblocks", tower.transformer.resblocks
 
 
 def _refusal(name: str, reason: str) -> InputError:
@@ -190,6 +223,8 @@ def _attention_input(block: Any, state: State) -> Tensor:
 def visual_stages(model: Any) -> Stages:
     """Stem and pooling are the library's own."""
     visual = model.visual
+    if isinstance(visual, TimmModel):
+        return _trunk_stages(visual)
 
     def readout(state: State) -> Tensor:
         pooled, _ = visual._pool(state.hidden)
@@ -204,6 +239,19 @@ def visual_stages(model: Any) -> Stages:
         readout=readout,
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=first_tokens(1) if visual.attn_pool is None and visual.pool_type == "tok" else None,
+        tower="visual",
+        prefixes=("visual.",),
+    )
+
+
+def _trunk_stages(visual: TimmModel) -> Stages:
+    """Of an image tower of timm: those of the family of timm, and the projection behind them."""
+    (trunk,) = timm.FAMILY.stages(visual.trunk)
+    return dataclasses.replace(
+        trunk,
+        block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
+        stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
+        readout=lambda state: F.normalize(visual.head(trunk.readout(state)), dim=-1),
         tower="visual",
         prefixes=("visual.",),
     )
