@@ -43,6 +43,7 @@ TIMM = {
     "eva": f"eva02_tiny_patch14_224?{SMALL}",
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
+    "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -72,6 +73,10 @@ _DISTILBERT = {
 _MODERNBERT = {**_TEXT, "local_attention": 2, "global_attn_every_n_layers": 3, "pad_token_id": 0}
 _MODERNBERT |= {"cls_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
+_DECODER = {**_TEXT, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+_SHARED = {**_DECODER, "num_attention_heads": 4, "num_key_value_heads": 2}
+_GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 32, "n_positions": 20, "pad_token_id": 0}
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # Name -> the library's class, its configuration class, what is set.
 HF: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -87,6 +92,32 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ModernBertForSequenceClassification",
         "ModernBertConfig",
         {**_MODERNBERT, "classifier_pooling": "mean", "attention_bias": True},
+    ),
+    # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
+    "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
+    "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
+    "mistral": (
+        "MistralForSequenceClassification",
+        "MistralConfig",
+        {**_DECODER, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 3},
+    ),
+    "qwen2": (
+        "Qwen2ForSequenceClassification",
+        "Qwen2Config",
+        {**_SHARED, "use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForSequenceClassification", "Qwen3Config", {**_SHARED, "head_dim": 8}),
+    "gemma": ("GemmaForSequenceClassification", "GemmaConfig", {**_SHARED, "head_dim": 8}),
+    "gemma3": (
+        "Gemma3TextForSequenceClassification",
+        "Gemma3TextConfig",
+        {**_SHARED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3, "layer_types": _LAYER_TYPES},
+    ),
+    "eurobert": ("EuroBertForSequenceClassification", "EuroBertConfig", {**_SHARED, "classifier_pooling": "mean"}),
+    "eurobert-late": (
+        "EuroBertForSequenceClassification",
+        "EuroBertConfig",
+        _DECODER,
     ),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
@@ -112,6 +143,8 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
+RELATIVE = ("beit",)
+"""The models whose heads have relative terms, which never run as batched products."""
 VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
@@ -164,6 +197,17 @@ _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
     part: pattern.replace("dinov2", "dinov2_with_registers")
     for part, pattern in _HF_PARTS["Dinov2ForImageClassification"].items()
 }
+_HF_PARTS["GPT2ForSequenceClassification"] = {
+    "mlp": r"transformer\.h\.\d+\.mlp\.",
+    "norm": r"transformer\.(h\.\d+\.ln_[12]|ln_f)\.",
+    "embed": r"transformer\.w[tp]e\.",
+}
+for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "EuroBert"):
+    _HF_PARTS[f"{_name}ForSequenceClassification"] = {
+        "mlp": r"model\.layers\.\d+\.mlp\.",
+        "norm": r"model\.(layers\.\d+\.\w+_layernorm|norm)\.",
+        "embed": r"model\.embed_tokens\.",
+    }
 for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
     _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
 
@@ -349,12 +393,17 @@ def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     found = []
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
-        (out,) = (
-            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo") if name in modules
-        )
-        width = out.in_features // 3  # every pico model has three heads
-        found.append(out.weight.detach()[:, head * width : (head + 1) * width])
+        names = ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "c_proj")
+        (out,) = (modules[name] for name in names if name in modules)
+        weight = out.weight.detach().T if "c_proj" in modules else out.weight.detach()
+        width = weight.shape[1] // heads_of(model)
+        found.append(weight[:, head * width : (head + 1) * width])
     return found
+
+
+def heads_of(model: Any) -> int:
+    """Of each site: three, but where two share keys and values."""
+    return getattr(getattr(model, "config", None), "num_attention_heads", 3)
 
 
 def images(count: int = 3, seed: int = 1) -> torch.Tensor:

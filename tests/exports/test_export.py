@@ -108,10 +108,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-LONG = [
-    pytest.param(variant, marks=pytest.mark.long)
-    for variant in ("dinov3", "bert", "modernbert-mean", "clip", "hf-siglip")
-]
+_LONG = ("dinov3", "beit", "bert", "modernbert-mean", "clip", "hf-siglip")
+LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in _LONG]
 FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
 
 

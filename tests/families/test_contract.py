@@ -146,6 +146,8 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
 READ |= {
+    "eurobert": None,
+    "eurobert-late": None,
     "hf-siglip": None,
     "eva": None,
     "modernbert-mean": None,

@@ -21,6 +21,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import FileTensors
+from hydractl.files.description import Description
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source
@@ -247,6 +248,9 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     source = open_source("hf:org/bert")
     assert source.name == "org_bert" and asked["name"] == "org/bert"
+    origin = f"org/bert@{tmp_path.name}"
+    assert source.description.origin == plan_fusion([source] * 2).description.origin == origin
+    assert Description.from_json(source.description.to_json(), "it").origin == origin
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(asked["allow_patterns"])
     assert all(pattern.endswith((".json", ".txt", ".model", ".safetensors")) for pattern in asked["allow_patterns"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hydractl.families.hf.architectures import (
     TWO_TOWERS,
     absent_from,
     class_name,
+    is_decoder,
     layout_of,
     library_model,
     meta_model,
@@ -31,10 +33,12 @@ from hydractl.families.hf.architectures import (
     towers_of,
     without_traces,
 )
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
     image_collate,
     image_format,
     image_preprocess,
+    padding_of,
     random_tokens,
     text_collate,
     text_preprocess,
@@ -43,7 +47,15 @@ from hydractl.families.hf.inputs import (
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import scaled_cosines
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
+from hydractl.families.reading import (
+    checkpoint_on_hub,
+    from_hub,
+    published_weights,
+    read_config,
+    refuse_options,
+    refused_as,
+    write_config,
+)
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
@@ -93,8 +105,11 @@ _OTHER_TASKS = (
     r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers)\.\d+\."
-_NORM = "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm)"
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\."
+_NORM = (
+    "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
+    "post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2)"
+)
 
 
 class HFEncoder(ModelFamily):
@@ -103,19 +118,19 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
+        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project|embed_tokens|wte|wpe)\.",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm)\.",
+        rf"|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
         "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"\w+\.embeddings\.patch_embeddings?\.",
-        "position": r"\w+\.embeddings\.position_embeddings?",
+        "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
         "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
-        "words": r"\w+\.embeddings\.((word|tok)_embeddings|token_embedding)\.",
+        "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
         "scale": r"logit_(scale|bias)$",
-        "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
+        "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
 
     # --- finding a model ----------------------------------------------------------------------------------------------
@@ -138,20 +153,29 @@ class HFEncoder(ModelFamily):
         if set(weights.names()) != set(model.state_dict()):
             # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
             tensors, left = _converted(weights, folder, model)
+        preprocess = _preprocess(folder, model)
+        if is_decoder(model):
+            config = with_padding(config, padding_of(preprocess), str(folder))
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
-            preprocess=_preprocess(folder, model),
+            preprocess=preprocess,
             labels=None if type(model).__name__ in TWO_TOWERS else _labels(published, model.config.num_labels),
             left=left,
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """``hf:ORG/NAME`` from the hub; safetensors only, never any code of the repository."""
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+        """``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
+
+        Safetensors only, never any code of the repository.
+        """
         hint = "weights of your own open as a folder: model.safetensors beside config.json"
         refuse_options(f"hf:{name}", options, hint)
-        loaded = self.load_folder(download(name, ("config.json", _WEIGHTS), _OTHER_FILES))
+        checkpoint = checkpoint_on_hub(name)
+        if checkpoint is not None:
+            return checkpoint
+        loaded = from_hub(name, self.load_folder, ("config.json", _WEIGHTS), _OTHER_FILES)
         if loaded is None:
             raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
         return loaded
@@ -187,10 +211,12 @@ class HFEncoder(ModelFamily):
         for prefix, base, layout in towers_of(model):
             tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
             heads = base.config.num_attention_heads
+            sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
             for index, layer in enumerate(base.get_submodule(layout.layers)):
-                out = getattr(layer, layout.block).get_submodule(layout.heads.out)
+                weight = getattr(layer, layout.block).get_submodule(layout.heads.out).weight
+                d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
                 path = f"{prefix}.{layout.layers}.{index}.{layout.block}"
-                sites.append(Site(path, heads, out.in_features // heads, out.out_features, tower))
+                sites.append(Site(path, heads, width // heads, d_model, tower, sharing=sharing))
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> int | None:
@@ -219,6 +245,8 @@ class HFEncoder(ModelFamily):
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
         core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
+        if hasattr(core, "resid_dropout"):
+            return float(core.attn_dropout.p), float(core.resid_dropout.p)
         rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
         rate = getattr(rate, "p", rate)
         return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
@@ -239,15 +267,23 @@ class HFEncoder(ModelFamily):
             return clip.stages(model, _stem)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
         layers = base.get_submodule(layout.layers)
+        reads = None if count is None else first_tokens(count)
+        if hasattr(base, "embeddings"):
+            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+        else:
+            kinds = kinds_of_layers(base.config)
+            begin = partial(stem, base, is_decoder(model))
+            blocks = [partial(run, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+            reads = (lambda state: state.context["last"]) if is_decoder(model) else reads
         tower = Stages(
-            stem=partial(_stem, base),
-            blocks=[partial(_run, layer) for layer in layers],
+            stem=begin,
+            blocks=blocks,
             block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
-            stem_prefixes=tuple(f"{prefix}.{name}." for name in ("embeddings", "embeddings_project", "pre_layrnorm")),
+            stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=lambda state: readout(model, base, state),
             attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
-            reads=None if count is None else first_tokens(count),
-            per_sample=("attention_mask", "sliding_attention", "tokens"),
+            reads=reads,
+            per_sample=("attention_mask", *PER_SAMPLE),
         )
         return [tower]
 
@@ -305,8 +341,19 @@ class HFEncoder(ModelFamily):
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
+        sites = self.sites(config)
+        small = {**config, "num_attention_heads": heads, "head_dim": sites[0].head_dim}
+        try:
+            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+        except InputError:  # the width of the model is no multiple of the number of heads
+            return None
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``."""
+        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
+        if class_name(config).startswith("GPT2"):
+            return {**config, "resid_pdrop": rate, "embd_pdrop": rate}
         key = next((name for name in ("hidden_dropout_prob", "dropout") if name in config), None)
         if key is None:
             raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
@@ -440,8 +487,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         # RoBERTa counts positions from behind the padding token's number.
         skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
-        positions = config.max_position_embeddings - skipped
-        return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types)
+        positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
+        return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)
     preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size)

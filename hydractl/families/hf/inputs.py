@@ -56,7 +56,13 @@ _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def text_preprocess(
-    folder: Path, positions: int, vocabulary: int, always: Sequence[str], named: Sequence[str] = ()
+    folder: Path,
+    positions: int,
+    vocabulary: int,
+    always: Sequence[str],
+    named: Sequence[str] = (),
+    padding: int | None = None,
+    ends: bool = False,
 ) -> dict[str, Any]:
     """The tokenizer of a published folder with its settings.
 
@@ -66,6 +72,8 @@ def text_preprocess(
         vocabulary: how many tokens it knows.
         always: what the model is given of a text: ``input_ids``, perhaps ``attention_mask``.
         named: what it is given beside where the tokenizer names it among its outputs.
+        padding: the number of the padding token that the model knows.
+        ends: whether a tokenizer without a padding token takes that one, or else the one that ends a text.
 
     Raises:
         InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
@@ -84,6 +92,8 @@ def text_preprocess(
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
     if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
         problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
+    if ends and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token if padding is None else tokenizer.convert_ids_to_tokens(padding)
     if tokenizer.pad_token is None:
         problems.append("it has no padding token")
     if len(tokenizer) > vocabulary:
@@ -136,6 +146,11 @@ def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     if type(length) is not int or not least <= length <= longest:
         raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
     return TextCollate(tokenizer, length)
+
+
+def padding_of(preprocess: Mapping[str, Any]) -> int:
+    """The number of the padding token."""
+    return int(_tokenizer(_settings(preprocess)).pad_token_id)
 
 
 class TextCollate:

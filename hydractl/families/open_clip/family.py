@@ -40,7 +40,7 @@ from hydractl.families.open_clip.models import (
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, write_config
+from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
 
@@ -129,7 +129,7 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        loaded = self.load_folder(download(repo, [CONFIG, WEIGHTS]))
+        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
         if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
