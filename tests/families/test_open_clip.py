@@ -512,13 +512,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "CLIP is not supported: its timm tower has features of 24 numbers and no projection to 16",
     ),
     "resnet": ({"vision_cfg": {"layers": [1, 1, 1, 1]}}, "CLIP is not supported: its visual tower is a ModifiedResNet"),
-    "hf-text": (
-        {"text_cfg": {"hf_model_name": "roberta-base"}},
-        "CustomTextCLIP is not supported: its text tower is an HFTextEncoder",
-    ),
-    "hf-tokenizer": (
-        {"text_cfg": {"hf_tokenizer_name": "t5-base"}},
-        "CLIP is not supported: its texts are read by an HFTokenizer",
+    "tokenizer-mode": (
+        {"text_cfg": {"hf_tokenizer_name": "bert-base-uncased", "tokenizer_mode": "clips"}},
+        "CLIP is not supported: its HFTokenizer has a mode of its own (tokenizer_mode)",
     ),
     "coca": (
         {"custom_text": True, "multimodal_cfg": {"layers": 1}},
@@ -689,8 +685,8 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
         ("MobileCLIP-S1", {"pretrained": False}, InputError, "timm's FastVit is not supported", "ViT-B-32"),
         ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
         ("coca_ViT-B-32", {"pretrained": False}, InputError, "open_clip's CoCa is not supported", "ViT-B-32"),
-        ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "its texts are read by an HFTokenizer", "ViT-B-32"),
-        ("roberta-ViT-B-32", {"pretrained": False}, InputError, "its text tower is an HFTextEncoder", "ViT-B-32"),
+        ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "a tokenizer of transformers", "open a folder"),
+        ("roberta-ViT-B-32", {"pretrained": False}, InputError, "do not come with: roberta-base", "open a folder"),
     ],
 )  # fmt: skip
 def test_names_that_cannot_be_opened_say_what_can(
@@ -708,7 +704,7 @@ class Hub:
         self.folder = folder
         self.asked: list[tuple[str, str]] = []
 
-    def __call__(self, repo: str, file: str) -> str:
+    def __call__(self, repo: str, file: str, revision: str | None = None) -> str:
         self.asked.append((repo, file))
         if not (self.folder / file).exists():
             raise FileNotFoundError(file)

@@ -25,7 +25,17 @@ from torch.nn import functional as F
 from hydractl.errors import InputError
 from hydractl.families import timm
 from hydractl.families.base import Stages, State, first_tokens
-from hydractl.families.open_clip.inputs import tokenizer_of
+from hydractl.families.open_clip.hf_text import (
+    LAYOUT,
+    TRANSFORMER,
+    check_config,
+    hf_text,
+    is_of_transformers,
+    named,
+    obstacles,
+    stages,
+)
+from hydractl.families.open_clip.inputs import own_tokenizer, tokenizer_of
 from hydractl.families.prompts import mean_features
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
@@ -40,8 +50,7 @@ TRUNK = "visual.trunk."
 """How the names start of what an image tower of timm is built of."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
-    ("text_cfg", "hf_model_name", "its text tower is an HFTextEncoder"),
-    ("text_cfg", "hf_tokenizer_name", "its texts are read by an HFTokenizer"),
+    ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
     ("text_cfg", "embed_cls", "its TextTransformer pools at a class token of its own (embed_cls), as CoCa does"),
     ("vision_cfg", "output_tokens", "its VisionTransformer gives tokens beside features (output_tokens)"),
     ("text_cfg", "output_tokens", "its TextTransformer gives tokens beside features (output_tokens)"),
@@ -85,21 +94,29 @@ def skeleton(config: dict[str, Any]) -> Any:
         InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
     """
     _check_config(config)
-    custom = config.pop("custom_text", False)
-    if "timm_model_name" in config["vision_cfg"]:
-        config["vision_cfg"]["timm_model_pretrained"] = False  # the library would ask the hub for weights
     with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
-        model: Any = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config, cast_dtype=None)
-    for reason in _obstacles(model, config["embed_dim"]):
+        model = library_model(config)
+    for reason in _obstacles(model, config):
         raise _refusal(type(model).__name__, reason)
     if isinstance(model.visual, TimmModel):
         timm.fill_buffers(model.visual.trunk)
-    holder = text_tower(model).module
-    if holder.attn_mask is not None:
+    holder = None if hf_text(model) else text_tower(model).module
+    if holder is not None and holder.attn_mask is not None:
         # The one buffer. CLIP throws away the TextTransformer that knows how to make it.
         tokens = SimpleNamespace(num_pos=holder.positional_embedding.shape[0])
         holder.attn_mask = TextTransformer.build_causal_mask(tokens)
     return model.eval()
+
+
+def library_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration, on the default device, with weights of its own initialisation."""
+    custom = config.get("custom_text") or config["text_cfg"].get("hf_model_name")
+    settings = {key: value for key, value in config.items() if key not in ("custom_text", "hf_config")}
+    if "timm_model_name" in config["vision_cfg"]:  # the library would ask the hub for weights
+        settings["vision_cfg"] = {**config["vision_cfg"], "timm_model_pretrained": False}
+    with named(config["text_cfg"], config.get("hf_config")) as text:
+        settings["text_cfg"] = text
+        return (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**settings, cast_dtype=None)
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
@@ -126,14 +143,18 @@ def _check_config(config: Mapping[str, Any]) -> None:
         problems.append(f"text_cfg has a context of {shown(length)} tokens")
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
+    if text.get("hf_model_name") and (problem := check_config(config.get("hf_config"))) is not None:
+        raise _refusal(name, problem)
+    if not own_tokenizer(config):
+        return
     vocabulary, known = text.get("vocab_size", 49408), tokenizer_of(config).vocab_size
     if type(vocabulary) is not int or vocabulary < known:
         raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
 
 
-def _obstacles(model: Any, width: int) -> Iterator[str]:
+def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
     """Reasons why the heads of a built model cannot be separated, or its features not be compared."""
-    visual, text = model.visual, text_tower(model)
+    visual, width = model.visual, config["embed_dim"]
     if isinstance(visual, TimmModel):
         yield from _trunk_obstacles(visual, width)
     elif type(visual) is not VisionTransformer:
@@ -142,19 +163,23 @@ def _obstacles(model: Any, width: int) -> Iterator[str]:
     elif visual.pool_type == "none":
         what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
         yield f"its VisionTransformer has {what}, so there is no one feature of an image"
-    if text.prefix and type(text.module) is not TextTransformer:
-        yield f"its text tower is a {type(text.module).__name__}"
-        return
+    if (encoder := hf_text(model)) is not None:
+        yield from obstacles(encoder)
+    else:
+        yield from _text_obstacles(text_tower(model), config)
+    for path, block in blocks_of(model):
+        if not (path.startswith(TRUNK) or is_of_transformers(path)):
+            yield from _block_obstacles(path, block)
+
+
+def _text_obstacles(text: TextTower, config: Mapping[str, Any]) -> Iterator[str]:
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     eos = tokenizer_of({"text_cfg": {}}).eot_token_id
-    if text.pool == "eos" and text.eos != eos:
+    if text.pool == "eos" and text.eos != eos and own_tokenizer(config):
         yield f"its TextTransformer pools at token {text.eos}, open_clip's SimpleTokenizer ends a text with {eos}"
-    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != width:
+    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != config["embed_dim"]:
         yield "its TextTransformer has no projection, and another width than the features of images"
-    for path, block in blocks_of(model):
-        if not path.startswith(TRUNK):
-            yield from _block_obstacles(path, block)
 
 
 def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
@@ -191,18 +216,16 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """Module path and block, visual tower first."""
-    text = text_tower(model)
-    trunk = isinstance(model.visual, TimmModel)
-    images = (f"{TRUNK}blocks", model.visual.trunk.blocks) if trunk else _resblocks("visual.", model.visual)
-    return [
-        (f"{start}.{index}", block)
-        for start, blocks in (images, _resblocks(text.prefix, text.module))
-        for index, block in enumerate(blocks)
-    ]
-
-
-def _resblocks(prefix: str, tower: Any) -> tuple[str, Any]:
-    return f"{prefix}transformer.resblocks", tower.transformer.resblocks
+    if isinstance(model.visual, TimmModel):
+        images = f"{TRUNK}blocks", model.visual.trunk.blocks
+    else:
+        images = "visual.transformer.resblocks", model.visual.transformer.resblocks
+    if (encoder := hf_text(model)) is not None:
+        texts = f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer
+    else:
+        tower = text_tower(model)
+        texts = f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks
+    return [(f"{start}.{index}", block) for start, blocks in (images, texts) for index, block in enumerate(blocks)]
 
 
 def _refusal(name: str, reason: str) -> InputError:
@@ -259,6 +282,8 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 def text_stages(model: Any) -> Stages:
     """As ``encode_text`` of the library, and its ``build_zero_shot_classifier`` over the prompts of a class."""
+    if (encoder := hf_text(model)) is not None:
+        return stages(encoder)
     tower = text_tower(model)
     holder, prefix = tower.module, tower.prefix
 
