@@ -21,8 +21,10 @@ from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.model.attention import HeadAttention
+from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank, MemberProjections
-from tests.pico import close
+from hydractl.model.source import open_source, with_labels
+from tests.pico import close, mask_of, prune_source
 from tests.pico_clip import (
     CLIP,
     class_features,
@@ -495,6 +497,30 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
     assert loaded is not None and all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
 
 
+@torch.no_grad()
+def test_the_two_towers_of_a_coca(tmp_path: Path) -> None:
+    """Without the decoder of captions, as zero-shot classifier."""
+    text, decoder = {"embed_cls": True, "output_tokens": True}, {"width": 24, "heads": 3, "layers": 1}
+    pooled = {"attentional_pool": True, "attn_pooler_queries": 3, "attn_pooler_heads": 2, "output_tokens": True}
+    changes = {"text_cfg": text, "vision_cfg": pooled, "multimodal_cfg": {"context_length": 16, **decoder}}
+    reference = open_clip.CoCa(**clip_config("clip", **json.loads(json.dumps(changes)))).eval()
+    for parameter in reference.parameters():
+        if parameter.dim():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.3)
+    folder = publish_clip(reference, "clip", tmp_path, **changes)
+    source = with_labels(open_source(str(folder)), LABELS, THREE)
+    assert source.left == ("text_decoder.*",) and source.description.config["custom_text"]
+    expected = zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE)
+    close(build_model(source).member_logits(clip_images())[0], expected)
+    # The first head of every block is gone, and one block has none.
+    kept = [[1, 2], [1, 2], [], [1, 2]]
+    removed = [(s.path, h) for s, k in zip(source.sites, kept, strict=True) for h in range(3) if h not in k]
+    expected = zero_shot_logits(zero_clip_columns(reference, removed), "clip", clip_images(), LABELS, THREE)
+    close(build_model(prune_source(source, mask_of(source, kept))).member_logits(clip_images())[0], expected)
+    own = [name for name in source.tensors.names() if source.family.part(name, source.sites) == "own"]
+    assert any(name.startswith("visual.attn_pool.") for name in own)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 OWN = {"block_type": "custom"}
@@ -516,14 +542,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"text_cfg": {"hf_tokenizer_name": "bert-base-uncased", "tokenizer_mode": "clips"}},
         "CLIP is not supported: its HFTokenizer has a mode of its own (tokenizer_mode)",
     ),
-    "coca": (
-        {"custom_text": True, "multimodal_cfg": {"layers": 1}},
-        "CoCa is not supported: its MultimodalTransformer attends across towers",
-    ),
     "class-token": (
-        {"custom_text": True, "text_cfg": {"embed_cls": True}},
-        "CustomTextCLIP is not supported: its TextTransformer pools at a class token of its own (embed_cls), "
-        "as CoCa does",
+        {"text_cfg": {"embed_cls": True}},
+        "CLIP is not supported: its TextTransformer has a class token (embed_cls), which CLIP leaves out",
     ),
     "image-tokens": (
         {"vision_cfg": {"output_tokens": True}},
@@ -684,7 +705,6 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
         ("RN50", {"pretrained": False}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
         ("MobileCLIP-S1", {"pretrained": False}, InputError, "timm's FastVit is not supported", "ViT-B-32"),
         ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
-        ("coca_ViT-B-32", {"pretrained": False}, InputError, "open_clip's CoCa is not supported", "ViT-B-32"),
         ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "a tokenizer of transformers", "open a folder"),
         ("roberta-ViT-B-32", {"pretrained": False}, InputError, "do not come with: roberta-base", "open a folder"),
     ],

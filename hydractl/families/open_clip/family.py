@@ -38,6 +38,7 @@ from hydractl.families.open_clip.inputs import (
     tokens_of,
 )
 from hydractl.families.open_clip.models import (
+    DECODER,
     SECTIONS,
     TRUNK,
     blocks_of,
@@ -45,12 +46,13 @@ from hydractl.families.open_clip.models import (
     skeleton,
     text_stages,
     text_tower,
+    towers_of_coca,
     visual_stages,
 )
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
-from hydractl.files.checkpoint import DictTensors
+from hydractl.files.checkpoint import DictTensors, MappedTensors, TensorSource
 from hydractl.heads.mask import Site
 
 _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
@@ -84,7 +86,7 @@ class OpenClip(ModelFamily):
         "mlp": rf"{_BLOCK}mlp\.",
         "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
         "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
-        r"|(text\.)?token_embedding\.",
+        r"|(text\.)?token_embedding\.|text\.cls_emb$",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"visual\.(conv1|trunk\.patch_embed)\.",
@@ -104,6 +106,7 @@ class OpenClip(ModelFamily):
         config = published.get("model_cfg")
         if not isinstance(config, dict):
             raise InputError(f"{folder / CONFIG} has no model_cfg")
+        coca, config = "multimodal_cfg" in config, towers_of_coca(config)
         if (name := (config.get("text_cfg") or {}).get("hf_model_name")) is not None:
             config["hf_config"] = hf_text_config(folder, name)
         model = skeleton(config)
@@ -112,15 +115,20 @@ class OpenClip(ModelFamily):
             "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
             f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
         )
+        tensors: TensorSource = published_weights(weights, hint)
+        if coca:
+            names = [name for name in tensors.names() if not name.startswith(DECODER)]
+            tensors = MappedTensors({name: tensors.info(name) for name in names}, tensors.read)
         return LoadedModel(
             arch=_arch_of(config),
             config=config,
-            tensors=published_weights(weights, hint),
+            tensors=tensors,
             preprocess={
                 **image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
                 **({} if own_tokenizer(config) else {"texts": text_settings(folder, config)}),
             },
             labels=None,
+            left=[f"{DECODER}*"] if coca else (),
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
@@ -359,7 +367,7 @@ def _known_config(arch: str) -> dict[str, Any]:
             f"open_clip {open_clip.__version__} has no architecture {arch!r}",
             hint=f"near names: {', '.join(near)}" if near else listing,
         )
-    return open_clip.get_model_config(arch)
+    return towers_of_coca(open_clip.get_model_config(arch))
 
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
@@ -402,7 +410,7 @@ def _arch_of(config: Mapping[str, Any]) -> str:
 
 @cache
 def _known_architectures() -> dict[str, Any]:
-    return {name: _filled(open_clip.get_model_config(name)) for name in open_clip.list_models()}
+    return {name: _filled(_known_config(name)) for name in open_clip.list_models()}
 
 
 def _filled(config: Mapping[str, Any]) -> dict[str, Any]:

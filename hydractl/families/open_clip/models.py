@@ -48,10 +48,11 @@ _SUPPORTED = (
 )
 TRUNK = "visual.trunk."
 """How the names start of what an image tower of timm is built of."""
+DECODER = "text_decoder."
+"""How the names of what a CoCa has beside its two towers start."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
     ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
-    ("text_cfg", "embed_cls", "its TextTransformer pools at a class token of its own (embed_cls), as CoCa does"),
     ("vision_cfg", "output_tokens", "its VisionTransformer gives tokens beside features (output_tokens)"),
     ("text_cfg", "output_tokens", "its TextTransformer gives tokens beside features (output_tokens)"),
 )
@@ -83,7 +84,8 @@ def text_tower(model: Any) -> TextTower:
     """The text tower of a model."""
     if isinstance(model, open_clip.CLIP):
         return TextTower(model, "", model.text_pool_type, getattr(model, "text_eos_id", None))
-    return TextTower(model.text, "text.", model.text.pool_type, getattr(model.text, "eos_id", None))
+    pool = model.text.pool_type if model.text.cls_emb is None else "last"
+    return TextTower(model.text, "text.", pool, getattr(model.text, "eos_id", None))
 
 
 @kept
@@ -119,17 +121,28 @@ def library_model(config: Mapping[str, Any]) -> Any:
         return (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**settings, cast_dtype=None)
 
 
+def towers_of_coca(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; of any other model its own.
+
+    Left out is the decoder that writes captions: it attends across the towers, and no classifier by names needs it.
+    """
+    if "multimodal_cfg" not in config:
+        return dict(config)
+    towers = {section: {**config[section], "output_tokens": False} for section in SECTIONS if section in config}
+    return {k: v for k, v in config.items() if k not in ("multimodal_cfg", "pad_id")} | towers | {"custom_text": True}
+
+
 def _check_config(config: Mapping[str, Any]) -> None:
     """Refuse before anything is built: some of these would ask a hub, or take the machine's memory."""
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping):
             raise InputError(f"the configuration of the model has no {section}")
     vision, text = config["vision_cfg"], config["text_cfg"]
-    if "multimodal_cfg" in config:
-        raise _refusal("CoCa", "its MultimodalTransformer attends across towers")
     name = "CustomTextCLIP" if config.get("custom_text") or text.get("hf_model_name") else "CLIP"
     if isinstance(vision.get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
+    if text.get("embed_cls") and name == "CLIP":
+        raise _refusal(name, "its TextTransformer has a class token (embed_cls), which CLIP leaves out")
     for section, key, reason in _FOREIGN:
         if config[section].get(key):
             raise _refusal(name, reason)
@@ -235,8 +248,11 @@ def _refusal(name: str, reason: str) -> InputError:
 # --- towers in stages ------------------------------------------------------------------------------------------------
 
 
-def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden, attn_mask=state.context.get("attn_mask")), state.context)
+def _run(block: Any, state: State) -> State:
+    mask = state.context.get("attn_mask")
+    if mask is not None and mask.dim() == 4 and isinstance(block.attn, nn.MultiheadAttention | Attention):
+        mask = mask.expand(-1, block.attn.num_heads, -1, -1).flatten(0, 1)  # [B, 1, T, T] -> [B * heads, T, T]
+    return State(block(state.hidden, attn_mask=mask), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -286,26 +302,32 @@ def text_stages(model: Any) -> Stages:
         return stages(encoder)
     tower = text_tower(model)
     holder, prefix = tower.module, tower.prefix
+    own_end = getattr(holder, "cls_emb", None)
 
     def stem(inputs: Mapping[str, Tensor]) -> State:
-        text = inputs["text"]
-        tokens = text.shape[-1]
+        text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
         # Written out, because the library's own stem asks the first block for its dtype, which may be another's.
-        hidden = holder.token_embedding(text.flatten(0, 1)) + holder.positional_embedding[:tokens]
-        mask = holder.attn_mask
+        hidden = holder.token_embedding(text)
+        if own_end is not None:
+            hidden = torch.cat([hidden, own_end.expand(len(text), 1, -1)], dim=1)
+        tokens = hidden.shape[1]
+        hidden, mask = hidden + holder.positional_embedding[:tokens], holder.attn_mask
         mask = None if mask is None else mask[:tokens, :tokens].to(hidden.dtype)
-        return State(hidden, {"text": text, "attn_mask": mask})
+        if own_end is not None:  # no token sees padding: the library's mask, which is the same for every head
+            padding = holder._build_additive_mask(text, tokens, hidden.dtype).unflatten(0, (len(text), -1))[:, :1]
+            mask = padding if mask is None else mask + padding
+        return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
     blocks = holder.transformer.resblocks
     return Stages(
         stem=stem,
         blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
-        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
+        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=lambda state: _pooled_tokens(tower, state),
-        per_sample=("text",),
+        per_sample=("text",) if own_end is None else ("text", "attn_mask"),
         tower="text",
         of_labels=True,
         prefixes=(
@@ -335,5 +357,5 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
     """The position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
     text = state.context["text"].flatten(0, 1)
-    positions = torch.arange(text.shape[1], device=text.device).expand(len(text), -1)
+    positions = torch.arange(state.hidden.shape[1], device=text.device).expand(len(text), -1)
     return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)
