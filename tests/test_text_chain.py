@@ -19,9 +19,9 @@ import torch
 from torch.nn import functional as F
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
+from tests.running import quiet as run
 from tests.spread import spread
 
 declare_operators()
@@ -32,10 +32,6 @@ LABELS = ["awful", "bad", "fair", "good", "great"]
 SITES = [f"bert.encoder.layer.{layer}.attention" for layer in range(3)]
 HEADS = [(site, head) for site in SITES for head in range(3)]
 CLASSIFIERS = (transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str | Path) -> Any:

@@ -22,6 +22,7 @@ from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet, of_role
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.header import read_header
 from hydractl.files.training_history import trainings_of
+from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood_scores import OF_CLASSIFIER, ON_FEATURES
@@ -140,6 +141,10 @@ class Model(ABC):
         """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
         return 0
 
+    def known(self, one: EvalSet) -> Model | None:
+        """Predictions that hold its logits of a data set; None where there are none."""
+        return None
+
     def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
         """Fit OOD scores on features, which predictions hold already."""
 
@@ -156,6 +161,7 @@ class RunningModel(Model):
     Attributes:
         argument: the MODEL of the command.
         options: how it runs.
+        reused: predictions of it that were made before.
 
     Args:
         fit: what is fitted for it.
@@ -176,6 +182,7 @@ class RunningModel(Model):
         self.argument, self.options, self._log = argument, options, log
         self._model: Any = None
         self._passes: MCDropout | None = None
+        self.reused: list[PredictedModel] = []
         self._probed = fit.probe
         self._probes: Probes | None = None
         descriptions = [source.description for source in argument.sources]
@@ -239,6 +246,23 @@ class RunningModel(Model):
             **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
             **({} if self.probe is None else {"probe": dict(self.probe)}),
         }
+
+    def known(self, one: EvalSet) -> Model | None:
+        """Of ``--reuse``, the first that has the set and the scores on features of this command.
+
+        Raises:
+            InputError: they were made with other settings.
+        """
+        detector = self.detector
+        names: Sequence[str] = ()
+        own: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
+        if detector is not None:
+            names, own = detector.names, {**own, "fitted_on": dict(detector.fitted_on) or None}
+        for file in self.reused:
+            if file.has(one) and {*names} <= {*file.on_features}:
+                file.check_made_with({**own, **self.decisive()})
+                return file
+        return None
 
     def loaded(self) -> Any:
         """The model with its weights read, and dropout on where it is asked for."""
@@ -389,6 +413,22 @@ class PredictedModel(Model):
                 hint=f"it has {have}; a set with other samples, labels or order is another set",
             )
 
+    def has(self, one: EvalSet) -> bool:
+        """Whether the file has a set, sample for sample."""
+        return self._index(one) is not None
+
+    def check_made_with(self, wanted: Mapping[str, Any]) -> None:
+        """Refuse logits of other settings.
+
+        Raises:
+            InputError: listing the differences.
+        """
+        there = {key: self._predictions.model.get(key) for key in wanted}
+        if there != wanted:
+            problems = differences(there, wanted, "in the file")
+            text = f"--reuse {self._predictions.origin} has predictions of other settings"
+            raise InputError(text, hint="give the settings that it was made with, or leave it out", problems=problems)
+
     def already_seen(self, one: EvalSet) -> int:
         """As the file says it."""
         index = self._index(one)
@@ -527,7 +567,18 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    for path in options.reuse:
+        _reuse(PredictedModel(path, read_predictions(path)), rows)
     return rows
+
+
+def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
+    """Give predictions to the rows that they are of."""
+    of = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
+    if not of:
+        raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
+    for row in of:
+        row.reused.append(file)
 
 
 def _classes_of_fit(

@@ -173,6 +173,7 @@ class EvalOptions:
         seed: of the resamples.
         keep_logits: whether the logits of all data sets are kept in predictions files.
         resume: whether to go on with unfinished ones.
+        reuse: predictions files to read logits from.
     """
 
     run: RunOptions
@@ -182,3 +183,4 @@ class EvalOptions:
     seed: int = 0
     keep_logits: bool = False
     resume: bool = False
+    reuse: Sequence[str] = ()

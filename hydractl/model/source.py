@@ -209,7 +209,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
             raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
         return replace(source, description=replace(description, labels=names))
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    # Refuses templates it cannot use.
+    family.prompts(description.config, description.preprocess, list(names or ["a"])[:1], templates)
     return replace(source, description=replace(description, labels=names, prompt=templates))
 
 
@@ -279,6 +280,8 @@ def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Sour
     options = _parse_query(query)
     drawn_by = seed if options.get("pretrained") is False else None
     loaded = get_family(family_name).load_name(bare, options, seed)
+    if isinstance(loaded, Path):
+        return _find(str(loaded), None, seed, name or loaded.stem)
     return replace(_from_loaded(family_name, loaded, name or bare.replace("/", "_")), drawn_by=drawn_by)
 
 
@@ -336,6 +339,7 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
     loaded = family.load_name(bare, options, seed)
+    assert not isinstance(loaded, Path), "what is built by name is no file"
     return _from_loaded(kind, replace(loaded, tensors=tensors), name or path.stem)
 
 
@@ -350,6 +354,7 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
         preprocess=loaded.preprocess,
         labels=loaded.labels,
         masks=[HeadMask.full(family.sites(loaded.config))],
+        origin=loaded.origin,
     )
     check_tensors(name, loaded.tensors, family, description)
     if isinstance(loaded.tensors, FileTensors):

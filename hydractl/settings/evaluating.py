@@ -244,6 +244,12 @@ class EvalSettings(Shown):
         metavar="FILE",
         check=ends_in(".jsonl", ".csv", ".st"),
     )
+    reuse: list[str] = eval_option(
+        "Read the logits of data sets that these predictions of the same MODEL hold, instead of running it; repeat it "
+        "for more",
+        [],
+        metavar="F.st",
+    )
     resume: bool = eval_option("Resume the unfinished predictions of the same command (--predictions F.st)", False)
     allow_seen: bool = eval_option(
         "Measure on samples that scores, a circuit, a fine-tuning or a calibration have seen, and mark them", False
@@ -312,6 +318,8 @@ class EvalSettings(Shown):
             found.append(f"--severities{self.where('severities')} needs --corruptions")
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
+        if self.reuse and (self.predictions or "").endswith(".st"):
+            found.append(f"--predictions F.st keeps what is computed, not what --reuse{self.where('reuse')} reads")
         return found + self._without_data()
 
     def _scores_given_twice(self) -> list[str]:
