@@ -183,7 +183,8 @@ NEED_A_CLASSIFIER = {
     "score": ["score", "bert", "--data", "train.csv", "--method", "taylor"],
     "extract-circuit": ["extract-circuit", "bert", "--data", "train.csv", "--objective", "acc", "--keep", "2"],
     "bench": ["bench", "bert"],
-    "fuse": ["fuse", "bert", "bert", "-o", "h.st"],
+    "fuse": ["fuse", "bert", "bert", "--data", "train.csv", "-o", "h.st"],
+    "export": ["fuse", "bert", "--export", "pt2", "-o", "h"],
 }
 
 
