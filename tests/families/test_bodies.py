@@ -177,6 +177,16 @@ def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
     assert hydractl.load("out.st", device="cpu").labels == ["bad", "fair", "good"]
 
 
+def test_a_body_is_probed(bert: Path, capsys: Any) -> None:
+    Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
+    run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["id"]["n"] == 2 and row["id"]["nll"] > 0 and row["probe"]["c"] == [1.0]
+    Path("one.csv").write_text("text,label\nunkind film,bad\nso fine !,bad\n")
+    said = run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "one.csv", "--probe", "linear", code=3)[1]
+    assert "--fit one.csv has one class" in said
+
+
 NEED_A_CLASSIFIER = {
     "eval": ["eval", "bert", "--data", "train.csv"],
     "finetune": ["finetune", "bert", "--data", "train.csv"],
