@@ -14,6 +14,7 @@ import pytest
 
 THREADS = "1"
 LONG_VARIANTS = ("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2")
+LONG_VARIANTS += ("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa")
 """Pico models whose tests are long: what they have of their own is little."""
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the

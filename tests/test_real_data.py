@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 import hydractl
@@ -191,3 +192,66 @@ def test_a_language_model_becomes_an_ensemble_of_classifiers(
     ours = hydractl.load("sliced.st", device="cpu")
     with torch.no_grad():
         close(ours(ours.preprocess(sentences)), library.eval()(**given).logits.log_softmax(-1))
+
+
+# --- the paper's way, from a language model ---------------------------------------------------------------------------
+
+
+def published_language_model(sentences: list[str], folder: Path) -> None:
+    """A BERT as it comes from pre-training, but small and untrained, with a WordPiece tokenizer of these sentences."""
+    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(sentences, vocab_size=2000)
+    folder.mkdir()
+    tokenizer.save_model(str(folder))
+    transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+
+
+@pytest.mark.long
+def test_from_a_language_model_to_an_ensemble(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = real_data / "text"
+    rows = first(text / "sst2_train.jsonl.gz", 5500)
+    for name, part in (("val", rows[:300]), ("train", rows[3000:])):  # the first 3,000 are validation data
+        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    published_language_model([row["text"] for row in rows[3000:]], Path("bert"))
+    data = ["--recipe", "sst2", "--data", "train.jsonl", "--val", "val.jsonl", "--max-length", "64"]
+    run("finetune", "bert", *data, "--init", "head", "--lr", "2e-3", "--epochs", "3", "-o", "base.st")
+    said = capsys.readouterr().err
+    assert "bert has no classifier; drawn by --seed 0: bert.pooler" in said and "classifier.weight" in said
+    search = ["--data", "val.jsonl", "--ood", str(text / "agnews_val.jsonl.gz"), "--limit", "100"]
+    run("extract-circuit", "base.st", *search, "--objective", "acc,ood,avg", "--keep", "2", "-o", "paper.json", "-q")
+    for objective in ("acc", "ood", "avg"):
+        run("prune", "base.st", "--circuit", f"paper.{objective}.json", "-o", f"{objective}.st", "-q")
+        run("finetune", f"{objective}.st", *data, "--steps", "10", "-o", f"{objective}.tuned.st", "-q")
+    run("fuse", "acc.tuned.st", "ood.tuned.st", "avg.tuned.st", "-o", "hydra.st", "-q")
+    sets = [
+        "--ood",
+        f"reviews:near={text / 'customer_reviews.jsonl.gz'}",
+        "--ood",
+        f"trec:far={text / 'trec.jsonl.gz'}",
+    ]
+    run(
+        "eval",
+        "base.st",
+        "hydra.st",
+        "--data",
+        str(text / "sst2_test.jsonl.gz"),
+        *sets,
+        "--limit",
+        "300",
+        "-o",
+        "e.json",
+    )
+    single, hydra = json.loads(Path("e.json").read_text())["models"]
+    assert single["id"]["accuracy"] > 0.6 and hydra["id"]["accuracy"] > 0.55, "more than the half of a guess"
+    assert len(hydra["members"]) == 3 and {*hydra["ood"]} == {"reviews", "trec"}
+    model, theirs = hydractl.load("hydra.st", device="cpu"), transformers.AutoTokenizer.from_pretrained("bert")
+    sentences = [row["text"] for row in first(text / "sst2_test.jsonl.gz", 8)]
+    expected = theirs(sentences, padding=True, truncation=True, max_length=64, return_tensors="pt")
+    assert torch.equal(model.preprocess(sentences)["input_ids"], expected["input_ids"])

@@ -148,6 +148,7 @@ READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-d
 READ |= {
     "eurobert": None,
     "eurobert-late": None,
+    "hf-ijepa": None,
     "hf-siglip": None,
     "eva": None,
     "modernbert-mean": None,

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,9 +70,13 @@ LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
     "electra": _BERT,
+    "ernie": _BERT,
+    "data2vec_text": _BERT,
+    "roberta_prelayernorm": replace(_BERT, norm="attention.LayerNorm"),
     "distilbert": _DISTILBERT,
     "vit": _VIT,
     "deit": _VIT,
+    "ijepa": _VIT,
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
@@ -97,6 +101,14 @@ def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(base.layernorm(state.hidden)[:, 0, :])
+
+
+def _normed_head(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.LayerNorm(state.hidden))
+
+
+def _mean(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.layernorm(state.hidden).mean(dim=1))
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
@@ -132,8 +144,13 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "XLMRobertaForSequenceClassification": ("roberta", _head),
     "CamembertForSequenceClassification": ("roberta", _head),
     "ElectraForSequenceClassification": ("electra", _head),
+    "ErnieForSequenceClassification": ("ernie", _pooler),
+    "Data2VecTextForSequenceClassification": ("data2vec_text", _head),
+    "RobertaPreLayerNormForSequenceClassification": ("roberta_prelayernorm", _normed_head),
     "DistilBertForSequenceClassification": ("distilbert", _pre_classifier),
     "ViTForImageClassification": ("vit", _class_token),
+    "ViTMSNForImageClassification": ("vit", _class_token),
+    "IJepaForImageClassification": ("ijepa", _mean),
     "DeiTForImageClassification": ("deit", _class_token),
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
@@ -164,7 +181,7 @@ def is_decoder(model: Any) -> bool:
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm") if hasattr(base, name)]
+    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm", "LayerNorm") if hasattr(base, name)]
     return (norms[0] if norms else nn.Identity())(state.hidden)[:, 0]
 
 
@@ -175,9 +192,11 @@ def _last_token(model: Any, base: Any, state: State) -> Tensor:
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """What the library does after the last layer, and the number of first tokens it uses (None: all).
 
-    Of a body it is the first token. Of decoders it is always the last, whatever the number.
+    Of a body it is the first token, or the mean where there is none for that. Of decoders it is always the last one.
     """
     readout = ARCHITECTURES[type(model).__name__][1]
+    if readout is _mean:
+        return readout, None
     if not model.config.num_labels:
         return (_last_token if readout is last_token else _first_token), 1
     if readout is pooled:
@@ -308,12 +327,13 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    expected = name.partition("For")[0].removesuffix("Text").removesuffix("Model") + layout.core_class
+    kind = name.partition("For")[0].removesuffix("Model")
+    expected = [f"{one}{layout.core_class}" for one in (kind.removesuffix("Text"), kind)]
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
         linear = Conv1D if layout.heads.transposed else nn.Linear
-        if type(core).__name__ != expected or any(type(p) is not linear for p in projections):
-            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected}")
+        if type(core).__name__ not in expected or any(type(p) is not linear for p in projections):
+            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
         width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
         if width and scale and not math.isclose(scale, width**-0.5):
             what = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({width})"

@@ -99,6 +99,7 @@ _NEVER = (
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"]}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
@@ -121,7 +122,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project|embed_tokens|wte|wpe)\.",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
+        rf"|({'|'.join(LAYOUTS)})\.(layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
         "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
@@ -404,7 +405,7 @@ def run_layer(layer: Any, state: State) -> State:
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    return getattr(layer, norm)(state.hidden) if norm else state.hidden
+    return layer.get_submodule(norm)(state.hidden) if norm else state.hidden
 
 
 def _is_text(preprocess: Mapping[str, Any]) -> bool:
@@ -495,7 +496,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     (prefix, base, _), config = towers_of(model)[0], model.config
     if config.model_type not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number.
-        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
+        counted = prefix in ("roberta", "roberta_prelayernorm", "data2vec_text")
+        skipped = (config.pad_token_id or 0) + 1 if counted else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
         positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
