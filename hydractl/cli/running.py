@@ -115,7 +115,8 @@ def _check_versions() -> None:
 def _metadata(name: str, line: str) -> list[str]:
     """What a pattern finds in a distribution's metadata; to parse them, README and all, takes ten times as long."""
     with contextlib.suppress(metadata.PackageNotFoundError):
-        headers = (metadata.distribution(name).read_text("METADATA") or "").partition("\n\n")[0]
+        found = metadata.distribution(name)
+        headers = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
         return re.findall(line, headers, re.MULTILINE)
     return []
 
