@@ -17,6 +17,7 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
+    VARIANTS,
     inputs,
     logits,
     mask_of,
@@ -101,19 +102,6 @@ def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
 # --- weights of 16 bits that compute in float32 -----------------------------------------------------------------------
 
 
-# With buffers of all kinds: positions, masks, rotary tables, prompts.
-FEW = [
-    "average-pooling",
-    "torchvision",
-    "eva",
-    "rope-qk-norm",
-    "electra",
-    "modernbert",
-    "hf-dinov2-registers",
-    "clip-bias",
-]
-
-
 def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object, DictTensors]:
     """Description and 16-bit tensors of a fused model."""
     sources = []
@@ -124,8 +112,9 @@ def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object
     return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
-    ("variant", "dtype", "merge"), spread(FEW, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
+    ("variant", "dtype", "merge"), spread(VARIANTS, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
 )
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:
