@@ -243,11 +243,7 @@ class _Collector:
         self.labels.append(sys.intern(label) if type(label) is str else label)
 
     def _text(self, row: Row, columns: Columns) -> Text:
-        """The text of one row.
-
-        Raises:
-            ValueError: with the rest of a sentence that starts with the place of the row.
-        """
+        """The text of one row."""
         parts = []
         for name in filter(None, (columns.text, columns.text_b)):
             value = row.values.get(name)

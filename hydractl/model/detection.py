@@ -43,11 +43,7 @@ class _Inputs:
 
 
 def _heads(model: Network) -> list[list[nn.Linear]]:
-    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read.
-
-    Raises:
-        UsageError: the family does not name them.
-    """
+    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read."""
     pattern = model.family.named_parts.get("head", "$.")
     heads = [
         [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]

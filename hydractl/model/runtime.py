@@ -350,11 +350,7 @@ class HydraModel(nn.Module):
 
 
 def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
-    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them.
-
-    Raises:
-        InputError: for what no version of hydractl writes.
-    """
+    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them."""
     stored = description.extra.get("calibration")
     if stored is None:
         return None
