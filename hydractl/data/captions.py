@@ -31,10 +31,6 @@ class CaptionedImages(Dataset):
 
     The fingerprint of a sample is that of its image, whatever its caption: an image that a model has been trained on
     is no test image any more. That of the whole set is of images and captions.
-
-    Args:
-        images: the images.
-        captions: one for each, not empty.
     """
 
     kind = PAIRS

@@ -277,12 +277,6 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
     """Count the texts that a model cuts, and warn of them.
 
-    Args:
-        dataset: any data set.
-        collate: the model's ``preprocess``.
-        log: hears of it.
-        indices: the samples that are used; None: all.
-
     Returns:
         How many are cut; None for images, which are never cut.
     """

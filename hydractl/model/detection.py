@@ -162,12 +162,6 @@ class Detector:
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
     """The detector that a checkpoint holds.
 
-    Args:
-        score: its score.
-        document: ``ood_score`` of its description.
-        tensors: its tensors.
-        members: of the model.
-
     Raises:
         InputError: it is not whole.
     """
