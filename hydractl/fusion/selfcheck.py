@@ -77,13 +77,6 @@ def self_check(
     Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
     must be exact), and against the member as it was (what averaging changed, zero where nothing was averaged).
 
-    Args:
-        plan: of the fused model.
-        sources: its members.
-        device: where to compute.
-        seed: draws the inputs.
-        log: receives the result.
-
     Returns:
         ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged
         prediction against the mean of softmaxes), each per member or overall, the tolerance, and how much the fused

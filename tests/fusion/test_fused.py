@@ -50,7 +50,7 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
     return sources, expected
 
 
-@pytest.mark.parametrize(("variant", "case", "side_by_side"), spread(VARIANTS, MASKS, [True, False], each=2))
+@pytest.mark.parametrize(("variant", "case", "side_by_side"), spread(VARIANTS, MASKS, [True, False]))
 @torch.no_grad()
 def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_side: bool) -> None:
     sources, expected = members(variant, MASKS[case])

@@ -139,6 +139,7 @@ def test_gates_and_gated_mlps_are_counted() -> None:
 FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("variant", "fused"), spread(sorted(set(VARIANTS) - UNKNOWN), FUSED))
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
@@ -154,6 +155,7 @@ def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence
     assert macs(plan.description, plan.tensors, batch=2) == 2 * formula(together, *runs_of(together))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("variant", "whole"), spread(sorted(VARIANTS), [False, True]))
 def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None:
     source = source_of(shared_stock(variant), variant)
