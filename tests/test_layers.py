@@ -54,7 +54,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
-    "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
+    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

@@ -248,6 +248,46 @@ def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.
     _check_stored(published.to(dtype).state_dict(), removed, dtype)
 
 
+@pytest.mark.parametrize(
+    "variant", ["hf-vit", *(pytest.param(v, marks=pytest.mark.long) for v in ("hf-deit", "hf-dinov2-registers"))]
+)
+@torch.no_grad()
+def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, capsys: Any) -> None:
+    published = stock(variant)
+    publish(published, variant, Path("in"))
+    run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/")
+    library = theirs("small", CLASSIFIERS[1])
+    assert library.config.num_attention_heads == 2 and library.num_parameters() < published.num_parameters()
+    kept = read("small/hydractl.mask.json")["sites"]
+    reference = zero_columns(published, [(p, h) for p, one in kept.items() for h in range(3) if h not in one["kept"]])
+    close(logits(library, images()), logits(reference, images()))
+    run("prune", "small", "--method", "magnitude", "--keep", "1", "-o", "again.st")  # its heads have their old numbers
+    assert all(set(one["kept"]) < set(kept[path]["kept"]) for path, one in read("again.mask.json")["sites"].items())
+    run(
+        "prune",
+        "in",
+        "--method",
+        "random",
+        "--scope",
+        "global",
+        "--remove",
+        "1",
+        "--layout",
+        "sliced",
+        "-o",
+        "x/",
+        code=2,
+    )
+    assert "a folder has one number of heads, and sites keep 2, 3" in capsys.readouterr().err
+
+
+def test_a_library_without_a_setting_for_it_holds_zeroed_heads_only(capsys: Any) -> None:
+    publish(stock("bert"), "bert", Path("in"))
+    run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/", code=2)
+    error = capsys.readouterr().err
+    assert "BertForSequenceClassification cannot say how wide fewer heads are" in error and "--layout zeroed" in error
+
+
 def _check_stored(original: dict[str, torch.Tensor], removed: list[tuple[str, int]], dtype: torch.dtype) -> None:
     """The dtypes of the source, and not a bit changed but in what was cut."""
     whole, cut = (safetensors.torch.load_file(path) for path in ("zeroed/model.safetensors", "sliced.st"))

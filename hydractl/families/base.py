@@ -373,6 +373,10 @@ class ModelFamily(ABC):
         """Keep the factor of the logits within the bounds of the library's own training, in place, if it is trained."""
         return
 
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """The configuration of the same model with so many heads of the same width at every site; None: it has none."""
+        return None
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")

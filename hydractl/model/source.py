@@ -163,7 +163,7 @@ def need_classifier(source: Source) -> None:
         InputError: saying how it gets a classifier.
     """
     if source.classes == 0:
-        hint = "finetune it on labelled data with --init head, which draws a classifier"
+        hint = "finetune it on labelled data with --init head, which draws a classifier; eval can also --probe it"
         raise InputError(f"{source.name} has no classifier", hint=hint)
 
 

@@ -186,6 +186,7 @@ def _about(row: tables.Row) -> str:
     passes = row.get("mc_dropout") or {}
     if passes:
         parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
+    parts += [f"Measured by a probe of its features: {probe}."] if (probe := tables.probe_words(row)) else []
     heads: Sequence[Mapping[str, Any]] = row.get("heads") or []
     if heads:
         most = max(len(site["kept"]) for site in heads)

@@ -155,7 +155,7 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str
     ("options", "code", "complaint"),
     [
         (["--ood-score", "knn"], 2, "--ood-score knn needs --fit SPEC, training data of base"),
-        (["--fit", "builtin:digits/train"], 2, "--fit needs an --ood-score on features"),
+        (["--fit", "builtin:digits/train"], 2, "--fit needs --probe, or an --ood-score on features"),
         (["--ood-score", "vim", "--fit", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
         (["--ood-score", "knn", "--fit", "builtin:digits/train", "--mc-dropout", "0.1"], 2, "is not for --mc-dropout"),
         (["--ood-score", "rmd", "--fit", "builtin:letters"], 3, "--fit builtin:letters has no labels, which rmd needs"),

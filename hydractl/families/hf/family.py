@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,15 @@ class HFEncoder(ModelFamily):
         """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
+
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
+        sites = self.sites(config)
+        small = {**config, "num_attention_heads": heads, "head_dim": sites[0].head_dim}
+        try:
+            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+        except InputError:  # the width of the model is no multiple of the number of heads
+            return None
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
