@@ -4,9 +4,9 @@
 
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
 ``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
-``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` stand the parts of
-``docs/results/recipe.json``, which ``examples/late_sites.py`` writes. A test fails where a page differs from what this
-makes.
+``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
+stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes. A test fails where a page
+differs from what this makes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
         if differences:
             cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
-            lines.append(f"| {chosen['name']} minus the single model, {other} | {cells} | |")
+            lines.append(f"| minus the single model, {other} | {cells} | |")
     return "\n".join(lines)
 
 

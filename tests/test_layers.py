@@ -44,8 +44,8 @@ LIBRARIES = {
     "matplotlib": ["report/"],
     "jinja2": ["report/"],
     "markupsafe": ["report/"],
-    "huggingface_hub": ["families/", "report/eval_card.py"],
-    "timm": ["families/timm.py", "families/timm_eva.py", "families/imagenet.py"],
+    "huggingface_hub": ["families/", "report/eval_card.py", "exports/hub.py"],
+    "timm": ["families/timm.py", "families/timm_eva.py", "families/timm_relative.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
     "pydantic": ["files/documents.py", "report/eval_document.py"],
@@ -54,7 +54,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
-    "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
+    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

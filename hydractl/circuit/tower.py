@@ -204,11 +204,13 @@ class BlockCost:
     """Mult-adds of one block for one sample, by formula (matrix products only).
 
     Attributes:
+        keys: heads of keys and values in all.
         per_token: of all linear layers outside attention.
     """
 
     d_model: int
     head_dim: int
+    keys: int
     gated: bool
     per_token: int
 
@@ -217,12 +219,14 @@ class BlockCost:
         """From the block of a model and the attention in it."""
         bank = attention.only.bank
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
-        return cls(bank.out.shape[0], bank.head_dim, bank.gate is not None, linear)
+        keys = bank.heads if bank.packing.keys is None else bank.packing.keys
+        return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear)
 
     def block(self, tokens: int, queries: int, heads: float) -> float:
         """With keys and values of all ``tokens``, and query tokens, which alone go on."""
         width = heads * self.head_dim
-        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * width
+        of_keys = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
+        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * of_keys
         return attention + 2 * queries * tokens * width + queries * self.per_token
 
     def backward(self, tokens: int, queries: int, heads: float) -> float:

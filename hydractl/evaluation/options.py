@@ -134,6 +134,7 @@ class FitOptions:
         knn_k: k of the score ``knn``.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
+        probe: the classifier of features that is measured instead of the model's own; None for its own.
     """
 
     temperature: str | None = None
@@ -142,6 +143,7 @@ class FitOptions:
     knn_k: int = 50
     conformal: float | None = None
     conformal_score: str = "lac"
+    probe: str | None = None
 
     @property
     def fits_calibration(self) -> bool:

@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families import timm_eva
+from hydractl.families import timm_eva, timm_relative
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
 from hydractl.families.reading import (
-    download,
+    from_hub,
     kept,
     published_weights,
     read_config,
@@ -136,7 +136,7 @@ class TimmViT(ModelFamily):
         # timm writes "timm/" for "the repository named like this model".
         repo = cfg.hf_hub_id
         repo = f"{repo}{cfg.architecture}.{cfg.tag}" if repo.endswith("/") else repo
-        loaded = self.load_folder(download(repo, ["config.json", _WEIGHTS]))
+        loaded = from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
@@ -159,16 +159,20 @@ class TimmViT(ModelFamily):
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``blocks.0.attn`` and so on."""
-        return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(_build(config).blocks)]
+        model = _build(config)
+        site = timm_relative.site if isinstance(model, timm_relative.Beit) else timm_eva.site
+        return [site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
 
     def layout(self, site: Site) -> AttentionLayout:
         """By how the library's kinds of attention hold queries, keys and values."""
-        return timm_eva.LAYOUTS[site.layout]
+        return (timm_eva.LAYOUTS | timm_relative.LAYOUTS)[site.layout]
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace the attention; in an Eva by one that takes rotary positions."""
+        """Replace the attention; where it has rotary positions or tables of distances by one that hands them on."""
         if isinstance(model, timm_eva.Eva):
             attention = timm_eva.InPlace(attention, model.get_submodule(site.path))
+        elif isinstance(model, timm_relative.Beit):
+            attention = timm_relative.InPlace(attention, model.get_submodule(site.path))
         super().install(model, site, attention)
 
     def classes(self, config: Mapping[str, Any]) -> int:
@@ -260,6 +264,8 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
     """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
+    if isinstance(model, timm_relative.Beit):
+        return timm_relative.reads(model)
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
     return first_tokens(1) if model.attn_pool is None and model.global_pool == "token" else None
@@ -297,7 +303,7 @@ def _check_depth(name: Any, arguments: Any) -> None:
 def check_model(model: Any) -> None:
     """Refuse what cannot be pruned head by head."""
     kind = type(model).__name__
-    if not isinstance(model, VisionTransformer | timm_eva.Eva):
+    if not isinstance(model, VisionTransformer | timm_eva.Eva | timm_relative.Beit):
         met = next((type(m) for m in model.modules() if re.search("Attn|Attention", type(m).__name__)), None)
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
@@ -308,6 +314,8 @@ def check_model(model: Any) -> None:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
     if isinstance(model, timm_eva.Eva):
         timm_eva.check(model)
+    elif isinstance(model, timm_relative.Beit):
+        timm_relative.check(model)
     else:
         _check_vit(model, kind)
     if not model.global_pool:

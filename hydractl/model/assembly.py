@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import ModelFamily, Stages, attention_names
+from hydractl.families.base import ModelFamily, Stages, attention_names, read_heads
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
@@ -17,7 +17,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
 from hydractl.model.stacking import PerMember, PerMemberScale
-from hydractl.model.stored import MemberTensors, sites_stored_once, union
+from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, union
 
 
 class Assembly:
@@ -121,7 +121,8 @@ class Assembly:
     def _weights(self, site: Site, member: int) -> HeadWeights:
         view = self._views[member]
         names = attention_names(self._family, view, self._sites, site)
-        return self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
+        kept = held_mask(self._masks, member, self._once).kept[site.path]
+        return read_heads(self._family, {n: self._reader.tensor(view.stored[n]) for n in names}, site, kept)
 
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)

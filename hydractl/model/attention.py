@@ -6,14 +6,16 @@ It names no library. A family reads the weights of its own attention module into
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
 from hydractl.model.context import RunContext, apart, context_of_run
 from hydractl.model.projections import MemberProjections
@@ -22,12 +24,18 @@ from hydractl.model.stacking import StackedProjections
 
 @dataclass(frozen=True)
 class _Meeting:
-    """How queries meet keys: a mask, whether they see only what is before them, and the rotary positions of both."""
+    """How queries meet keys: a mask, whether they see only what is before them, the rotary positions of both, and
+    their distances."""
 
     mask: Tensor | None
     is_causal: bool
     of_queries: Rotary | None
     of_keys: Rotary | None
+    relative: Relative | None = None
+
+    def of(self, member: int) -> _Meeting:
+        """For the samples of one member."""
+        return self if self.relative is None else replace(self, relative=self.relative.of(member))
 
     def repeated(self, members: int) -> _Meeting:
         """For member-major samples: what is of one sample alone, once more for each member."""
@@ -113,7 +121,12 @@ class HeadAttention(nn.Module):
                 self._stacked.make(self.pooled)
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, rotary: Rotary | None = None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rotary: Rotary | None = None,
+        relative: Relative | None = None,
     ) -> Tensor:
         """Attend, in the context of the run (:class:`hydractl.model.context.RunContext`).
 
@@ -122,6 +135,7 @@ class HeadAttention(nn.Module):
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
             is_causal: whether a token sees only itself and those before it.
             rotary: turns queries and keys by the positions of all tokens; None where positions are in ``x`` alone.
+            relative: adds to the scores by the distances of all tokens, which a mask then says nothing of.
 
         Returns:
             As ``x``.
@@ -129,16 +143,18 @@ class HeadAttention(nn.Module):
         context, memory = context_of_run(), None
         if context.attended is not None:
             return context.attended
-        meeting = _Meeting(attn_mask, is_causal, rotary, rotary)
+        meeting = _Meeting(attn_mask, is_causal, rotary, rotary, relative)
         if context.queries is not None:
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
             memory, positions = context.queries.memory, context.queries.positions
             asking = None if rotary is None else rotary.at(positions)
-            meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary)
+            distances = None if relative is None else relative.at(positions)
+            meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary, distances)
         members = self.projections
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
-        elif self._batches(context, x.device):
+            meeting = meeting.of(context.member)
+        elif relative is None and self._batches(context, x.device):
             return self._dropped(self._batched(x, memory, meeting))
         parts = apart(x, len(members))
         heads = self._heads(members, parts, memory, meeting)
@@ -171,6 +187,8 @@ class HeadAttention(nn.Module):
         if self.head_gate is None:
             return heads
         gates = self.head_gate.repeat_interleave(members[0].head_dim, dim=1)
+        if len(gates) > 1:  # of each sample, which may have been cut into windows
+            gates = gates.repeat_interleave(len(parts[0]) // len(gates), dim=0)
         split = gates.split([m.heads * m.head_dim for m in members], dim=1)
         return [None if own is None else own * gate[:, None] for own, gate in zip(heads, split, strict=True)]
 
@@ -183,11 +201,16 @@ class HeadAttention(nn.Module):
     ) -> list[Tensor | None]:
         """The attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
         each = zip(members, parts, memories, strict=True)
-        projected = [run for member, part, memory in each for run in member.project(part, memory)]
-        if not projected:
+        runs = [member.project(part, memory) for member, part, memory in each]
+        if not any(runs):
             return [None] * len(members)
         # M times [B, h, q, head_dim] -> [B, sum of h, q, head_dim]
-        q, k, v = (p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*projected, strict=True))
+        q, k, v = (_side_by_side(p) for p in zip(*itertools.chain(*runs), strict=True))
+        if meeting.relative is not None:
+            owners = zip(members, runs, map(meeting.relative.of, range(len(members))), strict=True)
+            added = [bias for member, own, relative in owners for bias in member.relative(own, relative)]
+            mask = meeting.relative.masked(meeting.mask, _side_by_side(added), q.shape[0])
+            meeting = replace(meeting, mask=mask)
         attended = self._scaled_dot_products(q, k, v, meeting)
         split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
         return [next(split) if m.heads else None for m in members]
@@ -196,7 +219,8 @@ class HeadAttention(nn.Module):
         q = q if meeting.of_queries is None else meeting.of_queries(q)
         k = k if meeting.of_keys is None else meeting.of_keys(k)
         dropout = self.attention_dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal)
+        scale = None if meeting.relative is None else meeting.relative.scale
+        return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _batches(self, context: RunContext, device: torch.device) -> bool:
         """Whether the projections of all members are batched products: never while somebody looks at single heads."""
@@ -212,3 +236,8 @@ class HeadAttention(nn.Module):
             return self._stacked.output(self._stacked.take(pool))
         q, k, v = self._stacked.project(x, memory)
         return self._stacked.output(self._scaled_dot_products(q, k, v, meeting.repeated(members)))
+
+
+def _side_by_side(heads: Sequence[Tensor]) -> Tensor:
+    """``[B, h, ...]`` of several members or runs as ``[B, sum of h, ...]``."""
+    return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=1)

@@ -313,8 +313,8 @@ class PruneSettings(Dropping):
     )
     with_mask: str | None = form_option("The mask for --share-sites", metavar="MASK", flag="--with")
     layout: str | None = form_option(
-        "Cut the heads out of the weights, or set their output columns to zero "
-        "[default: sliced for a .st file, zeroed for a folder]",
+        "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
+        "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]",
         choices=("sliced", "zeroed"),
     )
 

@@ -26,7 +26,7 @@ from tests.pico import (
 )
 from tests.pico_clip import clip_tokenizer
 
-VARIANTS = ["class-token", "qk-norm", "average-pooling"]
+VARIANTS = ["class-token", "qk-norm", "average-pooling", "beit"]
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,8 @@ def naive_taylor(model: Any, site: int) -> list[float]:
     F.cross_entropy(model(x), y).backward()
     attention = model.blocks[site].attn
     weight, gradient = attention.qkv.weight.detach(), attention.qkv.weight.grad
-    dk, heads = attention.head_dim, attention.num_heads
+    heads = attention.num_heads
+    dk = len(weight) // (3 * heads)
     scores = []
     for head in range(heads):
         total = 0.0
@@ -83,10 +84,11 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns() -> None:
         assert scores[site] == pytest.approx([expected[h] for h in kept], rel=1e-4)
 
 
-def test_gate_equals_the_gradient_of_each_sample() -> None:
+@pytest.mark.parametrize("variant", ["class-token", "beit"])
+def test_gate_equals_the_gradient_of_each_sample(variant: str) -> None:
     """Michel et al. 2019: mean over samples of |dL/dgate|, here by finite differences on the stock model."""
-    reference = stock("class-token").double()
-    source = source_of(reference, "class-token")
+    reference = stock(variant).double()
+    source = source_of(reference, variant)
     model = HydraModel(source.description, source.tensors, dtype=torch.float64)
     x, y = sample()
 
@@ -101,9 +103,10 @@ def test_gate_equals_the_gradient_of_each_sample() -> None:
             losses = []
             for gate in (1 + step, 1 - step):
                 changed = zero_columns(reference, [])
-                attention = changed.blocks[site].attn
+                out = changed.get_submodule(source.sites[site].path).proj
+                columns = slice(head * out.in_features // 3, (head + 1) * out.in_features // 3)
                 with torch.no_grad():
-                    attention.proj.weight[:, head * 8 : (head + 1) * 8] *= gate
+                    out.weight[:, columns] *= gate
                     losses.append(F.cross_entropy(changed(x.double()), y, reduction="none"))
             expected.append(float(((losses[0] - losses[1]) / (2 * step)).abs().mean()))
         norm = sum(e * e for e in expected) ** 0.5

@@ -12,16 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
+from tests.running import quiet as run
 
 MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str) -> Any:
