@@ -157,7 +157,7 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
     for pair in zip(parts["logits"], parts["features"], strict=True):
         row = pair[0]
         first = "" if row["name"] == "single" else interval(row["accuracy_minus_single"])
-        cells = [row["name"], f"{row['mac_ratio']:.2f}", first]
+        cells = [row["name"].replace("late", "last "), f"{row['mac_ratio']:.2f}", first]
         for one in pair:
             ((score, value),) = one["auroc"].items()
             cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
