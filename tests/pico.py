@@ -43,6 +43,9 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
+    "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
+    "&num_heads=[3,3]&window_size=4&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -111,15 +114,15 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-RELATIVE = ("beit",)
+RELATIVE = ("beit", "swin")
 """The models whose heads have relative terms, which never run as batched products."""
 VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
-    "mlp": r"blocks\.\d+\.mlp\.",
-    "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
-    "embed": r"patch_embed\.|(pos_embed|cls_token|reg_token|dist_token)$",
+    "mlp": r"(layers\.\d\.)?blocks\.\d+\.mlp\.",
+    "norm": r"(layers\.\d\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
+    "embed": r"patch_embed\.|layers\.\d\.downsample\.reduction|(pos_embed|cls_token|reg_token|dist_token)$",
 }
 _TORCHVISION_PARTS = {
     "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",

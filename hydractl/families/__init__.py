@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from hydractl.families.base import ModelFamily
 
 FAMILIES: Registry[ModelFamily] = Registry(
-    __name__, __path__, "FAMILY", helpers=("base", "imagenet", "pixels", "reading", "timm_eva", "torchvision_operators")
+    __name__,
+    __path__,
+    "FAMILY",
+    helpers=("base", "imagenet", "pixels", "reading", "timm_eva", "timm_relative", "torchvision_operators"),
 )
 
 

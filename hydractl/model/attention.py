@@ -120,6 +120,10 @@ class HeadAttention(nn.Module):
             with torch.no_grad():
                 self._stacked.make(self.pooled)
 
+    def keep_apart(self) -> None:
+        """Never stack the weights of members: relative terms are those of one member after another."""
+        self._stacked.possible = False
+
     def forward(
         self,
         x: Tensor,
@@ -154,7 +158,7 @@ class HeadAttention(nn.Module):
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
             meeting = meeting.of(context.member)
-        elif relative is None and self._batches(context, x.device):
+        elif self._batches(context, x.device):
             return self._dropped(self._batched(x, memory, meeting))
         parts = apart(x, len(members))
         heads = self._heads(members, parts, memory, meeting)

@@ -104,6 +104,11 @@ class Chain:
         """The module path of each block."""
         return list(self._stages[0].block_paths)
 
+    @property
+    def spans(self) -> Sequence[tuple[float, int]]:
+        """As of :class:`hydractl.families.base.Stages`."""
+        return self._stages[0].spans
+
     def __call__(self, inputs: Any) -> Tensor:
         """What the tower reads out for every member: ``[M, B, ...]``."""
         return self.rest(self.sites.start, self.stem(inputs))

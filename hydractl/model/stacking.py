@@ -191,8 +191,8 @@ class StackedProjections:
 
     Attributes:
         heads: of each member, those of zeros included.
-        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, and no
-            gates.
+        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, no gates,
+            and no relative terms.
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:

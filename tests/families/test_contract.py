@@ -145,7 +145,14 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= {"eva": None, "modernbert-mean": None, "hf-dinov2": None, "hf-dinov2-registers": None, "hf-dinov2-swiglu": None}
+READ |= {
+    "eva": None,
+    "swin": None,
+    "modernbert-mean": None,
+    "hf-dinov2": None,
+    "hf-dinov2-registers": None,
+    "hf-dinov2-swiglu": None,
+}
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
@@ -161,7 +168,7 @@ def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
                 state = chain.block(site, state)
             last = chain.last_block(state)
             count = 1 if chain.of_labels else READ.get(variant, 1)
-            assert last.hidden.shape[1] == (state.hidden.shape[1] if count is None else count)
+            assert chain.query_tokens(state) is state if count is None else last.hidden.shape[1] == count
             close(chain.readout(last), whole)
             twice = chain.readout(chain.last_block(chain.repeated(state, 2)))
             close(twice, torch.cat([whole, whole], dim=1))
@@ -180,6 +187,14 @@ PARTS = {
     "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
     "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
     "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
+    "beit": {"blocks.1.attn.relative_position_bias_table": "attention", "blocks.1.gamma_1": "own"},
+    "swin": {
+        "layers.0.blocks.1.attn.relative_position_bias_table": "attention",
+        "layers.0.blocks.1.norm1.weight": "norm",
+        "layers.1.downsample.norm.weight": "norm",
+        "layers.1.downsample.reduction.weight": "embed",
+        "head.fc.bias": "own",
+    },
     "bert": {
         "bert.pooler.dense.weight": "own",
         "classifier.bias": "own",

@@ -21,7 +21,10 @@ from hydractl.model.source import open_source
 from tests.pico import inputs, logits, source_of, stock
 
 # Name -> heads of each site, as published, and parameters.
-TIMM = {"beitv2_base_patch16_224": ([12] * 12, 86_530_984)}
+TIMM = {
+    "beitv2_base_patch16_224": ([12] * 12, 86_530_984),
+    "swin_tiny_patch4_window7_224": ([3] * 2 + [6] * 2 + [12] * 6 + [24] * 2, 28_288_354),
+}
 
 
 def multiply_adds(model: Any, batch: Any) -> int:
@@ -58,7 +61,7 @@ def test_a_published_size_of_timm(name: str) -> None:
     assert found["macs"] == multiply_adds(model, images)
 
 
-@pytest.mark.parametrize("variant", ["beit"])
+@pytest.mark.parametrize("variant", ["beit", "swin"])
 def test_gradients_are_those_of_the_library(variant: str) -> None:
     """Of all weights, the tables and vectors of distances among them."""
     reference = stock(variant)
@@ -78,6 +81,10 @@ def test_gradients_are_those_of_the_library(variant: str) -> None:
 
 REFUSED = {
     "timm:beit_base_patch16_224?pretrained=0&depth=1&use_shared_rel_pos_bias=true": "share one table",
+    "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[1,1,1,1]&dynamic_img_size=true": "every size of image",
+    "timm:swinv2_cr_tiny_224?pretrained=0&depths=[1,1,1,1]": "WindowMultiHeadAttention",
+    "timm:swinv2_tiny_window8_256?pretrained=0&depths=[1,1,1,1]": "swin_transformer_v2.WindowAttention",
+    "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[100,200]": "300 blocks",
 }
 
 
