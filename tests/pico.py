@@ -43,6 +43,7 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    "beit-shared": f"beit_base_patch16_224?{SMALL}&use_shared_rel_pos_bias=true",
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
     "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
     "&num_heads=[3,3]&window_size=4&num_classes=5",
@@ -76,6 +77,11 @@ _MODERNBERT = {**_TEXT, "local_attention": 2, "global_attn_every_n_layers": 3, "
 _MODERNBERT |= {"cls_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
 
+_DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+_DEBERTA_V3 = {**_DEBERTA, "share_att_key": True, "position_buckets": 2, "norm_rel_ebd": "layer_norm"}
+_DEBERTA_V3 |= {"position_biased_input": False, "type_vocab_size": 0}
+_SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [3, 3], "window_size": 4}
+
 # Name -> the library's class, its configuration class, what is set.
 HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", _TEXT),
@@ -91,6 +97,16 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ModernBertConfig",
         {**_MODERNBERT, "classifier_pooling": "mean", "attention_bias": True},
     ),
+    "deberta-v3": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA_V3),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA),
+    "mpnet": ("MPNetForSequenceClassification", "MPNetConfig", {**_TEXT, "pad_token_id": 1}),
+    "hf-beit": ("BeitForImageClassification", "BeitConfig", {**_IMAGE, "use_relative_position_bias": True}),
+    "hf-beit-shared": (
+        "BeitForImageClassification",
+        "BeitConfig",
+        {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -114,15 +130,17 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-RELATIVE = ("beit", "swin")
+MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin")
+"""Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
+VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
+RELATIVE = ("beit", "swin", "mpnet", "deberta-v3")
 """The models whose heads have relative terms, which never run as batched products."""
-VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
     "mlp": r"(layers\.\d\.)?blocks\.\d+\.mlp\.",
     "norm": r"(layers\.\d\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
-    "embed": r"patch_embed\.|layers\.\d\.downsample\.reduction|(pos_embed|cls_token|reg_token|dist_token)$",
+    "embed": r"patch_embed\.|rel_pos_bias\.|layers\.\d\.downsample\.reduction|((cls|reg|dist)_token|pos_embed)$",
 }
 _TORCHVISION_PARTS = {
     "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",
@@ -155,6 +173,26 @@ _HF_PARTS = {
         "norm": r"dinov2\.(encoder\.layer\.\d+\.norm[12]|layernorm)\.",
         "embed": r"dinov2\.embeddings\.",
     },
+}
+_HF_PARTS["DebertaV2ForSequenceClassification"] = {
+    "mlp": r"deberta\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"deberta\.encoder\.(LayerNorm|layer\.\d\.(attention\.)?output\.LayerNorm)\.",
+    "embed": r"deberta\.(embeddings|encoder\.rel_embeddings)\.",
+}
+_HF_PARTS["MPNetForSequenceClassification"] = {
+    "mlp": r"mpnet\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"mpnet\.encoder\.layer\.\d\.(attention|output)\.LayerNorm\.",
+    "embed": r"mpnet\.(embeddings|encoder\.relative_attention_bias)\.",
+}
+_HF_PARTS["BeitForImageClassification"] = {
+    "mlp": r"beit\.layers\.\d\.mlp\.",
+    "norm": r"beit\.(layers\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
+    "embed": r"beit\.(embeddings|shared_position_bias)\.",
+}
+_HF_PARTS["SwinForImageClassification"] = {
+    "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",
+    "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
+    "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
 }
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
@@ -206,7 +244,8 @@ def _hf_model(variant: str) -> Any:
 
     name, config_name, settings = HF[variant]
     config = getattr(transformers, config_name)(**settings, num_labels=5)
-    return getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
+    cls = getattr(transformers, name)
+    return cls._from_config(config, attn_implementation="sdpa" if cls._supports_sdpa else "eager").eval()
 
 
 @cache
@@ -333,7 +372,9 @@ def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
         (out,) = (
-            modules[name] for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo") if name in modules
+            modules[name]
+            for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "attention.o_proj", "attn.o")
+            if name in modules
         )
         width = out.in_features // 3  # every pico model has three heads
         found.append(out.weight.detach()[:, head * width : (head + 1) * width])

@@ -53,6 +53,7 @@ class Stages:
         reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
             where it looks at all of them.
         per_sample: which entries of the context have the samples in dimension 0.
+        per_member: which entries of the context come of weights: where the stems of members differ, ``[M, ...]``.
         tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
@@ -66,6 +67,7 @@ class Stages:
     attention_inputs: Sequence[Callable[[State], Tensor]]
     reads: Callable[[State], Tensor] | None = None
     per_sample: tuple[str, ...] = ()
+    per_member: tuple[str, ...] = ()
     tower: str = "main"
     of_labels: bool = False
     prefixes: tuple[str, ...] = ("",)

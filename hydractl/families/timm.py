@@ -48,7 +48,7 @@ from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
-_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
+_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
@@ -205,13 +205,14 @@ class TimmViT(ModelFamily):
         stem_model.norm = nn.Identity()
 
         tower = Stages(
-            stem=lambda images: State(stem_model.forward_features(images)),
+            stem=lambda images: State(stem_model.forward_features(images), timm_relative.context(model)),
             blocks=[partial(_run, block) for block in model.blocks],
             block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
             attention_inputs=[partial(_attention_input, block) for block in model.blocks],
             reads=_reads(model),
+            per_member=("shared_rel_pos_bias",) if getattr(model, "rel_pos_bias", None) is not None else (),
         )
         return [tower]
 
@@ -263,7 +264,8 @@ class TimmViT(ModelFamily):
 
 
 def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden), state.context)
+    shared = {name: value for name, value in state.context.items() if name == "shared_rel_pos_bias"}
+    return State(block(state.hidden, **shared), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:

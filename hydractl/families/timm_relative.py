@@ -47,9 +47,17 @@ class InPlace(nn.Module):
         attention.keep_apart()
         self.register_buffer("index", library.relative_position_index, persistent=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: None = None) -> Tensor:
-        """Attend ``[M * B * W, T, d_model]``; ``mask [W, T, T]`` is added to the scores of the windows of a sample."""
-        return self.attention(x, relative=None if self.index is None else Relative(self.index, mask))
+    def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        """Attend ``[M * B * W, T, d_model]``.
+
+        Args:
+            x: the tokens.
+            mask: ``[W, T, T]``, added to the scores of the windows of a sample.
+            shared_rel_pos_bias: ``[heads, T, T]`` or ``[M, heads, T, T]``, what all blocks share.
+        """
+        if self.index is None and shared_rel_pos_bias is None:
+            return self.attention(x)
+        return self.attention(x, relative=Relative(self.index, mask, shared_rel_pos_bias))
 
 
 def check(model: Any) -> None:
@@ -61,8 +69,6 @@ def check(model: Any) -> None:
     problem, attention = None, [block.attn for block in blocks(model).values()]
     if any(type(one) not in (BeitAttention, WindowAttention) for one in attention):
         problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
-    elif getattr(model, "rel_pos_bias", None) is not None:
-        problem = "its blocks share one table of relative positions (use_shared_rel_pos_bias)"
     elif getattr(model, "dynamic_img_size", False):
         problem = "it makes its windows anew for every size of image (dynamic_img_size)"
     if problem is not None:
@@ -82,6 +88,12 @@ def site(path: str, attention: Any) -> Site:
     width = attention.proj.in_features // attention.num_heads
     kind = "relative" if isinstance(attention, BeitAttention) else "windows"
     return Site(path, attention.num_heads, width, attention.proj.out_features, layout=kind)
+
+
+def context(model: Any) -> dict[str, Any]:
+    """What the blocks of a BEiT are given beside the state, by the library's names: a table that they share."""
+    table = getattr(model, "rel_pos_bias", None)
+    return {} if table is None else {"shared_rel_pos_bias": table()}
 
 
 def make_masks(model: Any) -> None:

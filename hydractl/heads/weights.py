@@ -23,6 +23,7 @@ class HeadWeights:
         table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
             of their own, else None.
+        number: of each head in the original numbering, int64 ``[heads]``; None where nobody asks.
         extra: what the block holds beside heads (query and key norms), by name relative to the block.
     """
 
@@ -41,6 +42,7 @@ class HeadWeights:
     pos_q_bias: Tensor | None = None
     pos_k: Tensor | None = None
     pos_k_bias: Tensor | None = None
+    number: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -95,4 +97,4 @@ class HeadWeights:
 
 
 ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
-PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", *ROWS)
+PER_HEAD = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", *ROWS, "number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
 from hydractl.model.stacking import PerMember, PerMemberScale
-from hydractl.model.stored import MemberTensors, sites_stored_once, union
+from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, union
 
 
 class Assembly:
@@ -122,7 +123,9 @@ class Assembly:
     def _weights(self, site: Site, member: int) -> HeadWeights:
         view = self._views[member]
         names = attention_names(self._family, view, self._sites, site)
-        return self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
+        weights = self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
+        held = held_mask(self._masks, member, self._once).kept[site.path]
+        return replace(weights, number=torch.tensor(held, dtype=torch.long))
 
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)

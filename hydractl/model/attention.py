@@ -152,7 +152,7 @@ class HeadAttention(nn.Module):
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
             memory, positions = context.queries.memory, context.queries.positions
             asking = None if rotary is None else rotary.at(positions)
-            distances = None if relative is None else relative.at(positions)
+            distances = None if relative is None else replace(relative, positions=positions)
             meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary, distances)
         members = self.projections
         if context.member is not None and len(members) > 1:

@@ -118,7 +118,9 @@ class Chain:
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
-        return State(torch.cat([s.hidden for s in states]), states[0].context)  # M times [B, T, d] -> [M * B, T, d]
+        own = {name: torch.stack([s.context[name] for s in states]) for name in self._stages[0].per_member}
+        hidden = torch.cat([s.hidden for s in states])  # M times [B, T, d] -> [M * B, T, d]
+        return State(hidden, states[0].context | own)
 
     def block(
         self,

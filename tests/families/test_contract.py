@@ -13,6 +13,7 @@ from hydractl.model.stored import zeroed
 from tests.pico import (
     CLIP,
     HF,
+    MORE,
     VARIANTS,
     close,
     inputs,
@@ -25,7 +26,7 @@ from tests.pico import (
     stock,
     stock_logits,
 )
-from tests.spread import spread
+from tests.spread import marked_long, spread
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],
@@ -35,7 +36,7 @@ MASKS = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=[*VARIANTS, *marked_long(MORE)])
 def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -57,7 +58,7 @@ def test_full_mask_gives_the_original_logits(variant: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS, each=2))
+@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS, each=2) + marked_long(spread(MORE, MASKS)))
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, name: str) -> None:
     source = pico(variant)
     mask = mask_of(source, MASKS[name])
@@ -145,14 +146,8 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= {
-    "eva": None,
-    "swin": None,
-    "modernbert-mean": None,
-    "hf-dinov2": None,
-    "hf-dinov2-registers": None,
-    "hf-dinov2-swiglu": None,
-}
+READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "hf-beit", "hf-swin"))
+READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"))
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
+from hydractl.families.hf import relative
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
 
@@ -35,7 +36,7 @@ class Layout:
     core_class: str
     # The norm of a layer that its attention reads through; none where the norm comes after.
     norm: str = ""
-    # The attention block within a layer.
+    # The attention block within a layer; none: the layer itself.
     block: str = "attention"
 
 
@@ -47,6 +48,30 @@ _DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_
 _VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
 _DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
 _MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
+_BEIT = Layout(
+    "layers",
+    AttentionLayout(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "attention.o_proj",
+        table="relative_position_bias.relative_position_bias_table",
+    ),
+    "attention",
+    "Attention",
+    "layernorm_before",
+    "",
+)
+_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table))
+_DEBERTA = Layout(
+    "encoder.layer",
+    AttentionLayout(
+        ("self.query_proj", "self.key_proj", "self.value_proj"),
+        "output.dense",
+        positions=("self.pos_query_proj", "self.pos_key_proj"),
+    ),
+    "self",
+    "DisentangledSelfAttention",
+)
+_MPNET = Layout("encoder.layer", AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"), "attn", "SelfAttention")
 
 # Name of the base model within the classifier, which every site's path starts with -> its layout.
 LAYOUTS = {
@@ -59,6 +84,10 @@ LAYOUTS = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
+    "beit": _BEIT,
+    "swin": _SWIN,
+    "deberta": _DEBERTA,
+    "mpnet": _MPNET,
 }
 
 
@@ -72,6 +101,22 @@ def _head(model: Any, base: Any, state: State) -> Tensor:
 
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(model.dropout(torch.relu(model.pre_classifier(state.hidden[:, 0]))))
+
+
+def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(model.dropout(model.pooler(state.hidden)))
+
+
+def _beit(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.pooler(base.layernorm(state.hidden)))
+
+
+def _swin(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(_swin_mean(model, base, state))
+
+
+def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
+    return torch.flatten(base.pooler(base.layernorm(state.hidden).transpose(1, 2)), 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
@@ -113,6 +158,10 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
     "Dinov2WithRegistersForImageClassification": ("dinov2_with_registers", _token_and_mean),
     "ModernBertForSequenceClassification": ("model", _modern),
+    "DebertaV2ForSequenceClassification": ("deberta", _outer_pooler),
+    "MPNetForSequenceClassification": ("mpnet", _head),
+    "BeitForImageClassification": ("beit", _beit),
+    "SwinForImageClassification": ("swin", _swin),
 }
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
@@ -126,12 +175,14 @@ def _first_token(model: Any, base: Any, state: State) -> Tensor:
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """What the library does after the last layer, and the number of first tokens it uses (None: all).
 
-    Of a body it is the first token.
+    Of a body it is the first token, or of one without a class token their mean.
     """
-    if not model.config.num_labels:
-        return _first_token, 1
     readout = ARCHITECTURES[type(model).__name__][1]
-    if readout is _token_and_mean or (readout is _modern and model.config.classifier_pooling != "cls"):
+    if not model.config.num_labels:
+        return (_first_token, 1) if readout is not _swin else (_swin_mean, None)
+    if readout in (_token_and_mean, _swin) or (readout is _beit and model.config.use_mean_pooling):
+        return readout, None
+    if readout is _modern and model.config.classifier_pooling != "cls":
         return readout, None
     return readout, 2 if readout is _two_tokens else 1
 
@@ -172,12 +223,17 @@ def library_model(config: Mapping[str, Any]) -> Any:
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
-        model = cls._from_config(library_config, attn_implementation="sdpa", dtype=torch.float32)
+        model = cls._from_config(library_config, attn_implementation=implementation(cls), dtype=torch.float32)
         if not labels:
             for path in settings.get("absent", ()):
                 model.set_submodule(path, nn.Identity())
             model.config.num_labels = 0
     return model
+
+
+def implementation(cls: Any) -> str:
+    """How a class of the library attends where it is not replaced."""
+    return "sdpa" if cls._supports_sdpa else "eager"
 
 
 def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -207,7 +263,8 @@ def _check_config(config: Any, name: str) -> None:
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
     if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
-    if type(heads := getattr(config, "num_attention_heads", 1)) is not int or heads < 1:
+    heads = getattr(config, "num_attention_heads", 1)
+    if not all(type(n) is int and n > 0 for n in (heads if isinstance(heads, (list, tuple)) else [heads])):
         raise InputError(f"{name} has {shown(heads)} attention heads")
     if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
         raise InputError(f"{name} takes {shown(positions)} tokens")
@@ -227,18 +284,27 @@ def _check_layers(model: Any) -> None:
     name = type(model).__name__
     base, layout = base_of(model)
     try:
-        blocks = [getattr(layer, layout.block) for layer in base.get_submodule(layout.layers)]
+        blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    expected = name.partition("For")[0] + layout.core_class
+    expected = (name.partition("For")[0] + layout.core_class, layout.core_class)
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
-        if type(core).__name__ != expected or any(type(p) is not nn.Linear for p in projections):
-            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected}")
+        if type(core).__name__ not in expected or any(type(p) is not nn.Linear for p in projections):
+            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
+    if problems := relative.problems(model, base):
+        raise InputError(f"this {name} is not supported", problems=problems)
+
+
+def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
+    """The layers of an encoder, which may be in stages, by their paths within it."""
+    if layout is _SWIN:
+        return [(path, layer) for path, layer, *_ in relative.swin_layers(base)]
+    return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
 
 
 def base_of(model: Any) -> tuple[Any, Layout]:

@@ -17,12 +17,15 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
+from hydractl.families.hf import relative
 from hydractl.families.hf.architectures import (
     ARCHITECTURES,
     LAYOUTS,
     absent_from,
     base_of,
     class_name,
+    implementation,
+    layers_of,
     layout_of,
     library_model,
     meta_model,
@@ -77,20 +80,25 @@ _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
 _NEVER = (
     ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
-    r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
+    r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers)\.\d+\."
+_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers|encoder\.layers\.\d+\.blocks)\.\d+\."
+_STEM = (
+    *("embeddings.", "embeddings_project."),
+    *("shared_position_bias.", "encoder.rel_embeddings.", "encoder.relative_attention_bias."),
+)
 _NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2|attn_norm|mlp_norm)"
 
 
@@ -100,9 +108,10 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project)\.",
-        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|({'|'.join(LAYOUTS)})\.(layernorm|final_norm)\.",
-        "attention": rf"{_LAYER}(attention|attn)\.",
+        "embed": rf"({'|'.join(LAYOUTS)})\.({'|'.join(map(re.escape, _STEM))}|.*\.downsample\.reduction\.)",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|.*\.downsample\.norm\.|"
+        rf"({'|'.join(LAYOUTS)})\.((pooler\.)?layernorm|final_norm|encoder\.LayerNorm)\.",
+        "attention": rf"{_LAYER}(attention|attn|relative_position_bias)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -178,11 +187,12 @@ class HFEncoder(ModelFamily):
         model = meta_model(config)
         base, layout = base_of(model)
         prefix, _ = ARCHITECTURES[type(model).__name__]
-        heads = model.config.num_attention_heads
         sites = []
-        for index, layer in enumerate(base.get_submodule(layout.layers)):
-            out = getattr(layer, layout.block).get_submodule(layout.heads.out)
-            path = f"{prefix}.{layout.layers}.{index}.{layout.block}"
+        for path, layer in layers_of(base, layout):
+            block = layer.get_submodule(layout.block)
+            out, core = block.get_submodule(layout.heads.out), block.get_submodule(layout.core)
+            heads = getattr(core, "num_attention_heads", model.config.num_attention_heads)
+            path = ".".join(filter(None, (prefix, path, layout.block)))
             sites.append(Site(path, heads, out.in_features // heads, out.out_features))
         return sites
 
@@ -209,27 +219,34 @@ class HFEncoder(ModelFamily):
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = layout_of(site.path)
+        layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
+        attention = relative.stand_in(attention, layer) or _InPlace(attention)
         if not layout.core:
-            super().install(model, site, _InPlace(attention))
+            super().install(model, site, attention)
             return
         block: Any = model.get_submodule(site.path)
-        setattr(block, layout.core, _InPlace(attention))
-        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        setattr(block, layout.core, attention)
+        if layout.heads.out == "output.dense":
+            block.output.dense = nn.Identity()  # HeadAttention has done that projection
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         base, layout = base_of(model)
         prefix, (readout, count) = ARCHITECTURES[type(model).__name__][0], readout_of(model)
-        layers = base.get_submodule(layout.layers)
+        layers = layers_of(base, layout)
+        parts: dict[str, Any] = {
+            "blocks": [partial(_run, layer) for _, layer in layers],
+            "attention_inputs": [partial(_attention_input, layout.norm, layer) for _, layer in layers],
+        }
         tower = Stages(
             stem=partial(_stem, base),
-            blocks=[partial(_run, layer) for layer in layers],
-            block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
-            stem_prefixes=(f"{prefix}.embeddings.", f"{prefix}.embeddings_project."),
+            block_paths=[f"{prefix}.{path}" for path, _ in layers],
+            stem_prefixes=tuple(f"{prefix}.{name}" for name in (*_STEM, "encoder.LayerNorm.")),
             readout=lambda state: readout(model, base, state),
-            attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
             reads=None if count is None else first_tokens(count),
             per_sample=("attention_mask", "sliding_attention", "tokens"),
+            per_member=relative.per_member(base),
+            **(relative.swin_parts(base, prefix) if prefix == "swin" else parts),
         )
         return [tower]
 
@@ -274,18 +291,23 @@ class HFEncoder(ModelFamily):
 
 def _stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
-    if isinstance(inputs, Mapping) and "input_ids" in inputs:
+    pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
+    if pixels is None:
         mask = inputs.get("attention_mask")
-        hidden = base.embeddings(**{k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")})
+        given = {k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")}
+        if type(base).__name__ == "DebertaV2Model":
+            given["mask"] = mask  # what pads is zero before the first layer
+        hidden = base.embeddings(**given)
         if hasattr(base, "embeddings_project"):
             hidden = base.embeddings_project(hidden)
     else:
         mask = None
-        hidden = base.embeddings(inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs)
+        hidden = base.embeddings(pixels)
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # Swin: and its rows and columns
     if mask is not None and mask.is_meta:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
-    given: dict[str, Any] = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
-    context: dict[str, Any] = {"attention_mask": create_bidirectional_mask(**given)}
+    given = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
+    context = {"attention_mask": create_bidirectional_mask(**given), **relative.context(base, hidden, pixels, mask)}
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         angles = {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
@@ -297,7 +319,7 @@ def _stem(base: Any, inputs: Any) -> State:
 def _run(layer: Any, state: State) -> State:
     context = state.context
     if "angles" not in context:
-        return State(layer(state.hidden, attention_mask=context["attention_mask"]), context)
+        return relative.run(layer, state)
     kind = layer.attention_type
     mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
     return State(layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind]), context)
@@ -359,7 +381,7 @@ def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTen
             use_safetensors=True,
             trust_remote_code=False,
             dtype=wide,
-            attn_implementation="sdpa",
+            attn_implementation=implementation(type(model)),
             ignore_mismatched_sizes=True,  # so that they are reported, all of them
             output_loading_info=True,
         )
@@ -393,7 +415,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     prefix, config = ARCHITECTURES[type(model).__name__][0], model.config
     if prefix not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number.
-        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
+        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 2 if prefix == "mpnet" else 0
         types = getattr(config, "type_vocab_size", 1)
         return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
     # DINOv2 stretches its positions to any size.
@@ -406,7 +428,9 @@ def _image_size(model: Any) -> tuple[int, int] | None:
     prefix = ARCHITECTURES[type(model).__name__][0]
     if prefix not in _PROCESSORS:
         return None
-    height, width = model.get_submodule(prefix).embeddings.patch_embeddings.image_size
+    patches = model.get_submodule(prefix).embeddings.patch_embeddings
+    size = getattr(patches, "image_size", model.config.image_size)
+    height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
 
 

@@ -43,7 +43,7 @@ _NEEDED = {
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
-PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor")
+PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor")
 _PROCESSOR_FILE = "preprocessor_config.json"
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
