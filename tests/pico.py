@@ -347,7 +347,7 @@ def prune_source(source: Source, mask: HeadMask) -> Source:
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
     """A copy of the STOCK model with the output columns of some heads zeroed: the reference of every identity."""
     model = copy.deepcopy(model)
-    for columns in _columns(model, removed):
+    for columns in head_columns(model, removed):
         columns.zero_()
     return model
 
@@ -355,7 +355,7 @@ def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
 @contextmanager
 def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
     """The STOCK model itself, for as long as the output columns of some heads are zeroed."""
-    columns = _columns(model, removed)
+    columns = head_columns(model, removed)
     before = [one.clone() for one in columns]
     try:
         for one in columns:
@@ -366,7 +366,7 @@ def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
             one.copy_(values)
 
 
-def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
+def head_columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     """The output columns of heads, as views of the weights of a STOCK model."""
     found = []
     for path, head in dict.fromkeys(heads):

@@ -60,7 +60,7 @@ DRAWS = {
 }
 
 
-LONG = ("average-pooling", "qk-norm", "distilbert", "beit", "swin")
+LONG = ("average-pooling", "qk-norm", "distilbert", "beit", "swin", "deberta-v3")
 
 
 @pytest.mark.parametrize(

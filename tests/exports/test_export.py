@@ -130,7 +130,9 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variants", [["class-token"], pytest.param(["bert", "clip"], marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "variants", [["class-token"], pytest.param(["bert", "clip", "swin", "deberta-v3"], marks=pytest.mark.long)]
+)
 def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
     folder = exported(variants[0]).pt2.parent
     torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")

@@ -40,7 +40,14 @@ BODIES = {
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
+    "DebertaV2Model": "deberta-v3",
+    "DebertaV2ForMaskedLM": "deberta-v3",
+    "MPNetForMaskedLM": "mpnet",
+    "BeitModel": "hf-beit",
+    "SwinModel": "hf-swin",
 }
+ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "BeitModel", "SwinModel")
+"""Bodies that come with nothing of another task."""
 TIMM = {
     "dinov2": "vit_small_patch14_dinov2?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
     "siglip": f"vit_base_patch16_siglip_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
@@ -90,7 +97,7 @@ def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tm
     close(build_model(made).member_logits(inputs(variant))[0], logits(expected, inputs(variant)))
     inside = {n.removeprefix(f"{type(expected).base_model_prefix}.") for n in body.tensors.names()}
     assert not {n for n in body.left if n in inside}, "only tensors of another task are left"
-    assert bool(body.left) is (name not in ("BertModel", "ModernBertModel", "Dinov2Model"))
+    assert bool(body.left) is (name not in ALONE)
 
 
 def test_what_is_missing_from_a_body_or_unknown_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import transformers
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from hydractl.criteria import Calibration, get_criterion
 from hydractl.errors import InputError
 from hydractl.families import get_family
 from hydractl.families.hf.inputs import image_preprocess, text_preprocess
@@ -18,10 +19,11 @@ from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import Description
 from hydractl.files.header import tensor_info
 from hydractl.heads.mask import HeadMask
+from hydractl.log import Log
 from hydractl.model.cost import cost_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
-from tests.pico import RELATIVE, inputs, logits, shared_stock, source_of, stock, write_tokenizer
+from tests.pico import RELATIVE, head_columns, inputs, logits, shared_stock, source_of, stock, write_tokenizer
 from tests.spread import marked_long
 
 # Name -> heads of each site, as published, and parameters.
@@ -127,6 +129,37 @@ def test_gradients_are_those_of_the_library(variant: str) -> None:
     expected = reference.state_dict()
     for name, tensor in model.stock_tensors().items():
         assert torch.allclose(tensor, expected[name], rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("variant", ["mpnet", "deberta-v3"])
+def test_criteria_are_those_of_the_library(variant: str) -> None:
+    """Taylor by autograd, of projections that vectors of distances go through too; gates by finite differences."""
+    reference, batch, labels = stock(variant).double(), inputs(variant), torch.tensor([0, 1, 2])
+    source = source_of(reference, variant)
+    model, sites = HydraModel(source.description, source.tensors, dtype=torch.float64), source.sites
+    calibration = Calibration(lambda: iter([(batch, labels)]), 3, 0, Log())
+    taylor, gate = (get_criterion(name).score(model, calibration, range(3)) for name in ("taylor", "gate"))
+    F.cross_entropy(logits(reference, batch), labels).backward()
+    for index, site in enumerate(sites):
+        attention = reference.get_submodule(site.path).get_submodule("self" if variant == "deberta-v3" else "attn")
+        products = [p.weight * p.weight.grad for name, p in attention.named_children() if name[0] in "qkv"]
+        for head in range(3):
+            rows = slice(8 * head, 8 * head + 8)
+            assert taylor[index][head] == pytest.approx(float(sum(p[rows].abs().mean() for p in products)) / 3)
+    step = 1e-5
+    for index, site in enumerate(sites):
+        changes = []
+        for head in range(3):
+            losses = []
+            for factor in (1 + step, 1 - step):
+                (columns,) = head_columns(reference, [(site.path, head)])
+                before = columns.clone()
+                columns.mul_(factor)
+                losses.append(F.cross_entropy(logits(reference, batch), labels, reduction="none").detach())
+                columns.copy_(before)
+            changes.append(float(((losses[0] - losses[1]) / (2 * step)).abs().mean()))
+        norm = sum(change**2 for change in changes) ** 0.5
+        assert gate[index] == pytest.approx([change / norm for change in changes], rel=1e-4)
 
 
 REFUSED = {
