@@ -50,7 +50,7 @@ def prepare(folder: Path, model: str, heads: int, shared: list[int], members: in
 
 
 def show(path: Path) -> None:
-    """A table of the rows as for docs/numbers.md."""
+    """A table of the rows as for docs/numbers/."""
     print("\n| batch | model | time (95 %) | mult-adds | time over mult-adds | of peak | parameters |")
     print("|---:|---|---:|---:|---:|---:|---:|")
     for row in json.loads(path.read_text())["results"]:

@@ -272,7 +272,7 @@ def machine(device: torch.device, dtypes: list[str]) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """In Markdown, as for docs/numbers.md."""
+    """In Markdown, as for docs/numbers/."""
     lines = [
         "| model | format | batch | mode | row | ms | time (95 %) | mult-adds | operators | of peak |",
         "|---|---|---:|---|---|---:|---:|---:|---:|---:|",

@@ -3,8 +3,10 @@
     python docs/make_results.py
 
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
-``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences. A test
-fails where a page differs from what this makes.
+``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
+``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
+stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes. A test fails where a page
+differs from what this makes.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "numbers.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers").glob("*.md")))
 
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -56,7 +59,7 @@ def table(study: dict[str, Any], names: list[str]) -> str:
     for other, differences in ((study["choice"]["rival"], rival), ("as it is, MSP", baseline)):
         if differences:
             cells = " | ".join(interval(differences[key]) for _, key in _COLUMNS)
-            lines.append(f"| {chosen['name']} minus the single model, {other} | {cells} | |")
+            lines.append(f"| minus the single model, {other} | {cells} | |")
     return "\n".join(lines)
 
 
@@ -76,16 +79,90 @@ def interval(difference: dict[str, Any]) -> str:
     return f"{difference['value']:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
+def sentences(study: dict[str, Any], part: str) -> list[str]:
+    """The verdict, or what stands in it before the chosen model and its differences."""
+    lines: list[str] = study["verdict"]["lines"]
+    return lines if part == "verdict" else [line for line in lines if not line.startswith(("best.st", "Against"))]
+
+
 def filled(text: str) -> str:
     """A page with its tables made anew."""
 
     def fill(match: re.Match[str]) -> str:
         study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
         names = match[3].split()
-        made = "\n".join(f"> {line}" for line in study["verdict"]["lines"]) if names == ["verdict"] else ""
-        return f"{match[1]}{made or table(study, names)}\n{match[4]}"
+        if names in (["verdict"], ["conclusion"]):
+            made = "\n".join(f"> {line}" for line in sentences(study, names[0]))
+        else:
+            made = table(study, names)
+        return f"{match[1]}{made}\n{match[4]}"
 
-    return _PLACE.sub(fill, text)
+    return _PART.sub(recipe, _PLACE.sub(fill, text))
+
+
+# --- recipes and late sites -------------------------------------------------------------------------------------------
+
+_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash")
+
+
+def recipe(match: re.Match[str]) -> str:
+    """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``."""
+    document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), match[2]
+    if part == "late":
+        made = late(document["late"])
+    elif part == "differences":
+        made = score_differences(document["recipes"])
+    else:
+        made = scores(document["recipes"], features=part == "features")
+    return f"{match[1]}{made}\n{match[3]}"
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns are numbers, but for the first."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], f"|---|{'---:|' * (len(columns) - 1)}", *lines[1:]])
+
+
+def names_of(rows: list[dict[str, Any]], *, features: bool) -> list[str]:
+    """The scores that some row has, on features or on logits."""
+    every = dict.fromkeys(name for row in rows for name in row["auroc"])
+    return [name for name in every if (name in _ON_FEATURES) == features]
+
+
+def scores(rows: list[dict[str, Any]], *, features: bool) -> str:
+    """Accuracy and mult-adds of every recipe, and its mean AUROC under each score; its best one in bold."""
+    names, made = names_of(rows, features=features), []
+    for row in rows:
+        own = row["auroc"]
+        bold = {name: "**" if own[name] == max(own.values()) else "" for name in own}
+        cells = [f"{bold[name]}{own[name]:.3f}{bold[name]}" if name in own else "" for name in names]
+        made.append([row["name"], f"{row['accuracy']:.3f}", f"{row['mac_ratio']:.2f}", *cells])
+    return markdown(["", "accuracy", "mult-adds", *names], made)
+
+
+def score_differences(rows: list[dict[str, Any]]) -> str:
+    """Each recipe minus the single model: accuracy, and the mean AUROC by the same score."""
+    made = [["accuracy", *(interval(row["accuracy_minus_single"]) for row in rows[1:])]]
+    for name in (*names_of(rows, features=False), *names_of(rows, features=True)):
+        if name in rows[0]["auroc"]:
+            made.append([name, *(interval(row["auroc_minus_single"][name]) for row in rows[1:])])
+    return markdown(["minus single", *(row["name"] for row in rows[1:])], made)
+
+
+def late(parts: dict[str, list[dict[str, Any]]]) -> str:
+    """What circuits in the last sites give, with the score that validation data chose, on logits and of all."""
+    columns = ["", "mult-adds", "accuracy, minus single"]
+    columns += [text for part in ("logits", "any") for text in (f"best score on {part}", "AUROC", "minus single")]
+    made = []
+    for pair in zip(parts["logits"], parts["features"], strict=True):
+        row = pair[0]
+        first = "" if row["name"] == "single" else interval(row["accuracy_minus_single"])
+        cells = [row["name"], f"{row['mac_ratio']:.2f}", first]
+        for one in pair:
+            ((score, value),) = one["auroc"].items()
+            cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
+        made.append(cells)
+    return markdown(columns, made)
 
 
 if __name__ == "__main__":

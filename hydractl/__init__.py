@@ -14,7 +14,7 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.documents import Document
     from hydractl.api.models import Model, load, open, save
-    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, score, study
+    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, push, score, study
 
 __all__ = [
     "Document",
@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "open",
     "prune",
+    "push",
     "save",
     "score",
     "study",

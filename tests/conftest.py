@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 THREADS = "1"
+LONG_VARIANTS = ("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late")
+"""Pico models whose tests are long: what they have of their own is little."""
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
@@ -30,8 +32,10 @@ os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``-k fault_07`` chooses the tests of a case of docs/reliability.md."""
+    """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for long tests alone."""
     for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("variant") in LONG_VARIANTS:
+            item.add_marker("long")
         for marker in item.iter_markers("fault"):
             item.extra_keyword_matches.update(f"fault_{number:02}" for number in marker.args)
 
@@ -49,9 +53,10 @@ def _count_once() -> None:
     Torch's counter takes longer than all else that commands do with models so small. What tests import themselves
     counts each time.
     """
-    cost = sys.modules.get("hydractl.model.cost")
-    if cost is None:
+    if "torch" not in sys.modules:  # what was collected runs no model
         return
+    from hydractl.model import cost
+
     count, counted = cost.macs, {}
 
     def macs(description: Any, tensors: Any, batch: int = 1, *, whole_last_block: bool = False) -> int:

@@ -25,6 +25,7 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Head, HeadMask
 from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
+from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, publish_hf_clip
 
 declare_operators()
 
@@ -76,6 +77,10 @@ _DISTILBERT = {
 _MODERNBERT = {**_TEXT, "local_attention": 2, "global_attn_every_n_layers": 3, "pad_token_id": 0}
 _MODERNBERT |= {"cls_token_id": 2, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
+_DECODER = {**_TEXT, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+_SHARED = {**_DECODER, "num_attention_heads": 4, "num_key_value_heads": 2}
+_GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 32, "n_positions": 20, "pad_token_id": 0}
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 _DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 _DEBERTA_V3 = {**_DEBERTA, "share_att_key": True, "position_buckets": 2, "norm_rel_ebd": "layer_norm"}
@@ -107,6 +112,32 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
     ),
     "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
+    # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
+    "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
+    "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
+    "mistral": (
+        "MistralForSequenceClassification",
+        "MistralConfig",
+        {**_DECODER, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 3},
+    ),
+    "qwen2": (
+        "Qwen2ForSequenceClassification",
+        "Qwen2Config",
+        {**_SHARED, "use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForSequenceClassification", "Qwen3Config", {**_SHARED, "head_dim": 8}),
+    "gemma": ("GemmaForSequenceClassification", "GemmaConfig", {**_SHARED, "head_dim": 8}),
+    "gemma3": (
+        "Gemma3TextForSequenceClassification",
+        "Gemma3TextConfig",
+        {**_SHARED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3, "layer_types": _LAYER_TYPES},
+    ),
+    "eurobert": ("EuroBertForSequenceClassification", "EuroBertConfig", {**_SHARED, "classifier_pooling": "mean"}),
+    "eurobert-late": (
+        "EuroBertForSequenceClassification",
+        "EuroBertConfig",
+        _DECODER,
+    ),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -123,7 +154,8 @@ PAIRS = ("bert", "electra", "electra-unprojected")
 """The text models that tell the segments of a pair apart."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
-CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+CLIP = (*OPEN_CLIP, *HF_CLIP)
 CLIP_TEXT = {"layers": 1}
 LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
 TEMPLATES = ["a photo of a {}.", "{}!"]
@@ -194,36 +226,65 @@ _HF_PARTS["SwinForImageClassification"] = {
     "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
     "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
 }
+_HF_CLIP_PARTS = {
+    "mlp": r"(vision|text)_model\.encoder\.layers\.\d+\.mlp\.",
+    "norm": r"(vision|text)_model\.(encoder\.layers\.\d+\.layer_norm[12]"
+    r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
+    "embed": r"(vision|text)_model\.embeddings\.",
+}
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
     part: pattern.replace("dinov2", "dinov2_with_registers")
     for part, pattern in _HF_PARTS["Dinov2ForImageClassification"].items()
 }
+_HF_PARTS["GPT2ForSequenceClassification"] = {
+    "mlp": r"transformer\.h\.\d+\.mlp\.",
+    "norm": r"transformer\.(h\.\d+\.ln_[12]|ln_f)\.",
+    "embed": r"transformer\.w[tp]e\.",
+}
+for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "EuroBert"):
+    _HF_PARTS[f"{_name}ForSequenceClassification"] = {
+        "mlp": r"model\.layers\.\d+\.mlp\.",
+        "norm": r"model\.(layers\.\d+\.\w+_layernorm|norm)\.",
+        "embed": r"model\.embed_tokens\.",
+    }
 for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
     _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
 
 
 def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
     """The parameters that are averaged when these parts are."""
-    if variant in CLIP:
+    if variant in OPEN_CLIP:
         return merged_clip_names(model, merge)
-    patterns = _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS if variant in TIMM else _TORCHVISION_PARTS
+    patterns = (
+        _HF_CLIP_PARTS
+        if variant in HF_CLIP
+        else _HF_PARTS[HF[variant][0]]
+        if variant in HF
+        else _TIMM_PARTS
+        if variant in TIMM
+        else _TORCHVISION_PARTS
+    )
     return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
 
 
 def stock(variant: str, seed: int = 0) -> Any:
     """The library's own model in eval mode, with weights far enough from zero that every head matters."""
-    if variant in CLIP:
+    if variant in OPEN_CLIP:
         model = pico_clip(variant, seed, text_cfg=CLIP_TEXT)
         model.pico = variant
         return model
-    model = _hf_model(variant) if variant in HF else _timm_model(variant)
+    make = hf_clip if variant in HF_CLIP else _hf_model if variant in HF else _timm_model
+    model = make(variant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             # The libraries' default initialisation (std 0.02, zero biases) would make mistakes invisible.
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            if not parameter.dim() or parameter.shape == (1,):  # a temperature that one would meet
+                parameter.fill_(2.7 + 0.1 * seed)
+            else:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return model
 
 
@@ -293,8 +354,11 @@ def published(variant: str, folder: Path) -> Path:
 
 def publish(model: Any, variant: str, folder: Path) -> None:
     """A folder as the library itself saves a model, with a tokenizer where the model reads text."""
-    if variant in CLIP:
+    if variant in OPEN_CLIP:
         publish_clip(model, variant, folder, text_cfg=CLIP_TEXT)
+        return
+    if variant in HF_CLIP:
+        publish_hf_clip(model, variant, folder)
         return
     model.save_pretrained(folder)
     if variant in HF and "vocab_size" in HF[variant][2]:
@@ -371,14 +435,18 @@ def head_columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     found = []
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
-        (out,) = (
-            modules[name]
-            for name in ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "attention.o_proj", "attn.o")
-            if name in modules
-        )
-        width = out.in_features // 3  # every pico model has three heads
-        found.append(out.weight.detach()[:, head * width : (head + 1) * width])
+        names = ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "c_proj", "attention.o_proj", "attn.o")
+        (out,) = (modules[name] for name in names if name in modules)
+        weight = out.weight.detach().T if "c_proj" in modules else out.weight.detach()
+        width = weight.shape[1] // heads_of(model)
+        found.append(weight[:, head * width : (head + 1) * width])
     return found
+
+
+def heads_of(model: Any) -> int:
+    """Of each site: three, but where two share keys and values."""
+    heads = getattr(getattr(model, "config", None), "num_attention_heads", 3)
+    return heads if isinstance(heads, int) else 3  # in every stage
 
 
 def images(count: int = 3, seed: int = 1) -> torch.Tensor:
@@ -404,11 +472,13 @@ def inputs(variant: str) -> Any:
 
 def prompts(source: Source) -> Any:
     """What the tower of the labels reads."""
-    return source.family.prompts(source.description.config, LABELS, TEMPLATES)
+    return source.family.prompts(source.description.config, source.description.preprocess, LABELS, TEMPLATES)
 
 
 def logits(model: Any, batch: Any) -> torch.Tensor:
     """What the library's own forward, or its own zero-shot classifier, says: ``[B, classes]``."""
+    if getattr(model, "pico", None) in HF_CLIP:
+        return hf_zero_shot_logits(model, batch, LABELS, TEMPLATES)
     if hasattr(model, "pico"):
         return zero_shot_logits(model, model.pico, batch, LABELS, TEMPLATES)
     answer = model(**batch) if isinstance(batch, dict) else model(batch)

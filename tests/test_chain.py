@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.cli.app import main
 from tests.forked import Forked
+from tests.running import run
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -54,10 +54,6 @@ def inside(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     for file in chain.iterdir():
         (tmp_path / file.name).symlink_to(file)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code, arguments
 
 
 def document(capsys: pytest.CaptureFixture[str]) -> Any:

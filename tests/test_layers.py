@@ -44,7 +44,7 @@ LIBRARIES = {
     "matplotlib": ["report/"],
     "jinja2": ["report/"],
     "markupsafe": ["report/"],
-    "huggingface_hub": ["families/", "report/eval_card.py"],
+    "huggingface_hub": ["families/", "report/eval_card.py", "exports/hub.py"],
     "timm": ["families/timm.py", "families/timm_eva.py", "families/timm_relative.py", "families/imagenet.py"],
     "transformers": ["families/"],
     "open_clip": ["families/"],
@@ -54,7 +54,7 @@ LIBRARIES = {
     "pyarrow": ["data/"],
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
-    "scipy": ["data/corruptions.py", "metrics/calibrators.py"],
+    "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

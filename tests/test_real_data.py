@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.header import read_header
 from tests.pico import close
+from tests.running import run
 
 declare_operators()
 
@@ -27,10 +27,6 @@ BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=28&patch_size=7&in_chans=1"
     "&embed_dim=32&depth=3&num_heads=4&mlp_ratio=2&num_classes=10"
 )
-
-
-def run(*arguments: str) -> None:
-    assert main(list(arguments)) == 0, arguments
 
 
 @pytest.mark.long

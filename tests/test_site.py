@@ -21,7 +21,7 @@ from tests.pico import WORDS, publish, stock
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @cache
@@ -52,9 +52,8 @@ def test_the_site_shows_every_page() -> None:
         return [page for part in (entry if isinstance(entry, list) else entry.values()) for page in pages(part)]
 
     shown = pages(site["nav"])
-    assert sorted(shown) == sorted(
-        ["index.md", "examples.md", "site/api.md", *(page.name for page in DOCS.glob("*.md"))]
-    )
+    there = (page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+    assert sorted(shown) == sorted(["index.md", "examples.md", *there])
     named = re.findall(r"^::: (\S+)", (DOCS / "site" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert named and all(pkgutil.resolve_name(name) for name in named)
 

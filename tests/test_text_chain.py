@@ -19,9 +19,9 @@ import torch
 from torch.nn import functional as F
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
+from tests.running import quiet as run
 from tests.spread import spread
 
 declare_operators()
@@ -32,10 +32,6 @@ LABELS = ["awful", "bad", "fair", "good", "great"]
 SITES = [f"bert.encoder.layer.{layer}.attention" for layer in range(3)]
 HEADS = [(site, head) for site in SITES for head in range(3)]
 CLASSIFIERS = (transformers.AutoModelForSequenceClassification, transformers.AutoModelForImageClassification)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str | Path) -> Any:
@@ -250,6 +246,46 @@ def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.
             close(model(ours), expected.log_softmax(-1))
     assert float((expected - logits(published, batch)).abs().max()) > 1e-2  # the removed heads mattered
     _check_stored(published.to(dtype).state_dict(), removed, dtype)
+
+
+@pytest.mark.parametrize(
+    "variant", ["hf-vit", *(pytest.param(v, marks=pytest.mark.long) for v in ("hf-deit", "hf-dinov2-registers"))]
+)
+@torch.no_grad()
+def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, capsys: Any) -> None:
+    published = stock(variant)
+    publish(published, variant, Path("in"))
+    run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/")
+    library = theirs("small", CLASSIFIERS[1])
+    assert library.config.num_attention_heads == 2 and library.num_parameters() < published.num_parameters()
+    kept = read("small/hydractl.mask.json")["sites"]
+    reference = zero_columns(published, [(p, h) for p, one in kept.items() for h in range(3) if h not in one["kept"]])
+    close(logits(library, images()), logits(reference, images()))
+    run("prune", "small", "--method", "magnitude", "--keep", "1", "-o", "again.st")  # its heads have their old numbers
+    assert all(set(one["kept"]) < set(kept[path]["kept"]) for path, one in read("again.mask.json")["sites"].items())
+    run(
+        "prune",
+        "in",
+        "--method",
+        "random",
+        "--scope",
+        "global",
+        "--remove",
+        "1",
+        "--layout",
+        "sliced",
+        "-o",
+        "x/",
+        code=2,
+    )
+    assert "a folder has one number of heads, and sites keep 2, 3" in capsys.readouterr().err
+
+
+def test_a_library_without_a_setting_for_it_holds_zeroed_heads_only(capsys: Any) -> None:
+    publish(stock("bert"), "bert", Path("in"))
+    run("prune", "in", "--method", "random", "--keep", "2", "--layout", "sliced", "-o", "small/", code=2)
+    error = capsys.readouterr().err
+    assert "BertForSequenceClassification cannot say how wide fewer heads are" in error and "--layout zeroed" in error
 
 
 def _check_stored(original: dict[str, torch.Tensor], removed: list[tuple[str, int]], dtype: torch.dtype) -> None:

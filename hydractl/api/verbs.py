@@ -353,3 +353,24 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
     with _held([model]) as refs:
         options = {**options, "export": Path(path).suffix.removeprefix(".") or "none", "output": os.fspath(path)}
         return _run("fuse", refs, options).files
+
+
+@_documented("push")
+def push(model: ModelLike, repo: str, **options: Any) -> Document:
+    """Upload a model and its card to the Hugging Face Hub, from where :func:`hydractl.load` takes it: ``hf:ORG/NAME``.
+
+    Args:
+        model: a checkpoint or a published folder, or one that was opened or made.
+        repo: ``ORG/NAME[@BRANCH]``; it is made where there is none.
+        options: as those of ``hydractl push``, by name.
+
+    Returns:
+        The files with their SHA-256, which of them were uploaded, the commit, and a reference that pins it.
+
+    Raises:
+        UsageError, InputError: wrong options or inputs, or what the Hub answered.
+        OutputError: other files of these names are there, and ``force`` is not set.
+    """
+    with _held([model], as_files=True) as refs:
+        outcome = _run("push", [*refs, f"hf:{repo}"], options)
+    return Document(outcome.document)

@@ -185,7 +185,7 @@ class StockModel(nn.Module):
         """What the tower of the labels makes of the class names, once: ``[classes, D]``."""
         labels, templates = self.description.labels or STAND_INS, self.description.prompt or [DEFAULT_PROMPT]
         tower = next(stages for stages in self.family.stages(self.network) if stages.of_labels)
-        prompts = self.family.prompts(self.description.config, labels, templates)
+        prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
         state = tower.stem(self._moved(prompts))
         for block in tower.blocks:
             state = block(state)
@@ -194,8 +194,7 @@ class StockModel(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """log p ``[B, classes]``, by the library's own forward."""
         if self._features is not None:
-            # A model that compares images with texts: its own encoder, which every such model of the library has.
-            images: Tensor = self.network.encode_image(inputs, normalize=True)  # type: ignore[operator]
+            images = self.family.sample_features(self.network, inputs)
             logits = self.family.logits(self.network, [images, self._features])
         else:
             answer = self.network(**inputs) if isinstance(inputs, Mapping) else self.network(inputs)

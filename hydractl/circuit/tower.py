@@ -207,6 +207,7 @@ class BlockCost:
     """Mult-adds of one block for one sample, by formula (matrix products only), from tokens of the stem.
 
     Attributes:
+        keys: heads of keys and values in all.
         per_token: of all linear layers outside attention.
         share: tokens of the block for each of the stem.
         windows: that the tokens attend in.
@@ -214,6 +215,7 @@ class BlockCost:
 
     d_model: int
     head_dim: int
+    keys: int
     gated: bool
     per_token: int
     share: float
@@ -224,12 +226,14 @@ class BlockCost:
         """From the block of a model, the attention in it, and its share and windows."""
         bank = attention.only.bank
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
-        return cls(bank.out.shape[0], bank.head_dim, bank.gate is not None, linear, *span)
+        keys = bank.heads if bank.packing.keys is None else bank.packing.keys
+        return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)
 
     def block(self, tokens: float, queries: float, heads: float) -> float:
         """With keys and values of all ``tokens``, and query tokens, which alone go on."""
         width, tokens, queries = heads * self.head_dim, tokens * self.share, queries * self.share
-        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * width
+        of_keys = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
+        attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * of_keys
         return attention + 2 * queries * tokens / self.windows * width + queries * self.per_token
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:

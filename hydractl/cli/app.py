@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -62,7 +63,7 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     """
     first = arguments[0] if arguments else ""
     if _COMPLETING in os.environ or first in _COMPLETION:
-        _complete(arguments, answer)
+        _complete(arguments)
         return None
     if not arguments:
         arguments, first = ["--help"], "--help"
@@ -71,9 +72,8 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if first == INFO:
         # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
         arguments = ["--", *arguments]
-    command = typer.main.get_command(build_app(answer, [name for name in _ALL if name == first]))
     try:
-        result = command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
+        result = _command(first).main(args=arguments, prog_name="hydractl", standalone_mode=False, obj=answer)
     except typer.TyperException as error:
         raise parser_problem(error, f"hydractl {first}" if first in _ALL else "hydractl") from None
     if isinstance(result, Request):
@@ -85,9 +85,15 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     raise UsageError("no verb", hint="hydractl --help")
 
 
-def _complete(arguments: list[str], answer: Answer) -> None:
+@functools.cache
+def _command(verb: str) -> Any:
+    """What parses the options of a verb, and those of the app; other words are no verb."""
+    return typer.main.get_command(build_app([name for name in _ALL if name == verb]))
+
+
+def _complete(arguments: list[str]) -> None:
     """Typer's own completion: for the shell that asks, or its installation."""
-    command = typer.main.get_command(build_app(answer, list(VERBS), completion=True))
+    command = typer.main.get_command(build_app(list(VERBS), completion=True))
     try:
         command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
     except SystemExit as ended:
@@ -97,11 +103,10 @@ def _complete(arguments: list[str], answer: Answer) -> None:
         raise parser_problem(error, "hydractl") from None
 
 
-def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: bool = False) -> typer.Typer:
-    """The Typer app, whose commands return a :class:`Request`.
+def build_app(commands: Sequence[str] = _ALL, *, completion: bool = False) -> typer.Typer:
+    """The Typer app, whose commands return a :class:`Request`; help goes to the :class:`Answer` of its context.
 
     Args:
-        answer: where help goes.
         commands: those that are needed; each takes time to build.
         completion: with the options that install completion in a shell.
     """
@@ -111,14 +116,14 @@ def build_app(answer: Answer, commands: Sequence[str] = _ALL, *, completion: boo
 
     def show_help(context: typer.Context, parameter: typer.CallbackParam, value: bool) -> None:
         if value:
-            answer.text(_help_of(context.info_name, short=parameter.name == "h"))
+            context.obj.text(_help_of(context.info_name, short=parameter.name == "h"))
             raise typer.Exit
 
-    def show_version(value: bool) -> None:
+    def show_version(context: typer.Context, value: bool) -> None:
         if value:
             from hydractl.files.version import __version__
 
-            answer.text(f"hydractl {__version__}")
+            context.obj.text(f"hydractl {__version__}")
             raise typer.Exit
 
     help_option = typer.Option(False, "--help", is_eager=True, callback=show_help)

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -100,18 +101,24 @@ def run_verb(request: Request, answer: Answer) -> None:
 
 def _check_versions() -> None:
     """Refuse libraries older than hydractl declares: they would fail later, and say something else."""
-    from packaging.requirements import Requirement  # no help waits for it
+    from packaging.version import Version  # no help waits for it
 
-    try:
-        declared = [Requirement(text) for text in metadata.requires("hydractl") or ()]
-    except metadata.PackageNotFoundError:  # run from its source
-        return
-    for one in declared:
-        with contextlib.suppress(metadata.PackageNotFoundError):  # its import says so where it is needed
-            version = metadata.version(one.name)
-            if one.marker is None and not one.specifier.contains(version, prereleases=True):
-                message = f"{one.name} {version} is installed, and hydractl needs {one}"
-                raise UsageError(message, hint=f"pip install '{one}'")
+    declared = _metadata("hydractl", r"^Requires-Dist: *([^;\n]+)$")  # not the extras: those have conditions
+    for requirement in declared:  # none if hydractl runs from its source
+        name, _, least = requirement.partition(">=")
+        for version in _metadata(name, r"^Version: *(\S+)"):  # none: its import says so where it is needed
+            if Version(version) < Version(least):
+                message = f"{name} {version} is installed, and hydractl needs {requirement}"
+                raise UsageError(message, hint=f"pip install '{requirement}'")
+
+
+def _metadata(name: str, line: str) -> list[str]:
+    """What a pattern finds in a distribution's metadata; to parse them, README and all, takes ten times as long."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.distribution(name)
+        headers = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        return re.findall(line, headers, re.MULTILINE)
+    return []
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:

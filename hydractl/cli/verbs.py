@@ -158,6 +158,22 @@ VERBS: dict[str, Verb] = {
 """,
         prints_table=True,
     ),
+    "push": Verb(
+        module="hydractl.verbs.push",
+        summary="Upload a model to the Hugging Face Hub",
+        usage="FILE|FOLDER hf:ORG/NAME [options]",
+        about="Upload a checkpoint or a published folder, and its model card, to a repository of the Hugging Face Hub, "
+        "in one commit. Every verb opens it from there: hf:ORG/NAME.",
+        examples="""
+  # with the card of an eval, its results and a licence
+  hydractl push hydra.st hf:me/hydra-vit --card hydra.md --license apache-2.0
+  # what would be uploaded
+  hydractl push hydra.st hf:me/hydra-vit --dry-run
+  # use it anywhere; @REVISION pins it
+  hydractl eval hf:me/hydra-vit --data test.npz
+""",
+        prints_table=True,
+    ),
 }
 
 APP_ABOUT = "Prune a transformer into members, fuse them into one ensemble model, and measure the result."

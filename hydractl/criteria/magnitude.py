@@ -20,7 +20,7 @@ class Magnitude(Criterion):
         """From the weights alone."""
         scores = {}
         for i in sites:
-            weights = model.head_weights(i)
+            weights = model.head_weights(i).for_each_head()
             parts = [t.double().abs().flatten(1).mean(1) for t in (weights.q, weights.k, weights.v, weights.o)]
             scores[i] = (sum(parts[1:], parts[0]) / 4).tolist()
         return scores

@@ -2,6 +2,7 @@
 
 For head h with rows R_h of the query, key and value projections and G the gradient of the mean cross-entropy over the
 whole calibration sample: ``q = mean over R_h of |W_Q * G_Q|``, k and v alike, and the score is ``(q + k + v) / 3``.
+Heads that share keys and values have the k and v of these in common.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Taylor(Criterion):
                 parameter.requires_grad_(flag)
         scores: dict[int, list[float]] = {i: [] for i in sites}
         for i, weight in weights.items():
-            heads = model.attentions[i].head_counts[0]
+            bank = model.attentions[i].only.bank
             product = (weight.detach().double() * gradients[i] / calibration.size).abs()
-            # [h 3 dk, d] -> [h, 3]: mean over the rows of each projection of a head, then over q, k and v
-            scores[i] = product.reshape(heads, 3, -1).mean(2).mean(1).tolist()
+            # 3 times [h, dk, d] -> [h, 3]: mean over the rows of each projection of a head, then over q, k and v
+            q, k, v = (rows.flatten(1).mean(1) for rows in bank.packing.split(product))
+            keys = slice(None) if bank.key_heads is None else list(bank.key_heads)
+            scores[i] = torch.stack([q, k[keys], v[keys]], dim=1).mean(1).tolist()
         return scores
 
 

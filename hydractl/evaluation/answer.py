@@ -12,7 +12,7 @@ from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.models import Model
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.metrics import bootstrap, calibrators, conformal, curves, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, conformal, curves, probes, rows, threshold
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.feature_scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
@@ -138,6 +138,7 @@ def sentences() -> dict[str, str]:
         **conformal.CONVENTIONS,
         **threshold.CONVENTIONS,
         **mc_dropout.CONVENTIONS,
+        **probes.CONVENTIONS,
     }
 
 

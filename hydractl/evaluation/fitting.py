@@ -50,7 +50,7 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """The validation sets that are given for nothing: nothing is fitted on them, and no predictions keep them."""
     if options.keep_logits:
         return []
-    idle = [] if options.fit.needs_val else of_role(sets, VAL)
+    idle = [] if options.fit.needs_val or options.fit.probe == "linear" else of_role(sets, VAL)
     return idle + ([] if options.fit.needs_val_ood else of_role(sets, VAL_OOD))
 
 

@@ -178,7 +178,7 @@ class Reading:
     def _batches(self, one: EvalSet) -> Batches:
         writer = self._writer
         if writer is None:
-            yield from self._model.batches(one)
+            yield from (self._model.known(one) or self._model).batches(one)
             return
         index = self._sets.index(one)
         left: list[int] | None = None

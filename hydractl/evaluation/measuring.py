@@ -20,7 +20,7 @@ from hydractl.evaluation.models import Model, RunningModel, row_scores
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
-from hydractl.evaluation.sets import CORRUPTION, FIT, EvalSet, fitted_entries, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
 from hydractl.files.checkpoint import TensorSource, replaced, write_checkpoint
 from hydractl.files.fingerprints import merged
@@ -56,6 +56,8 @@ class Measuring:
         Raises:
             NonFiniteError: a logit is not finite.
         """
+        if self._options.fit.probe is not None:
+            model.fit_probe(self._training[0], next(iter(of_role(self._sets, VAL)), None))
         writer = self._writer(model, output, seen) if output is not None and self._options.keep_logits else None
         try:
             row, inside = self._measured(model, writer, seen)
@@ -142,6 +144,7 @@ class Measuring:
             "ood_score": scores.leading,
             "fitted_on": (None if model.detector is None else dict(model.detector.fitted_on)) or None,
             "mc_dropout": model.mc_dropout,
+            "probe": model.probe,
             "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
             **self._intervals(model, tests, gathered),

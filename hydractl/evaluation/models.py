@@ -8,26 +8,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
-from hydractl.data import batches
+from hydractl.data import batches, open_data
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
-from hydractl.evaluation.options import EvalOptions, FitOptions, RowScores, RunOptions
+from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RowScores, RunOptions
 from hydractl.evaluation.predictions.reading import Concatenated, Predictions, is_predictions, read_predictions
+from hydractl.evaluation.probing import Probes, Readouts
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet, of_role
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.header import read_header
 from hydractl.files.training_history import trainings_of
+from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import OF_CLASSIFIER, ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.cost import dense_macs, macs, parameters
-from hydractl.model.detection import Detector, ensemble_features, fit_detector
+from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
 from hydractl.model.loading import ModelArgument, find_models, with_classes
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import ModelOptions, split_model
@@ -95,10 +98,12 @@ class Model(ABC):
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
         on_features: the OOD scores on features that can be had without training data.
         detector: what those of this command were fitted to; None for none.
+        probe: the classifier of features that it is measured by, as its row has it; None for its own.
     """
 
     on_features: Sequence[str] = ()
     detector: Detector | None = None
+    probe: Mapping[str, Any] | None = None
     name: str
     labels: Sequence[str] | None
     classes: int
@@ -136,8 +141,15 @@ class Model(ABC):
         """How many samples of a set had been seen when its predictions were made; 0 for a model that runs."""
         return 0
 
+    def known(self, one: EvalSet) -> Model | None:
+        """Predictions that hold its logits of a data set; None where there are none."""
+        return None
+
     def fit_scores(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> None:  # noqa: B027
         """Fit OOD scores on features, which predictions hold already."""
+
+    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027
+        """Fit the classifiers of features, of which predictions hold the logits already."""
 
     def release(self) -> None:  # noqa: B027 - predictions take none
         """Let go of what takes memory."""
@@ -149,19 +161,35 @@ class RunningModel(Model):
     Attributes:
         argument: the MODEL of the command.
         options: how it runs.
+        reused: predictions of it that were made before.
+
+    Args:
+        fit: what is fitted for it.
+        log: hears of what it reads.
+        probed: names (None: they have none) and number of the classes of a probe; None without one.
     """
 
-    def __init__(self, argument: ModelArgument, options: RunOptions, fit: FitOptions, log: Log) -> None:
+    def __init__(
+        self,
+        argument: ModelArgument,
+        options: RunOptions,
+        fit: FitOptions,
+        log: Log,
+        probed: tuple[Sequence[str] | None, int] | None = None,
+    ) -> None:
         if options.passes is not None:  # with dropout layers; UsageError for a model that has none
             argument = replace(argument, sources=[with_layers(source) for source in argument.sources])
         self.argument, self.options, self._log = argument, options, log
         self._model: Any = None
         self._passes: MCDropout | None = None
+        self.reused: list[PredictedModel] = []
+        self._probed = fit.probe
+        self._probes: Probes | None = None
         descriptions = [source.description for source in argument.sources]
         first = descriptions[0]
         self.name = argument.name
-        self.labels = next((d.labels for d in descriptions if d.labels is not None), None)
-        classes = argument.sources[0].classes
+        own = next((d.labels for d in descriptions if d.labels is not None), None)
+        self.labels, classes = (own, argument.sources[0].classes) if probed is None else probed
         assert classes is not None  # with_classes() has been here
         self.classes, self.reads = classes, first.reads
         masks = [mask for description in descriptions for mask in description.masks]
@@ -194,9 +222,10 @@ class RunningModel(Model):
     def _stored(self, fit: FitOptions) -> StoredFit:
         """What the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
-        if len(extras) == 1 and self.mc_dropout is None:
+        if len(extras) == 1 and self.mc_dropout is None and self._probed is None:
             return StoredFit.of(extras[0], self.name)
         why = "of one model alone" if self.mc_dropout is None else "without dropout"
+        why = why if self._probed is None else "of the model's own classifier"
         warn_of_left_out(self.name, extras, fit, self._log, why)
         return StoredFit()
 
@@ -215,7 +244,25 @@ class RunningModel(Model):
             "whole_last_block": options.whole_last_block,
             **self.conventions,
             **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
+            **({} if self.probe is None else {"probe": dict(self.probe)}),
         }
+
+    def known(self, one: EvalSet) -> Model | None:
+        """Of ``--reuse``, the first that has the set and the scores on features of this command.
+
+        Raises:
+            InputError: they were made with other settings.
+        """
+        detector = self.detector
+        names: Sequence[str] = ()
+        own: dict[str, Any] = {"labels": None if self.labels is None else list(self.labels)}
+        if detector is not None:
+            names, own = detector.names, {**own, "fitted_on": dict(detector.fitted_on) or None}
+        for file in self.reused:
+            if file.has(one) and {*names} <= {*file.on_features}:
+                file.check_made_with({**own, **self.decisive()})
+                return file
+        return None
 
     def loaded(self) -> Any:
         """The model with its weights read, and dropout on where it is asked for."""
@@ -241,13 +288,23 @@ class RunningModel(Model):
                 scores: dict[str, Floats] = {}
                 if self._passes is not None:
                     logits = self._passes.member_logits(inputs, one.fingerprint, batch.indices[0])
-                elif self.detector is None:
+                elif self.detector is None and self._probes is None:
                     logits = model.member_logits(inputs)
                 else:
-                    logits, features = ensemble_features(self._parts(), inputs)
-                    scores = self.detector.scores(logits, features)
-                wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+                    logits, features = self._outputs(inputs)
+                    scores = {} if self.detector is None else self.detector.scores(logits, features)
+                wide = torch.float64 if options.dtype == "float64" else torch.float32
                 yield batch.indices, logits.to("cpu", wide).numpy(), scores
+
+    def _outputs(self, inputs: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Logits and features of every member."""
+        if self._probes is None:
+            return ensemble_features(self._parts(), inputs)
+        features = self._readouts(inputs)
+        return self._probes.logits(features), features
+
+    def _readouts(self, inputs: Any) -> list[torch.Tensor]:
+        return [own for part in self._parts() for own in readout(part, inputs)]
 
     def _parts(self) -> list[HydraModel]:
         """The models that run one after another."""
@@ -263,26 +320,54 @@ class RunningModel(Model):
         self.detector = stored
 
     def _fitted(self, names: Sequence[str], data: EvalSet | None, neighbours: int) -> Detector:
-        parts, options = self._parts(), self.options
-        parameter = next(self.loaded().parameters())
-
-        def inputs() -> Iterator[tuple[Sequence[int], Any]]:
-            if data is None or data.dataset is None:
-                return
-            every = batches(data.dataset, parts[0].preprocess, options.batch_size, workers=options.workers)
-            with self._log.progress(f"{self.name} on fit", len(data), "samples") as progress:
-                for batch in every:
-                    yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
-                    progress.advance(len(batch.indices))
-
         about = {} if data is None else {**data.to_json(), "knn_k": neighbours}
+        if self._probes is not None:
+            return self._probes.detector(names, neighbours, about)
         with torch.inference_mode():
-            labels = None if data is None else data.labels
-            return fit_detector(names, parts, inputs(), labels, neighbours, about)
+            known = None if data is None else data.labels
+            return fit_detector(names, self._parts(), self._inputs(data), known, neighbours, about)
+
+    def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
+        """The rows and the inputs of what something is fitted on, with progress."""
+        if data is None or data.dataset is None:
+            return
+        model, options = self.loaded(), self.options
+        parameter = next(model.parameters())
+        every = batches(data.dataset, model.preprocess, options.batch_size, workers=options.workers)
+        with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
+            for batch in every:
+                yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
+                progress.advance(len(batch.indices))
+
+    def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:
+        """Fit a probe to what each member makes of the training data.
+
+        Args:
+            data: the training data.
+            val: what a penalty is chosen on; None for the default.
+
+        Raises:
+            InputError: they are too few, or have no sample of some class.
+        """
+        assert self._probed is not None
+        chosen_on = None if val is None or self._probed != "linear" else self._read(val)
+        self._probes = Probes(self._probed, self._read(data), chosen_on, self.classes, self.labels)
+        self.probe = self._probes.facts
+
+    def _read(self, data: EvalSet) -> Readouts:
+        """The features of a labelled set."""
+        rows: list[int] = []
+        found: list[list[Floats]] = []
+        with torch.inference_mode():
+            for part, inputs in self._inputs(data):
+                rows += part
+                found.append([own.cpu().double().numpy() for own in self._readouts(inputs)])
+        assert data.labels is not None  # it was opened with need_labels
+        return Readouts(data, data.labels[rows], [np.concatenate(parts) for parts in zip(*found, strict=True)])
 
     def release(self) -> None:
-        """Forget the weights."""
-        self._model = self._passes = None
+        """Forget the weights, and what was fitted to them."""
+        self._model = self._passes = self._probes = None
 
 
 class PredictedModel(Model):
@@ -302,6 +387,7 @@ class PredictedModel(Model):
         self.on_features = predictions.scores
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
+        self.probe = model.get("probe")
 
     @property
     def sha256(self) -> Any:
@@ -326,6 +412,22 @@ class PredictedModel(Model):
                 f"{self._predictions.origin} has no predictions of {', '.join(one.name for one in missing)}",
                 hint=f"it has {have}; a set with other samples, labels or order is another set",
             )
+
+    def has(self, one: EvalSet) -> bool:
+        """Whether the file has a set, sample for sample."""
+        return self._index(one) is not None
+
+    def check_made_with(self, wanted: Mapping[str, Any]) -> None:
+        """Refuse logits of other settings.
+
+        Raises:
+            InputError: listing the differences.
+        """
+        there = {key: self._predictions.model.get(key) for key in wanted}
+        if there != wanted:
+            problems = differences(there, wanted, "in the file")
+            text = f"--reuse {self._predictions.origin} has predictions of other settings"
+            raise InputError(text, hint="give the settings that it was made with, or leave it out", problems=problems)
 
     def already_seen(self, one: EvalSet) -> int:
         """As the file says it."""
@@ -403,6 +505,8 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
                 raise UsageError(
                     f"--ood-score {name} is not for --mc-dropout", hint="use a score on logits: mi, msp, ..."
                 )
+            elif options.fit.probe == "knn" and name in OF_CLASSIFIER:
+                raise UsageError(f"--ood-score {name} is of a linear classifier", hint="--probe linear")
             elif data is None and ON_FEATURES[name] and name not in model.on_features:
                 raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
             elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
@@ -413,7 +517,8 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
     """The OOD scores of a row."""
     fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
-    known = list(ON_FEATURES) if fitted else model.on_features
+    every = [name for name in ON_FEATURES if options.fit.probe != "knn" or name not in OF_CLASSIFIER]
+    known = every if fitted else model.on_features
     return options.fit.scores.of(model.name, model.members, model.stored.score, known)
 
 
@@ -450,15 +555,43 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
                 _check_file(ref)  # predictions that are damaged say so
         raise UsageError("eval needs --data", hint="hydractl eval --help")
     arguments: list[ModelArgument] = []
-    if others and data is not None:
+    probed = None
+    if others and options.fit.probe is not None:
+        arguments = find_models(others, replace(opening, labels=None, bodies=True))
+        probed = _classes_of_fit(arguments[0], options.data, opening.labels)
+    elif others and data is not None:
         arguments = with_classes(find_models(others, opening), data, options.data.limit)
-    running = (RunningModel(argument, options.run, options.fit, log) for argument in arguments)
+    running = (RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments)
     rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
     names = [row.name for row in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    for path in options.reuse:
+        _reuse(PredictedModel(path, read_predictions(path)), rows)
     return rows
+
+
+def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
+    """Give predictions to the rows that they are of."""
+    of = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
+    if not of:
+        raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
+    for row in of:
+        row.reused.append(file)
+
+
+def _classes_of_fit(
+    model: ModelArgument, options: DataOptions, labels: Sequence[str] | None
+) -> tuple[list[str] | None, int]:
+    """Names, if any, and number of the classes of a probe: those of ``--labels``, else of the training data."""
+    assert options.fit is not None  # the settings hold it
+    reads = {model.name: model.sources[0].description.reads}
+    how: dict[str, Any] = {"option": "--fit", "limit": options.limit, "seed": options.seed, "reads": reads}
+    data = open_data(options.fit, labels=labels, need_labels=True, **how)
+    assert data.labels is not None
+    names = data.label_names
+    return names, len(names) if names is not None else int(data.labels.max()) + 1
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:

@@ -134,6 +134,7 @@ class FitOptions:
         knn_k: k of the score ``knn``.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
+        probe: the classifier of features that is measured instead of the model's own; None for its own.
     """
 
     temperature: str | None = None
@@ -142,6 +143,7 @@ class FitOptions:
     knn_k: int = 50
     conformal: float | None = None
     conformal_score: str = "lac"
+    probe: str | None = None
 
     @property
     def fits_calibration(self) -> bool:
@@ -171,6 +173,7 @@ class EvalOptions:
         seed: of the resamples.
         keep_logits: whether the logits of all data sets are kept in predictions files.
         resume: whether to go on with unfinished ones.
+        reuse: predictions files to read logits from.
     """
 
     run: RunOptions
@@ -180,3 +183,4 @@ class EvalOptions:
     seed: int = 0
     keep_logits: bool = False
     resume: bool = False
+    reuse: Sequence[str] = ()

@@ -15,12 +15,8 @@ from hydractl.files.plugins import Registry
 if TYPE_CHECKING:
     from hydractl.families.base import ModelFamily
 
-FAMILIES: Registry[ModelFamily] = Registry(
-    __name__,
-    __path__,
-    "FAMILY",
-    helpers=("base", "imagenet", "pixels", "reading", "timm_eva", "timm_relative", "torchvision_operators"),
-)
+_HELPERS = ("base", "imagenet", "pixels", "prompts", "reading", "timm_eva", "timm_relative", "torchvision_operators")
+FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS)
 
 
 def get_family(name: str) -> ModelFamily:

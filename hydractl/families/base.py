@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,7 @@ class AttentionLayout:
         positions: of the projections of vectors of distances to queries and to keys; empty: none.
         biases: where all biases are tensors of their own, their names, as in
             :class:`hydractl.heads.weights.HeadWeights`.
+        transposed: whether all weights stand with the dimension of their inputs first.
     """
 
     qkv: tuple[str, ...]
@@ -137,19 +138,21 @@ class AttentionLayout:
     table: str = ""
     positions: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
+    transposed: bool = False
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
         fields: dict[str, Any] = {}
         for name, parts in self._rows(site.path).items():
             if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
-                split = tensors[name].unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
+                split = self._turned(tensors[name]).unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
                 fields |= dict(zip(parts, split, strict=True))
         if self.table and (name := f"{site.path}.{self.table}") in tensors:
             fields["table"] = tensors[name].T
         out, out_bias = _pair(site.path, self.out)
         return HeadWeights(
-            o=tensors[out].unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),  # [d, heads * dk] -> [heads, d, dk]
+            # [d, heads * dk] -> [heads, d, dk]
+            o=self._turned(tensors[out]).unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
             o_bias=tensors.get(out_bias),
             extra={ours: tensors[name] for name, ours in self._norms(site.path) if name in tensors},
             **fields,
@@ -160,14 +163,17 @@ class AttentionLayout:
         for name, parts in self._rows(site.path).items():
             rows = [part.flatten(0, 1) for field in parts if (part := getattr(weights, field)) is not None]
             if rows:
-                tensors[name] = torch.cat(rows)
+                tensors[name] = self._turned(torch.cat(rows))
         out, out_bias = _pair(site.path, self.out)
-        tensors[out] = weights.o.permute(1, 0, 2).flatten(1)
+        tensors[out] = self._turned(weights.o.permute(1, 0, 2).flatten(1))
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
             tensors[f"{site.path}.{self.table}"] = weights.table.T.contiguous()
         tensors.update({name: weights.extra[ours] for name, ours in self._norms(site.path) if ours in weights.extra})
+
+    def _turned(self, tensor: Tensor) -> Tensor:
+        return tensor.T.contiguous() if self.transposed and tensor.dim() == 2 else tensor
 
     def _rows(self, path: str) -> dict[str, Sequence[str]]:
         """The tensors whose rows belong to heads, by name, each with the fields of :class:`HeadWeights` it holds."""
@@ -200,6 +206,7 @@ class LoadedModel:
 
     Attributes:
         left: names of the stored tensors that are no part of the model: those of another task's head.
+        origin: where it was published, as ``ORG/NAME@COMMIT`` of the hub; None for a local one.
     """
 
     arch: str
@@ -208,6 +215,7 @@ class LoadedModel:
     preprocess: dict[str, Any]
     labels: list[str] | None
     left: Sequence[str] = ()
+    origin: str | None = None
 
 
 class ModelFamily(ABC):
@@ -236,8 +244,12 @@ class ModelFamily(ABC):
         """A published folder of this library, or None when it is none of its own."""
 
     @abstractmethod
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``)."""
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+        """A model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
+
+        Returns:
+            The model, or the path of a checkpoint of hydractl where the name is that of one.
+        """
 
     @abstractmethod
     def export_folder(
@@ -262,11 +274,13 @@ class ModelFamily(ABC):
         """Number of classes; None for a zero-shot model, whose classes are given by name; 0 for a body, which has no
         classifier yet and reads out features."""
 
-    def prompts(self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]) -> Any:
+    def prompts(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+    ) -> Any:
         """Inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
 
         Args:
-            config: of the model.
+            config, preprocess: of the model.
             labels: class names.
             templates: each makes one prompt of a class name, which it holds the place of as ``{label}`` or ``{}``.
 
@@ -316,6 +330,10 @@ class ModelFamily(ABC):
         """Logits ``[B, classes]`` from what each tower of one member reads out."""
         return outputs[0]
 
+    def sample_features(self, model: Any, inputs: Any) -> Tensor:
+        """Normalised features ``[B, D]`` of samples by the library's own forward, of a model with two towers."""
+        raise UsageError(f"{self.name} models have a classifier of their own")
+
     @abstractmethod
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """From a list of raw samples to the inputs of the stock model, exactly as the library would."""
@@ -352,7 +370,9 @@ class ModelFamily(ABC):
         """The configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
-    def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
+    def too_long(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
+    ) -> tuple[int, int]:
         """Number of texts that the model truncates as its :meth:`prompts`, and the number of tokens it takes."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
@@ -364,6 +384,10 @@ class ModelFamily(ABC):
         """Keep the factor of the logits within the bounds of the library's own training, in place, if it is trained."""
         return
 
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """The configuration of the same model with so many heads of the same width at every site; None: it has none."""
+        return None
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """The configuration of the same model with dropout behind attention, in the MLP and behind the embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
@@ -374,6 +398,11 @@ class ModelFamily(ABC):
     def add_dropout(self, model: nn.Module, rate: float) -> None:
         """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
+
+def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
+    """As :meth:`ModelFamily.read`, of tensors that hold the heads ``kept``: by these, which of them share keys."""
+    return replace(family.read(tensors, site), key_heads=site.key_heads(kept))
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.checkpoint import FileTensors, ShardedTensors
 from hydractl.files.header import PICKLES
-from hydractl.jsonio import canonical_json, parse_json
+from hydractl.jsonio import canonical_json, parse_json, shown
 
 T = TypeVar("T")
+LoadedT = TypeVar("LoadedT", bound=Any)  # hydractl.families.base.LoadedModel, which this file is below
+
+_NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<file>[^@]+\.st))?")
 
 
 def first_line(error: BaseException) -> str:
@@ -105,11 +110,26 @@ def refuse_options(ref: str, options: Mapping[str, Any], hint: str) -> None:
         raise UsageError(f"{ref} takes no options ({', '.join(sorted(options))})", hint=hint)
 
 
-def download(repo: str, needed: Sequence[str], optional: Sequence[str] = ()) -> Path:
-    """The folder with these files of a hub repository, on this machine; nothing else is fetched.
+def named(name: str) -> tuple[str, str | None, str | None]:
+    """``ORG/NAME[@REVISION][/FILE]`` as the repository, the revision and the file.
+
+    Raises:
+        UsageError: for what is no name of a repository.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{shown(name)} names no repository of the hub", hint="write ORG/NAME, ORG/NAME@REVISION")
+    return match["repo"], match["revision"], match["file"]
+
+
+def from_hub(
+    name: str, open_folder: Callable[[Path], LoadedT | None], needed: Sequence[str], optional: Sequence[str] = ()
+) -> LoadedT | None:
+    """The published model of a repository of the hub, its origin noted; nothing else of it is fetched.
 
     Args:
-        repo: its name on the hub.
+        name: as of :func:`named`, without a file.
+        open_folder: of the family; None for a folder that is none of its models.
         needed: the two files without which there is no model.
         optional: files that are fetched where they are there; a needed one that is not is then found missing later.
 
@@ -118,14 +138,65 @@ def download(repo: str, needed: Sequence[str], optional: Sequence[str] = ()) -> 
     """
     import huggingface_hub
 
-    try:
+    repo, revision, _ = named(name)
+    hint = f"check the {'name and the ' if optional else ''}network, or give a local folder with {' and '.join(needed)}"
+    with _answered(repo, hint):
         if optional:
-            return Path(huggingface_hub.snapshot_download(repo, allow_patterns=[*needed, *optional]))
-        paths = [Path(huggingface_hub.hf_hub_download(repo, file)) for file in needed]
-        return paths[0].parent
+            wanted = [*needed, *optional]
+            folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
+        else:
+            paths = [Path(huggingface_hub.hf_hub_download(repo, file, revision=revision)) for file in needed]
+            folder = paths[0].parent
+    loaded = open_folder(folder)
+    return None if loaded is None else replace(loaded, origin=f"{repo}@{folder.name}")
+
+
+def checkpoint_on_hub(name: str) -> Path | None:
+    """A checkpoint of hydractl in a repository of the hub, on this machine: the one named, or the only one.
+
+    Returns:
+        Its path; None for a repository of a published model.
+
+    Raises:
+        InputError: where there is neither, and where one of several has to be named.
+    """
+    import huggingface_hub
+
+    repo, revision, file = named(name)
+    with _answered(repo, "check the name and the network"):
+        if file is None:
+            names = _files_on_hub(repo, revision)
+            if "config.json" in names:
+                return None
+            checkpoints = sorted(one for one in names if one.endswith(".st"))
+            if not checkpoints:
+                raise InputError(f"{repo} holds neither a published model (config.json) nor a checkpoint (.st)")
+            if len(checkpoints) > 1:
+                found = f"{len(checkpoints)} checkpoints: {', '.join(checkpoints[:5])}"
+                raise InputError(f"{repo} holds {found}", hint=f"name one: hf:{name}/{checkpoints[0]}")
+            (file,) = checkpoints
+        return Path(huggingface_hub.hf_hub_download(repo, file, revision=revision))
+
+
+def _files_on_hub(repo: str, revision: str | None) -> list[str]:
+    """Names of the files in a repository; of those on this machine, where the hub cannot be asked."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
+    except HfHubHTTPError:
+        raise
+    except Exception:  # no connection, or none wanted (HF_HUB_OFFLINE)
+        folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+
+
+@contextlib.contextmanager
+def _answered(repo: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except HydraError:
+        raise
     except Exception as error:
-        raise InputError(
-            f"cannot get {repo} from the hub: {type(error).__name__}",
-            hint=f"check the {'name and the ' if optional else ''}network, "
-            f"or give a local folder with {' and '.join(needed)}",
-        ) from error
+        raise InputError(f"cannot get {repo} from the hub: {type(error).__name__}", hint=hint) from error

@@ -23,7 +23,7 @@ from hydractl.families import timm_eva, timm_relative
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
 from hydractl.families.pixels import images_of, in_mode, input_size, mode_of, random_pixels
 from hydractl.families.reading import (
-    download,
+    from_hub,
     kept,
     published_weights,
     read_config,
@@ -137,7 +137,7 @@ class TimmViT(ModelFamily):
         # timm writes "timm/" for "the repository named like this model".
         repo = cfg.hf_hub_id
         repo = f"{repo}{cfg.architecture}.{cfg.tag}" if repo.endswith("/") else repo
-        loaded = self.load_folder(download(repo, ["config.json", _WEIGHTS]))
+        loaded = from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded

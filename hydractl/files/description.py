@@ -72,6 +72,7 @@ class Description:
         extra: results stored with the model, for example the self-check of fusing.
         provenance: how the file was made: inputs by SHA-256, settings, versions, seed; no clock, host or path.
         seen: samples that circuits, trainings and calibrations behind it saw (:mod:`hydractl.files.fingerprints`).
+        origin: where the weights that it goes back to were published, as ``ORG/NAME@COMMIT`` of the hub, or None.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class Description:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt: Sequence[str] | None = None
     seen: Sequence[Entry] = ()
+    origin: str | None = None
 
     @property
     def mask(self) -> HeadMask:
@@ -125,6 +127,7 @@ class Description:
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
             **({"seen": [dict(entry) for entry in self.seen]} if self.seen else {}),
+            **({} if self.origin is None else {"origin": self.origin}),
         }
 
     @classmethod
@@ -154,6 +157,7 @@ class Description:
             masks=masks,
             members=[{k: v for k, v in entry.items() if k != "kept"} for entry in document["members"]],
             seen=tuple(checked(document.get("seen"), origin)),
+            origin=document.get("origin"),
         )
 
 
@@ -187,6 +191,8 @@ def _contradictions(document: Mapping[str, Any]) -> list[str]:
     prompt = document.get("prompt")
     if prompt is not None and not (isinstance(prompt, list) and prompt and all(isinstance(t, str) for t in prompt)):
         problems.append("'prompt' is not a list of templates")
+    if not isinstance(document.get("origin"), str | None):
+        problems.append("'origin' is no text")
     if not document["members"]:
         problems.append("it has no members")
     if document["kind"] in ("dense", "pruned") and len(document["members"]) > 1:

@@ -235,6 +235,15 @@ class ScoreData(DataSet):
     knn_k: Count | None = Field(None, description="The neighbour that `knn` takes.")
 
 
+class Probe(Form):
+    """The classifier of features that was measured instead of the model's own."""
+
+    name: str = Field(description="`knn` or `linear`.")
+    c: list[Number] | None = Field(None, description="For each member the inverse penalty of `linear`.")
+    fitted_on: DataSet | None = Field(None, description="The training data.")
+    chosen_on: DataSet | None = Field(None, description="The data that `c` was chosen on; null where it is 1.")
+
+
 # --- benches ----------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +343,7 @@ class PredictedModel(Form):
     device: str | None = Field(None, description="Kind of device it ran on.")
     whole_last_block: bool | None = Field(None, description="Whether the last block ran for all tokens.")
     mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
+    probe: Probe | None = Field(None, description="The classifier of features that the logits are of.")
     calibration: Calibration | None = Field(None, description="The calibration that the model's file holds.")
     threshold: Threshold | None = Field(None, description="The threshold that the model's file holds.")
     ood_score: StoredScore | None = Field(None, description="The OOD score that the model's file holds.")

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE, attention_names
+from hydractl.families.base import MERGEABLE, attention_names, read_heads
 from hydractl.files.checkpoint import read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import PER_HEAD, HeadWeights
+from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
 from hydractl.model.agreement import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.model.stored import member_name
+from hydractl.model.stored import member_name, union
 
 PIECE = 1 << 16
 """Elements of a tensor that are averaged in one go."""
@@ -169,6 +169,7 @@ def plan_fusion(
             for s in sources
         ],
         seen=tuple(merged_seen(*(s.description.seen for s in sources))),
+        origin=first.description.origin if len({s.description.origin for s in sources}) == 1 else None,
     )
     tensors = FusedTensors(sources, averaged, sorted(equal), unions)
     return FusionPlan(description, tensors, averaged, shared, own, [] if headers_only else _warnings(sources))
@@ -248,26 +249,31 @@ def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
     ):
         return None
     owners: dict[int, tuple[int, int]] = {}
+    of_keys: dict[int, tuple[int, int]] = {}  # members may have no head in common, and yet one of keys and values
     for member, heads in enumerate(kept):
         for position, head in enumerate(heads):
-            owner, where = owners.setdefault(head, (member, position))
-            if owner != member and not _same_head(blocks[owner], where, blocks[member], position):
-                return None
+            place = (member, position)
+            whole = (owners.setdefault(head, place), PER_HEAD)
+            keys = (of_keys.setdefault(head // site.sharing, place), OF_KEYS)
+            for (owner, where), names in (whole, keys)[: 2 if site.sharing > 1 else 1]:
+                if owner != member and not _same_head(blocks[owner], where, blocks[member], position, names):
+                    return None
     return [owners[head] for head in sorted(owners)]
 
 
-def _weights(source: Source, site: Site) -> HeadWeights:
+def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:
     names = attention_names(source.family, source.tensors.names(), source.sites, site)
-    return source.family.read({name: source.tensors.read(name) for name in names}, site)
+    tensors = {n: meta_tensor(source.tensors.info(n)) if meta else source.tensors.read(n) for n in names}
+    return read_heads(source.family, tensors, site, source.description.mask.kept[site.path])
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b is None or (a is not None and b is not None and torch.equal(a, b))
 
 
-def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int) -> bool:
+def _same_head(a: HeadWeights, head_a: int, b: HeadWeights, head_b: int, names: Sequence[str]) -> bool:
     one, other = a.select([head_a]), b.select([head_b])
-    return all(_same(getattr(one, name), getattr(other, name)) for name in PER_HEAD)
+    return all(_same(getattr(one, name), getattr(other, name)) for name in names)
 
 
 class HeadUnion:
@@ -285,19 +291,20 @@ class HeadUnion:
     def __init__(self, sources: Sequence[Source], site: Site, owners: Owners) -> None:
         self._sources, self._site, self._owners = sources, site, owners
         self.names = attention_names(sources[0].family, sources[0].tensors.names(), sources[0].sites, site)
-        # Shapes are found on meta tensors, from a member that has a head to take the shape of.
-        source = sources[owners[0][0] if owners else 0]
-        tensors = {n: meta_tensor(source.tensors.info(n)) for n in self.names}
-        source.family.write(tensors, site, source.family.read(tensors, site).select([0] * len(owners)))
-        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
+        shapes = self._joined({n: meta_tensor(sources[0].tensors.info(n)) for n in self.names}, meta=True)
+        self.infos = {name: tensor_info(tensor) for name, tensor in shapes.items()}
 
     def read(self) -> dict[str, Tensor]:
         """All tensors of the site."""
+        return self._joined({n: self._sources[0].tensors.read(n) for n in self.names}, meta=False)
+
+    def _joined(self, tensors: dict[str, Tensor], *, meta: bool) -> dict[str, Tensor]:
+        """With the heads of their owners written into them."""
         members = sorted({member for member, _ in self._owners}) or [0]
-        blocks = {member: _weights(self._sources[member], self._site) for member in members}
+        blocks = {member: _weights(self._sources[member], self._site, meta=meta) for member in members}
         heads = [(blocks[member], position) for member, position in self._owners]
-        weights = HeadWeights.gathered(heads) if heads else blocks[0]
-        tensors = {n: self._sources[0].tensors.read(n) for n in self.names}
+        kept = union([source.description.mask for source in self._sources], self._site.path)
+        weights = HeadWeights.gathered(heads, self._site.key_heads(kept)) if heads else blocks[0]
         self._sources[0].family.write(tensors, self._site, weights)
         return tensors
 

@@ -33,6 +33,7 @@ class Site:
         d_model: width of the residual stream.
         tower: ``main``, or ``visual`` / ``text`` in a model with two towers.
         layout: which of the layouts that a family knows its tensors have, where there are several.
+        sharing: how many neighbouring heads, which are those of queries, share one head of keys and values.
     """
 
     path: str
@@ -41,6 +42,13 @@ class Site:
     d_model: int
     tower: str = "main"
     layout: str = ""
+    sharing: int = 1
+
+    def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
+        """Of each of these heads, which of the key and value heads that they use is its own; None: none is shared."""
+        used = [head // self.sharing for head in kept]
+        there = {key: place for place, key in enumerate(dict.fromkeys(used))}
+        return None if self.sharing == 1 else tuple(there[key] for key in used)
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:

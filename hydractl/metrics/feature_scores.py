@@ -130,7 +130,8 @@ def _rmd(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
-def _unit(features: Floats) -> Floats:
+def unit(features: Floats) -> Floats:
+    """Features [N, D] scaled to length 1; those of length 0 stay so."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
@@ -140,14 +141,14 @@ def _fit_knn(data: Training) -> Statistics:
             f"knn looks for the nearest neighbour {data.neighbours}, and --fit has {len(data.features)} samples",
             hint="give more training data, or a smaller --knn-k",
         )
-    bank = _unit(data.features).astype(np.float32).astype(np.float64)  # half as large in a file
+    bank = unit(data.features).astype(np.float32).astype(np.float64)  # half as large in a file
     return {"bank": bank, "squares": np.square(bank).sum(axis=1), "k": np.array([float(data.neighbours)])}
 
 
 @_declare("knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn)
 def _knn(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Sun et al. 2022, section 3."""
-    place, own = int(fitted["k"][0]) - 1, _unit(features)
+    place, own = int(fitted["k"][0]) - 1, unit(features)
     apart = np.square(own).sum(axis=1)[:, None] - 2 * own @ fitted["bank"].T + fitted["squares"]
     return np.asarray(np.sqrt(np.maximum(np.partition(apart, place, axis=1)[:, place], 0.0)))
 

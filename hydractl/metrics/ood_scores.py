@@ -41,6 +41,8 @@ SCORES: dict[str, OodScore] = {}
 ON_FEATURES = {"mahalanobis": "labels", "rmd": "labels", "knn": "data", "vim": "data", "react": "data", "ash": ""}
 """Scores on features (:mod:`hydractl.metrics.feature_scores`) by name, and what they need of ``--fit``: labelled
 training data, training data, or nothing."""
+OF_CLASSIFIER = ("vim", "react", "ash")
+"""Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
 
 
 def says_nothing(name: str, members: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import ModelFamily, Stages, attention_names
+from hydractl.families.base import ModelFamily, Stages, attention_names, read_heads
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
@@ -123,9 +123,9 @@ class Assembly:
     def _weights(self, site: Site, member: int) -> HeadWeights:
         view = self._views[member]
         names = attention_names(self._family, view, self._sites, site)
-        weights = self._family.read({n: self._reader.tensor(view.stored[n]) for n in names}, site)
-        held = held_mask(self._masks, member, self._once).kept[site.path]
-        return replace(weights, number=torch.tensor(held, dtype=torch.long))
+        kept = held_mask(self._masks, member, self._once).kept[site.path]
+        weights = read_heads(self._family, {n: self._reader.tensor(view.stored[n]) for n in names}, site, kept)
+        return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)

@@ -79,6 +79,13 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     return logits, [torch.cat([kept.of[head] for head in own], dim=-1) for own in heads]
 
 
+def readout(model: Network, inputs: Any) -> list[Tensor]:
+    """Of each member the features ``[B, D]``: as :func:`read_features`, of a body too, and without class names."""
+    if len(model.chains) > 1 or not model.classes:
+        return list(model.chain_of_samples(inputs))
+    return read_features(model, inputs)[1]
+
+
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
     """As :func:`read_features`, of the members of all models."""
     found = [read_features(model, inputs) for model in models]
@@ -212,13 +219,17 @@ def fit_detector(
             features[member].append(own.float().cpu().numpy())
             highest[member].append(_numbers(logits.max(dim=1).values))
     known = None if labels is None else labels[rows]
-    members = []
+    training = []
     for (weight, bias), parts, tops in zip(linear, features, highest, strict=True):
         every = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, weight.shape[1]))
         top = np.concatenate(tops) if tops else np.zeros(0)
-        data = Training(every, known, top, weight, bias, neighbours)
-        members.append({name: FEATURE_SCORES[name].fit(data) for name in names})
-    return Detector(members, fitted_on)
+        training.append(Training(every, known, top, weight, bias, neighbours))
+    return detector_of(names, training, fitted_on)
+
+
+def detector_of(names: Sequence[str], training: Sequence[Training], fitted_on: Mapping[str, Any]) -> Detector:
+    """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
+    return Detector([{name: FEATURE_SCORES[name].fit(data) for name in names} for data in training], fitted_on)
 
 
 def _check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:

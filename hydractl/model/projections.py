@@ -5,7 +5,9 @@ It names no library. A family reads the weights of its own attention module into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -16,13 +18,55 @@ from hydractl.heads.relative import Relative
 from hydractl.heads.weights import ROWS, HeadWeights
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How the rows of queries, keys and values lie in one weight (or bias): head by head, its three one after another.
+
+    Where heads share keys and values, the queries of all heads come first, then key head by key head its two.
+
+    Attributes:
+        heads, head_dim: how many and how wide.
+        keys: heads of keys and values that are shared; None: each head has its own.
+    """
+
+    heads: int
+    head_dim: int
+    keys: int | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        """How many rows are queries, keys and values."""
+        keys = self.heads if self.keys is None else self.keys
+        return [self.heads * self.head_dim, keys * self.head_dim, keys * self.head_dim]
+
+    def split(self, rows: Tensor) -> Sequence[Tensor]:
+        """Rows ``[n, ...]`` to queries ``[heads, head_dim, ...]``, and keys and values alike or of fewer heads."""
+        if self.keys is None:
+            return rows.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
+        queries, pairs = rows.split([self.heads * self.head_dim, 2 * self.keys * self.head_dim])
+        pair = pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
+        return queries.unflatten(0, (self.heads, self.head_dim)), *pair
+
+    def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The inverse of :meth:`split`."""
+        if self.keys is None:
+            return torch.stack([q, k, v], dim=1).flatten(0, 2)  # 3 times [h, dk, ...] -> [h * 3 * dk, ...]
+        return torch.cat([q.flatten(0, 1), torch.stack([k, v], dim=1).flatten(0, 2)])  # -> [(h + 2 keys) * dk, ...]
+
+    def join_rows(self, parts: Iterable[Tensor]) -> Tensor:
+        """As :meth:`join`, of matrices with as many :attr:`rows`."""
+        return self.join(*(part.unflatten(0, (-1, self.head_dim)) for part in parts))
+
+
 class HeadBank(nn.Module):
     """The weights of some heads of one site, for one member or for several that have them in common.
 
     Attributes:
         heads, head_dim: how many heads, which may be none, and their width.
         qkv: ``[heads * 3 * head_dim, d_model]``: of each head its queries, keys and values, so that neighbouring heads
-            are one matrix; bias alike or None.
+            are one matrix; see ``packing`` for heads that share keys. Bias alike or None.
+        packing: of its rows.
+        key_heads: as of :class:`hydractl.heads.weights.HeadWeights`.
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
         gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None; bias alike.
         table: ``[heads * R]`` or None.
@@ -42,15 +86,17 @@ class HeadBank(nn.Module):
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         super().__init__()
         self.heads, self.head_dim = weights.heads, weights.head_dim
-        # 3 times [h, dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
-        self.qkv = nn.Parameter(torch.stack([weights.q, weights.k, weights.v], dim=1).flatten(0, 2))
+        self.key_heads = weights.key_heads
+        self.packing = Packing(self.heads, self.head_dim, None if self.key_heads is None else weights.k.shape[0])
+        self.qkv = nn.Parameter(self.packing.join(weights.q, weights.k, weights.v))
         self.qkv_bias: nn.Parameter | None = None
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
-        like = next((b for b in biases if b is not None), None)
         # A library may leave one of them out (EVA: of keys). It stays zero in training, and is none of its tensors.
-        self._without = [index for index, bias in enumerate(biases) if bias is None and like is not None]
-        if like is not None:
-            self.qkv_bias = nn.Parameter(torch.stack([_or_zeros(b, like) for b in biases], dim=1).flatten())
+        self._without = [index for index, bias in enumerate(biases) if bias is None]
+        if len(self._without) < 3:
+            pairs = zip(biases, (weights.q, weights.k, weights.v), strict=True)
+            each = [torch.zeros_like(weight[..., 0]) if bias is None else bias for bias, weight in pairs]
+            self.qkv_bias = nn.Parameter(self.packing.join(*each))
         # [h, d, dk] -> [d, h * dk]
         self.out = nn.Parameter(weights.o.permute(1, 0, 2).flatten(1).contiguous())
         self.out_bias = _parameter(weights.o_bias)
@@ -65,9 +111,9 @@ class HeadBank(nn.Module):
 
     def weights(self) -> HeadWeights:
         """The current weights, head by head; the inverse of the constructor."""
-        h, dk, d = self.heads, self.head_dim, self.qkv.shape[1]
-        q, k, v = self.qkv.detach().reshape(h, 3, dk, d).unbind(1)
-        there = () if self.qkv_bias is None else self.qkv_bias.detach().reshape(h, 3, dk).unbind(1)
+        h, dk = self.heads, self.head_dim
+        q, k, v = self.packing.split(self.qkv.detach())
+        there = () if self.qkv_bias is None else self.packing.split(self.qkv_bias.detach())
         biases = [there[i] if there and i not in self._without else None for i in range(3)]
         return HeadWeights(
             q=q,
@@ -85,13 +131,14 @@ class HeadBank(nn.Module):
                 for side in ("q_norm", "k_norm")
                 for name, tensor in getattr(self, side).named_parameters()
             },
+            key_heads=self.key_heads,
         )
 
     def project(self, run: slice, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of ``x [B, q, d_model]``, keys and values of ``memory [B, T, d_model]`` (None: of x as well).
 
         Args:
-            run: which heads; n of them.
+            run: which heads, that have keys of their own; n of them.
             x: the query tokens.
             memory: the key and value tokens.
 
@@ -130,13 +177,28 @@ class HeadBank(nn.Module):
         bias = None if bias is None else bias[rows]
         return projected(F.linear, x, self.qkv[rows], bias, of, self.head_dim)
 
+    def project_shared(
+        self, runs: Sequence[slice], keys: Sequence[slice], x: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`project`, of heads that share ``keys``; of these ``[B, number of them, T, head_dim]``."""
+        weight, bias = self.qkv, self.trained_bias()
+
+        def parts(start: int, of: Sequence[slice], kinds: int, x: Tensor) -> Sequence[Tensor]:
+            width = kinds * self.head_dim
+            rows = [slice(start + run.start * width, start + run.stop * width) for run in of]
+            own = [(weight[r], None if bias is None else bias[r]) for r in rows]
+            each = [unpacked(F.linear, x, *one, kinds, self.head_dim) for one in own]
+            return [p[0] if len(p) == 1 else torch.cat(p, dim=1) for p in zip(*each, strict=True)]
+
+        (q,), (k, v) = parts(0, runs, 1, x), parts(self.heads * self.head_dim, keys, 2, memory)
+        return self.q_norm(q), self.k_norm(k), v
+
     def trained_bias(self) -> Tensor | None:
         """``qkv_bias``, through which no gradient reaches what the library does not have."""
         if self.qkv_bias is None or not self._without or not torch.is_grad_enabled():
             return self.qkv_bias
-        parts = self.qkv_bias.unflatten(0, (self.heads, 3, self.head_dim)).unbind(1)
-        kept = [torch.zeros_like(part) if i in self._without else part for i, part in enumerate(parts)]
-        return torch.stack(kept, dim=1).flatten()  # 3 times [h, dk] -> [h * 3 * dk]
+        parts = self.packing.split(self.qkv_bias)
+        return self.packing.join(*(torch.zeros_like(p) if i in self._without else p for i, p in enumerate(parts)))
 
 
 def projected(
@@ -147,6 +209,13 @@ def projected(
     if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
         weight = weight.unflatten(-2, (-1, 3, head_dim))[..., of, :, :].flatten(-4, -2)
         bias = None if bias is None else bias.unflatten(-1, (-1, 3, head_dim))[..., of, :].flatten(-3)
+    return unpacked(linear, x, weight, bias, kinds, head_dim)
+
+
+def unpacked(
+    linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, kinds: int, head_dim: int
+) -> Sequence[Tensor]:
+    """All projections of a weight ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, head_dim]``."""
     packed = linear(x, weight, bias).unflatten(-1, (-1, kinds, head_dim))
     return packed.permute(3, 0, 2, 1, 4).unbind(0)  # [B, T, n, kinds, dk] -> kinds times [B, n, T, dk]
 
@@ -171,14 +240,27 @@ class MemberProjections(nn.Module):
         self._positions = list(range(bank.heads) if positions is None else positions)
         self.heads, self.head_dim = len(self._positions), bank.head_dim
         self.runs = runs_of(self._positions)
+        # Of the keys that are shared: those that its heads use, and for how many neighbouring heads each in turn.
+        used = [] if bank.key_heads is None else [bank.key_heads[position] for position in sorted(self._positions)]
+        self._keys = runs_of(set(used))
+        places = [sorted(set(used)).index(key) for key in used]
+        self._uses = [(place, len(list(heads))) for place, heads in groupby(places)]
 
     def weights(self) -> HeadWeights:
         """The current weights of its heads, in the order of the member."""
         return self.bank.weights().select(self._positions)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Queries, keys and values of every run, as of :meth:`HeadBank.project`."""
-        return [self.bank.project(run, x, memory) for run in self.runs]
+        """Queries, keys and values of every run, as of :meth:`HeadBank.project`; all as one where keys are shared."""
+        if self.bank.key_heads is None or not self.heads:
+            return [self.bank.project(run, x, memory) for run in self.runs]
+        q, k, v = self.bank.project_shared(self.runs, self._keys, x, x if memory is None else memory)
+        return [(q, self.for_each_head(k), self.for_each_head(v))]
+
+    def for_each_head(self, keys: Tensor) -> Tensor:
+        """Keys or values that heads share ``[B, n, T, head_dim]``, once for each head that uses them."""
+        # Not by an index: its gradient would be added up in an order that a GPU does not keep.
+        return torch.cat([keys[:, key : key + 1].expand(-1, heads, -1, -1) for key, heads in self._uses], dim=1)
 
     def relative(self, projected: Sequence[tuple[Tensor, ...]], relative: Relative) -> list[Tensor]:
         """What relative terms add to the scores of every run, given what :meth:`project` gave."""
@@ -224,7 +306,7 @@ class MemberProjections(nn.Module):
         return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
 
 
-def runs_of(positions: Sequence[int]) -> list[slice]:
+def runs_of(positions: Collection[int]) -> list[slice]:
     """Positions as ascending runs of neighbours."""
     runs: list[slice] = []
     for position in sorted(positions):
@@ -265,10 +347,6 @@ _TRIED = 32
 def _breaks(order: Sequence[frozenset[int]]) -> int:
     """How many runs the members have together."""
     return len(order[0]) + sum(len(one - other) for one, other in zip(order[1:], order, strict=False))
-
-
-def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if tensor is None else tensor
 
 
 def _parameter(tensor: Tensor | None) -> nn.Parameter | None:

@@ -124,7 +124,7 @@ class HydraModel(nn.Module):
     def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
-        prompts = self.family.prompts(self.description.config, labels, templates)
+        prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
         elsewhere = self.chain_of_samples.attentions
         self.prompted = PromptedClasses(labels, templates, prompts, self.chain_of_labels, self.networks, elsewhere)
         self._all_prompted.add(self.prompted)

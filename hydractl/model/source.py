@@ -163,7 +163,7 @@ def need_classifier(source: Source) -> None:
         InputError: saying how it gets a classifier.
     """
     if source.classes == 0:
-        hint = "finetune it on labelled data with --init head, which draws a classifier"
+        hint = "finetune it on labelled data with --init head, which draws a classifier; eval can also --probe it"
         raise InputError(f"{source.name} has no classifier", hint=hint)
 
 
@@ -208,7 +208,8 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
             raise UsageError(f"--labels names {len(names)} classes, {source.name} has {own}")
         return replace(source, description=replace(description, labels=names))
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
-    family.prompts(description.config, list(names or ["a"])[:1], templates)  # refuses templates it cannot use
+    # Refuses templates it cannot use.
+    family.prompts(description.config, description.preprocess, list(names or ["a"])[:1], templates)
     return replace(source, description=replace(description, labels=names, prompt=templates))
 
 
@@ -278,6 +279,8 @@ def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Sour
     options = _parse_query(query)
     drawn_by = seed if options.get("pretrained") is False else None
     loaded = get_family(family_name).load_name(bare, options, seed)
+    if isinstance(loaded, Path):
+        return _find(str(loaded), None, seed, name or loaded.stem)
     return replace(_from_loaded(family_name, loaded, name or bare.replace("/", "_")), drawn_by=drawn_by)
 
 
@@ -335,6 +338,7 @@ def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None)
     bare, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
     loaded = family.load_name(bare, options, seed)
+    assert not isinstance(loaded, Path), "what is built by name is no file"
     return _from_loaded(kind, replace(loaded, tensors=file), name or file.path.stem)
 
 
@@ -349,6 +353,7 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
         preprocess=loaded.preprocess,
         labels=loaded.labels,
         masks=[HeadMask.full(family.sites(loaded.config))],
+        origin=loaded.origin,
     )
     check_tensors(name, loaded.tensors, family, description)
     if isinstance(loaded.tensors, FileTensors):

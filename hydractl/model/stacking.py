@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.model.context import RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections, projected
+from hydractl.model.projections import MemberProjections, projected, unpacked
 
 PADDED = 4 / 3
 """How many heads may be computed for one that is there where members have unequal numbers of them."""
@@ -191,8 +191,8 @@ class StackedProjections:
 
     Attributes:
         heads: of each member, those of zeros included.
-        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, no gates,
-            and no relative terms.
+        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, no gates
+            and no relative terms; where heads share keys, each in the same way.
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
@@ -208,6 +208,10 @@ class StackedProjections:
             and all(member.bank.gate is None for member in members)
         )
         self._whole = all(member.heads == member.bank.heads for member in members)
+        self._shared = members[0].bank.key_heads is not None
+        if self._shared and not pooled:  # heads of zeros would be none that share the keys of others
+            alike = len({member.bank.key_heads for member in members}) == 1
+            self.possible = self.possible and self._whole and alike
         self._stacks = {name: Stack() for name in ("qkv", "qkv_bias", "out", "out_bias")}
         self._index: Tensor | None = None
 
@@ -231,11 +235,21 @@ class StackedProjections:
         Returns:
             ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
         """
+        if self._shared:
+            return self._project_shared(x, x if memory is None else memory)
         if memory is None:
             q, k, v = self._linear(x, slice(0, 3))
         else:
             (q,), (k, v) = self._linear(x, slice(0, 1)), self._linear(memory, slice(1, 3))
         return self._normed(q, "q_norm"), self._normed(k, "k_norm"), v
+
+    def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = self._in()
+        rows, spread = self.heads * self.head_dim, self._members[0].for_each_head
+        of_q, of_keys = (None, None) if bias is None else (bias[:, :rows], bias[:, rows:])
+        (q,) = unpacked(members_linear, x, weight[:, :rows], of_q, 1, self.head_dim)
+        k, v = unpacked(members_linear, memory, weight[:, rows:], of_keys, 2, self.head_dim)
+        return self._normed(q, "q_norm"), spread(self._normed(k, "k_norm")), spread(v)
 
     def _linear(self, x: Tensor, of: slice) -> Sequence[Tensor]:
         return projected(members_linear, x, *self._in(), of, self.head_dim)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families import classes_of
-from hydractl.families.base import ModelFamily, attention_names
+from hydractl.families.base import ModelFamily, attention_names, read_heads
 from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
 from hydractl.files.description import Description
@@ -73,10 +73,15 @@ class EditedHeads:
     """A tensor source whose attention weights pass through ``edit``, one site at a time.
 
     Shapes and dtypes are found by running the edit on meta tensors, so a plan costs no weights.
+
+    Args:
+        source: holds the heads of ``present``.
     """
 
-    def __init__(self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], edit: Edit) -> None:
-        self.source, self.family, self.edit = source, family, edit
+    def __init__(
+        self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, edit: Edit
+    ) -> None:
+        self.source, self.family, self.present, self.edit = source, family, present, edit
         names = source.names()
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -89,7 +94,8 @@ class EditedHeads:
 
     def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         result = dict(tensors)
-        self.family.write(result, site, self.edit(site, self.family.read(tensors, site)))
+        weights = read_heads(self.family, tensors, site, self.present.kept[site.path])
+        self.family.write(result, site, self.edit(site, weights))
         return result
 
     def names(self) -> list[str]:
@@ -135,7 +141,8 @@ class StoredHeads:
         """The attention weights of one site, on the CPU."""
         site = self.sites[site_index]
         names = attention_names(self._family, self._tensors.names(), self.sites, site)
-        return self._family.read({name: self._tensors.read(name).to(self._dtype) for name in names}, site)
+        tensors = {name: self._tensors.read(name).to(self._dtype) for name in names}
+        return read_heads(self._family, tensors, site, self.description.mask.kept[site.path])
 
 
 def sliced(
@@ -147,7 +154,7 @@ def sliced(
         here = present.kept[site.path]
         return weights.select([here.index(h) for h in kept.kept[site.path]])
 
-    return EditedHeads(source, family, sites, edit)
+    return EditedHeads(source, family, sites, present, edit)
 
 
 def zeroed(
@@ -156,10 +163,11 @@ def zeroed(
     """Stock shapes: heads of ``present`` in their places, output columns zero for all that ``kept`` lacks."""
 
     def edit(site: Site, weights: HeadWeights) -> HeadWeights:
-        full = weights.expanded(present.kept[site.path], site.heads)
-        return full.zeroed([h for h in range(site.heads) if h not in kept.kept[site.path]])
+        heads = range(site.heads)
+        full = weights.expanded(present.kept[site.path], site.heads, site.key_heads(heads))
+        return full.zeroed([h for h in heads if h not in kept.kept[site.path]])
 
-    return EditedHeads(source, family, sites, edit)
+    return EditedHeads(source, family, sites, present, edit)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
         problems.append(f"{len(description.labels)} labels for {classes} classes")
     if description.prompt is not None:
         try:
-            family.prompts(description.config, ["a"], description.prompt)
+            family.prompts(description.config, description.preprocess, ["a"], description.prompt)
         except UsageError as error:  # what a file says is no usage
             problems.append(error.message)
     stock = family.build(description.config).state_dict()
@@ -226,7 +234,8 @@ def _expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
     tensors = dict(stock)
     for site in sites:
-        family.write(tensors, site, family.read(stock, site).select(mask.kept[site.path]))
+        whole = read_heads(family, stock, site, range(site.heads))
+        family.write(tensors, site, whole.select(mask.kept[site.path]))
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from hydractl.files.description import Description
+from hydractl.metrics.threshold import stored_score
 from hydractl.report import eval_tables as tables
 from hydractl.report.texts import count_text, number, shown_name, template, visible
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
+    from huggingface_hub import CardData, EvalResult
     from markupsafe import Markup
 
 _MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
@@ -37,15 +39,51 @@ def render_card(document: Mapping[str, Any], index: int) -> bytes:
 
     row = document["models"][index]
     task = _task(document, row)
-    tags = ["hydractl", "uncertainty", "out-of-distribution-detection", *(["ensemble"] if row.get("members") else [])]
     results = list(_results(document, row, task)) or None
     name = shown_name(row["name"])
     named = name if results else None  # the library has a name only with results
+    tags = _tags(bool(row.get("members")))
     data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags, model_name=named, eval_results=results)
     filters: dict[str, Any] = {"shown": shown_name, "number": number, "data_name": data_name, "sentence": _sentence}
     filters["code"] = _code
     text = template("card.md.j2", plain, filters, keep_trailing_newline=True).render(_facts(document, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
+
+
+def hub_card(description: Description, task: str, repo: str, written: str | None, **said: str | None) -> bytes:
+    """The card of a repository: what the model is, or a card with the results of an eval; and how to use it.
+
+    Args:
+        description: of the model.
+        task: what the Hub calls it.
+        repo: ``ORG/NAME``.
+        written: a card that :func:`render_card` made; None: without results.
+        said: ``license`` and ``base_model``, which replace those of the card.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+    from markupsafe import Markup
+
+    fused = len(description.masks) > 1
+    data: CardData
+    if written is None:
+        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=_tags(fused))
+        heads = description.mask.heads.items()
+        sites = [{"heads": n, "kept": [m.kept[path] for m in description.masks]} for path, n in heads]
+        about = _about({"heads": sites, "members": description.masks if fused else []})
+        text = f"# {plain(repo.rpartition('/')[2])}\n\n{plain(about)}"
+    else:
+        card = ModelCard(written)
+        data, text = card.data, card.text.strip()
+    published = description.origin and description.origin.partition("@")[0]
+    for key, value in {"base_model": published, **said}.items():
+        setattr(data, key, value or getattr(data, key, None))
+    facts = {"text": Markup(text), "repo": repo, "reads": description.reads, "score": stored_score(description.extra)}
+    shown = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True).render(facts)
+    return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
+
+
+def _tags(fused: bool) -> list[str]:
+    return ["hydractl", "uncertainty", "out-of-distribution-detection", *(["ensemble"] if fused else [])]
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
@@ -148,6 +186,7 @@ def _about(row: tables.Row) -> str:
     passes = row.get("mc_dropout") or {}
     if passes:
         parts = [f"{passes.get('samples', members)} passes of MC dropout (rate {passes.get('p', '-')}), averaged."]
+    parts += [f"Measured by a probe of its features: {probe}."] if (probe := tables.probe_words(row)) else []
     heads: Sequence[Mapping[str, Any]] = row.get("heads") or []
     if heads:
         most = max(len(site["kept"]) for site in heads)

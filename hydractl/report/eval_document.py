@@ -20,6 +20,7 @@ from hydractl.files.documents import (
     Form,
     McDropout,
     Number,
+    Probe,
     Schema,
     ScoreData,
     Sha256,
@@ -214,6 +215,7 @@ class Row(ByScore):
     fitted_on: ScoreData | None = Field(None, description="The training data that OOD scores were fitted to.")
     seen: dict[str, Count | None] | None = Field(None, description="By data set how many samples had been seen.")
     mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
+    probe: Probe | None = Field(None, description="The classifier of features that was measured.")
 
 
 class Suite(Form):

@@ -392,10 +392,11 @@ def corrupted_samples(rows: Sequence[Row]) -> str:
 
 
 def settings_table(rows: Sequence[Row]) -> Table:
-    """MC dropout, calibration, conformal sets and threshold of every row that has them."""
+    """MC dropout, probe, calibration, conformal sets and threshold of every row that has them."""
     lines = []
     for row in rows:
-        for what, facts in (("MC dropout", _passes(row)), ("calibration", _calibration(row)),
+        for what, facts in (("MC dropout", _passes(row)), ("probe", probe_words(row)),
+                            ("calibration", _calibration(row)),
                             ("conformal sets", _conformal(row)), ("threshold", _threshold(row))):  # fmt: skip
             lines += [(row["name"], [Cell(what, "text"), Cell(facts, "text long")])] if facts else []
     return Table("Fitted on other samples, or given", _heads("what", "facts"), lines)
@@ -407,14 +408,26 @@ def _passes(row: Row) -> str:
     return ", ".join(text.format(found[key]) for key, text in forms.items() if found.get(key) is not None)
 
 
+def probe_words(row: Row) -> str:
+    """The classifier of features that a row was measured by; empty for its own."""
+    found = row.get("probe") or {}
+    strengths = ", ".join(f"C = {value:g}" for value in found.get("c") or [])
+    parts = [f"{found['name']} ({strengths})" if strengths else str(found["name"])] if found.get("name") else []
+    return "; ".join([*parts, *_on(found)])
+
+
+def _on(found: Mapping[str, Any]) -> list[str]:
+    on = found.get("fitted_on") or {}
+    n = "" if on.get("n") is None else f" (n = {on['n']})"
+    return [f"fitted on {on['spec']}{n}"] if on.get("spec") else []
+
+
 def _calibration(row: Row) -> str:
     found = row.get("calibration") or {}
     parts = [str(found["kind"])] if found.get("kind") else []
     parts += [f"temperature {number(found['temperature'])}"] if found.get("temperature") is not None else []
     parts += [f"{len(found[key])} numbers of {key}" for key in ("scale", "bias") if found.get(key)]
-    on = found.get("fitted_on") or {}
-    n = "" if on.get("n") is None else f" (n = {on['n']})"
-    return "; ".join([*parts, *([f"fitted on {on['spec']}{n}"] if on.get("spec") else [])])
+    return "; ".join([*parts, *_on(found)])
 
 
 def _conformal(row: Row) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from hydractl.report.rich_parts import table
 from hydractl.report.texts import duration_text, number
 
-_COLUMNS = ("accuracy", "NLL", "ECE", "near AUROC", "far AUROC", "AUROC", "FPR95")
+_NAMES = ("", "", "score")
+_COLUMNS = ("mult-adds", "AUROC\nval.", "accuracy", "NLL", "ECE", "near AUROC", "far AUROC", "AUROC", "FPR95")
+_OF_ID = 5
+"""How many of them stand in the first table, where two are needed."""
 
 
 def study_table(document: dict[str, Any], width: int) -> RenderableType:
@@ -20,14 +23,19 @@ def study_table(document: dict[str, Any], width: int) -> RenderableType:
         return _plan(document)
     rows = [_row(row) for row in document["rows"]]
     title = "test data; * chosen on validation data, each row with its own score and temperature"
-    shown = table(title, ("", "", "score", "mult-adds", "AUROC\nval.", *_COLUMNS), rows, left=3)
+    shown = [table(title, (*_NAMES, *_COLUMNS), rows, left=3)]
+    if Console(width=10**4).measure(shown[0]).maximum > width:
+        parts = (slice(3, 3 + _OF_ID), slice(3 + _OF_ID, None))
+        columns = (*_NAMES, *_COLUMNS)
+        shown = [table("", (*_NAMES, *columns[one]), [[*row[:3], *row[one]] for row in rows], left=3) for one in parts]
+        shown[0].title = title
     lines = [Text(line) for line in document["verdict"]["lines"]]
     after = [Text(f"the highest mean AUROC on the test data, seen afterwards: {document['hindsight']}")]
     after += [
         Text(f"time of best.st, batches of {one['batch_size']}: {one['ratio']:.2f} times the single model's")
         for one in document.get("latency", [])
     ]
-    return Group(*lines, Text(""), shown, Text(""), *after)
+    return Group(*lines, *(part for one in shown for part in (Text(""), one)), Text(""), *after)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -42,5 +50,5 @@ def _row(row: dict[str, Any]) -> list[str]:
 def _plan(document: dict[str, Any]) -> RenderableType:
     lines = [f"{place}. hydractl {shlex.join(argv)}" for place, argv in enumerate(document["steps"], 1)]
     lines += [f"to stay within the budget, {text}" for text in document["cut"]]
-    lines.append(f"searches and evaluations take about {duration_text(document['seconds'])}")
+    lines.append(f"the study takes about {duration_text(document['seconds'])}")
     return Group(*map(Text, lines))

@@ -103,6 +103,13 @@ def _export(document: dict[str, Any], width: int) -> RenderableType:
     return _facts([*facts, *_exports(document)])
 
 
+def _push(document: dict[str, Any], width: int) -> RenderableType:
+    new = document.get("uploaded", [])
+    state = {one["path"]: "uploaded" if one["path"] in new else "there already" for one in document["files"]}
+    files = [(one["path"], f"{one['bytes'] / 1e6:.3g} MB; {state[one['path']]}") for one in document["files"]]
+    return _facts([("repository", document["repository"]), *files, ("pinned", document["pinned"])])
+
+
 def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
     """What was, or would be, exported: a row for each file."""
     rows = []
@@ -235,6 +242,7 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,
     "hydractl.export/1": _export,
+    "hydractl.push/1": _push,
     "hydractl.scores/1": _scores,
     "hydractl.circuit/1": _circuit,
     "hydractl.circuits/1": _circuits,

@@ -222,7 +222,14 @@ class EvalSettings(Shown):
         metavar="NAME,...|ROW=NAME",
         check=parse_ood_score,
     )
-    fit: str | None = eval_option("Training data, which --ood-score on features is fitted to", metavar="SPEC")
+    fit: str | None = eval_option(
+        "Training data, which --ood-score on features and --probe are fitted to", metavar="SPEC"
+    )
+    probe: str | None = eval_option(
+        "Measure a classifier of the features, fitted to --fit, instead of the model's own; a body has none: knn (20 "
+        "neighbours) or linear (logistic regression, its penalty chosen on --val, if given)",
+        choices=("knn", "linear"),
+    )
     knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
     label_map: str | None = eval_option("JSON object from labels of the data to labels of the model", metavar="FILE")
     bootstrap: int = eval_option(
@@ -236,6 +243,12 @@ class EvalSettings(Shown):
         "all data, which eval takes as a MODEL",
         metavar="FILE",
         check=ends_in(".jsonl", ".csv", ".st"),
+    )
+    reuse: list[str] = eval_option(
+        "Read the logits of data sets that these predictions of the same MODEL hold, instead of running it; repeat it "
+        "for more",
+        [],
+        metavar="F.st",
     )
     resume: bool = eval_option("Resume the unfinished predictions of the same command (--predictions F.st)", False)
     allow_seen: bool = eval_option(
@@ -295,7 +308,7 @@ class EvalSettings(Shown):
     def conflicts(self) -> list[str]:
         """What each option of the test data needs beside it."""
         found = super().conflicts() + self.twice_named("ood") + self.goes_with("ood_root", "ood_suite")
-        found += self._scores_given_twice()
+        found += self._scores_given_twice() + self._not_with_probe()
         if self.ood_suite is not None and not self.given("ood_root"):
             found.append(f"--ood-suite {self.ood_suite} needs --ood-root, the folder of its data")
         if _ALL in self.corruptions and len(self.corruptions) > 1:
@@ -305,6 +318,8 @@ class EvalSettings(Shown):
             found.append(f"--severities{self.where('severities')} needs --corruptions")
         if self.resume and not (self.predictions or "").endswith(".st"):
             found.append("--resume needs --predictions F.st, which keeps what has been computed")
+        if self.reuse and (self.predictions or "").endswith(".st"):
+            found.append(f"--predictions F.st keeps what is computed, not what --reuse{self.where('reuse')} reads")
         return found + self._without_data()
 
     def _scores_given_twice(self) -> list[str]:
@@ -315,11 +330,19 @@ class EvalSettings(Shown):
         found = [f"--ood-score has {one} twice" for at, one in enumerate(said) if one in said[:at]]
         if ALL_SCORES in names and len({*names}) > 1:
             found.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
-        if self.given("fit") and not {ALL_SCORES, *ON_FEATURES} & {
-            part for *_, rest in parts for part in rest.split(",")
-        }:
-            found.append(f"--fit needs an --ood-score on features: {', '.join(ON_FEATURES)}")
+        if (
+            self.given("fit")
+            and not self.given("probe")
+            and not {ALL_SCORES, *ON_FEATURES} & {part for *_, rest in parts for part in rest.split(",")}
+        ):
+            found.append(f"--fit needs --probe, or an --ood-score on features: {', '.join(ON_FEATURES)}")
         return [f"{problem}{self.where('ood_score')}" for problem in found]
+
+    def _not_with_probe(self) -> list[str]:
+        """A probe needs training data, and is no part of a checkpoint."""
+        others = ("mc_dropout", "calibrated", "prompt") if self.given("probe") else ()
+        idle = [f"{self.called(name)} is not for --probe{self.where(name)}" for name in others if self.given(name)]
+        return self.goes_with("probe", "fit") + idle
 
     def _without_data(self) -> list[str]:
         """Problems of options that would be ignored where the test sets are those of a predictions file."""

@@ -39,6 +39,7 @@ class Option:
         repeats: such a list may have an item twice.
         names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
         unit: the unit of the number.
+        word: what is allowed in place of a number.
         default_text: what the help says of the default where the value does not say it.
         often: whether the short help (``-h``) shows it, which has room for about a dozen.
         name: the field of the settings dataclass.
@@ -64,6 +65,7 @@ class Option:
     repeats: bool = False
     names: bool = False
     unit: str | None = None
+    word: str | None = None
     default_text: str | None = None
     often: bool = False
     name: str = ""
@@ -146,10 +148,13 @@ class Option:
             if plain in _TRUE or plain in _FALSE:
                 return plain in _TRUE
             raise ValueError(f"must be true or false, not {text!r}")
+        if plain == self.word:
+            return plain
         if self.type is int:
             if _INTEGER.fullmatch(plain):
                 return int(plain)
-            raise ValueError(f"must be a whole number, not {text!r}")
+            instead = f" or {self.word}" if self.word else ""
+            raise ValueError(f"must be a whole number{instead}, not {text!r}")
         try:
             number = float(plain)
         except ValueError:
@@ -168,6 +173,8 @@ class Option:
         return [problem for problem in problems if problem is not None]
 
     def _complaint(self, value: Any) -> str | None:
+        if value == self.word:
+            return None
         if self.choices and value not in self.choices:
             guess = did_you_mean(str(value), self.choices)
             return f"must be one of {', '.join(self.choices)}, not {value!r}{guess}"

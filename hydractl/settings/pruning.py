@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.errors import InputError
 from hydractl.settings.common import Batched, run_option
-from hydractl.settings.expressions import parse_constraint
+from hydractl.settings.expressions import AUTO, parse_constraint
 from hydractl.settings.option import option
 
 score_option = partial(option, "Scoring")
@@ -33,6 +33,9 @@ _CRITERION = "The importance criterion; higher scores are kept"
 _SAMPLES = "Calibration samples, drawn by --seed without replacement"
 _KEEP = "Heads to keep"
 _REMOVE = "Heads to remove"
+_MAX_DROP = 0.01
+_COUNT = f"N|{AUTO}"
+_AUTO = f"{AUTO}: as many as --max-drop allows, {_MAX_DROP:g} where that is not given"
 _OTHER_BASE = "Take a mask, scores or a circuit of a checkpoint with other weights"
 
 _DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
@@ -115,10 +118,33 @@ class ScoreSettings(Batched):
 
 
 @dataclass(kw_only=True)
-class CircuitSettings(Batched):
+class Dropping(Batched):
+    """How many heads go, as a number or by ``--max-drop``.
+
+    Attributes:
+        counted: the option of the number; with ``auto`` it stands for ``--max-drop``, 0.01 where that is not given.
+    """
+
+    counted: ClassVar[str]
+    max_drop: float | None = None
+
+    def _set_aside(self) -> list[str]:
+        if getattr(self, self.counted) == AUTO:
+            if self.max_drop is None:
+                self.max_drop = _MAX_DROP
+                self.sources["max_drop"] = self.sources.get(self.counted, "default")
+            if self.ranks is not None:
+                self.ranks["max_drop"] = self.ranks.pop(self.counted)
+            setattr(self, self.counted, None)
+        return super()._set_aside()
+
+
+@dataclass(kw_only=True)
+class CircuitSettings(Dropping):
     """Options of ``extract-circuit``."""
 
     verb: ClassVar[str] = "extract-circuit"
+    counted: ClassVar[str] = "budget"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
     ood: str | None = search_option(
@@ -138,7 +164,7 @@ class CircuitSettings(Batched):
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
-    budget: int | None = search_option(f"{_REMOVE} in all [heads]", at_least=1)
+    budget: int | None = search_option(f"{_REMOVE} in all; {_AUTO} [heads]", at_least=1, word=AUTO, metavar=_COUNT)
     keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0, often=True)
     max_drop: float | None = search_option(
         f"{_DROP} --data; --budget or --keep may end it before [fraction]", at_least=0, below=1
@@ -231,7 +257,7 @@ class CircuitSettings(Batched):
 
 @dataclass(kw_only=True)
 @with_own_options("How much")
-class PruneSettings(Batched):
+class PruneSettings(Dropping):
     """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
 
     verb: ClassVar[str] = "prune"
@@ -240,6 +266,7 @@ class PruneSettings(Batched):
         ("keep", "remove", "max_drop"),
     )
     needs_output_file: ClassVar[bool] = True
+    counted: ClassVar[str] = "remove"
 
     method: str | None = source_option(_CRITERION, choices=CRITERIA.names, often=True)
     scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE", often=True)
@@ -252,7 +279,11 @@ class PruneSettings(Batched):
         f"{_KEEP} per site; mean per site with --scope global [heads]", at_least=0, often=True
     )
     remove: int | None = amount_option(
-        f"{_REMOVE} per site; in all with --scope global [heads]", at_least=0, often=True
+        f"{_REMOVE} per site; in all with --scope global; {_AUTO} [heads]",
+        at_least=0,
+        often=True,
+        word=AUTO,
+        metavar=_COUNT,
     )
     max_drop: float | None = amount_option(
         f"{_DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
@@ -282,8 +313,8 @@ class PruneSettings(Batched):
     )
     with_mask: str | None = form_option("The mask for --share-sites", metavar="MASK", flag="--with")
     layout: str | None = form_option(
-        "Cut the heads out of the weights, or set their output columns to zero "
-        "[default: sliced for a .st file, zeroed for a folder]",
+        "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
+        "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]",
         choices=("sliced", "zeroed"),
     )
 

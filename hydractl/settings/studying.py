@@ -16,7 +16,17 @@ study_option = partial(option, "Study")
 data_option = partial(option, "Data of the study")
 
 ROWS = (
-    *("default", "single", "whole-avg", "whole-late", "whole-three", "circuits", "taylor", "circuits-tuned"),
+    *(
+        "default",
+        "single",
+        "whole-avg",
+        "whole-auto",
+        "whole-late",
+        "whole-three",
+        "circuits",
+        "taylor",
+        "circuits-tuned",
+    ),
     *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""

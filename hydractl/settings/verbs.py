@@ -16,6 +16,7 @@ _CLASSES = {
     "eval": "hydractl.settings.evaluating:EvalSettings",
     "bench": "hydractl.settings.measuring:BenchSettings",
     "study": "hydractl.settings.studying:StudySettings",
+    "push": "hydractl.settings.pushing:PushSettings",
 }
 
 

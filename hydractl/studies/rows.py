@@ -52,6 +52,7 @@ class Workshop:
         common: options for every command of a verb, by verb; ``prune --circuit`` has its own.
         training: options of ``finetune`` for rows that are trained.
         objectives: of the search.
+        max_drop: accuracy that may be lost.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Workshop:
     common: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     training: Mapping[str, Value] = field(default_factory=dict)
     objectives: Sequence[str] = THREE
+    max_drop: float = 0.01
 
     @property
     def total(self) -> int:
@@ -116,9 +118,10 @@ class Workshop:
         """The file of an objective."""
         return self.circuits.outputs[list(self.objectives).index(objective)]
 
-    def pruned(self, name: str, circuit: Path, remove: int, search: Step) -> Step:
-        """The member that a circuit leaves after some removals."""
-        options: dict[str, Value] = {"circuit": str(circuit), "remove": str(remove), "force": True}
+    def pruned(self, name: str, circuit: Path, remove: int | None, search: Step) -> Step:
+        """The member that a circuit leaves after some removals; None: after as many as ``max_drop`` allows."""
+        count = {"remove": "auto", "max_drop": repr(self.max_drop)} if remove is None else {"remove": str(remove)}
+        options: dict[str, Value] = {"circuit": str(circuit), **count, "force": True}
         return self.step(
             "prune",
             [self.model],
@@ -228,6 +231,12 @@ def whole_avg(shop: Workshop) -> list[Row]:
         )
         for count in counts
     ]
+
+
+@row("whole-auto", default=False)
+def whole_auto(shop: Workshop) -> list[Row]:
+    """The whole model and that circuit with as many heads removed as ``--max-drop`` allows, counted by its search."""
+    return [shop.fused("whole-auto", [shop.pruned("auto", shop.circuit("avg"), None, shop.circuits)], whole=True)]
 
 
 @row("whole-late")

@@ -93,7 +93,7 @@ def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: L
 
 def _report_cut_captions(model: HydraModel, dataset: CaptionedImages, log: Log) -> None:
     texts = dataset.captions[:COUNTED]
-    cut, most = model.family.too_long(model.description.config, texts)
+    cut, most = model.family.too_long(model.description.config, model.description.preprocess, texts)
     if cut:
         of = f"{len(texts)}" if len(texts) == len(dataset) else f"the first {len(texts):,}"
         verb = "is" if cut == 1 else "are"
@@ -261,4 +261,5 @@ class Reader:
             return torch.from_numpy(self._labels[numbers])
         # A caption is a prompt of which nothing is left out.
         texts = [self._captions[number] for number in numbers]
-        return self._model.family.prompts(self._model.description.config, texts, _CAPTION_ALONE)
+        family, description = self._model.family, self._model.description
+        return family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)

@@ -56,10 +56,7 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
     as_folder = output.endswith("/")
     layout = settings.layout or ("zeroed" if as_folder else "sliced")
     if as_folder and layout == "sliced":
-        raise UsageError(
-            "a folder is for the stock library, which cannot hold sliced heads",
-            hint="use --layout zeroed, or write a .st file",
-        )
+        _stock_config(source, [1])
     path = Path(output.rstrip("/")) if as_folder else file_path(output)
     mask_path = path / "hydractl.mask.json" if as_folder else mask_name(path)
     if settings.dry_run:
@@ -328,15 +325,31 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     }
     log.info(_saving(source.description.mask, mask, cost))
     if output.is_folder:
-        weights = source.family.export_folder(
-            output.temporary, description.config, description.preprocess, description.labels
-        )
+        config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
+        weights = source.family.export_folder(output.temporary, config, description.preprocess, description.labels)
         with open(output.temporary / weights, "wb") as handle:
             document["sha256"] = write_tensors(handle, tensors, description.to_json())
         (output.temporary / "hydractl.mask.json").write_bytes(json_bytes(mask_document))
         return Outcome(document, files=[output.commit()])
     document["sha256"] = write_checkpoint(output, tensors, description.to_json())
     return Outcome(document, files=[output.path, write_json(mask_output, mask_document)])
+
+
+def _stock_config(source: Source, counts: Sequence[int]) -> dict[str, Any]:
+    """The library's configuration of a model with so many heads at each site.
+
+    Raises:
+        UsageError: the library has none.
+    """
+    hint = "use --layout zeroed, or write a .st file"
+    config = source.family.with_heads(source.description.config, counts[0]) if counts[0] else None
+    if len({*counts}) > 1 or not counts[0]:
+        held = ", ".join(map(str, sorted({*counts})))
+        raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {held}", hint=hint)
+    if config is None:
+        library = f"{source.description.family}'s {source.description.arch}"
+        raise UsageError(f"--layout sliced: a folder of {library} cannot say how wide fewer heads are", hint=hint)
+    return config
 
 
 def _saving(before: HeadMask, after: HeadMask, cost: dict[str, Any]) -> str:

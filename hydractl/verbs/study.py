@@ -64,6 +64,9 @@ _COMMON = {
 }
 """The options of a study that its commands are given too, by verb."""
 
+_BACKWARD = 4
+"""Times the forward pass that a step of a training takes, about."""
+
 _NEIGHBOURS = 50
 """The default of ``eval --knn-k``, which needs more samples."""
 _DECIDE = (
@@ -145,12 +148,14 @@ class Plan:
             "calibrated": str(folder / "best.st"),
             "card": str(folder / "best.md"),
             "bootstrap": str(settings.bootstrap),
+            "reuse": [str(self.predictions(row, of)) for of in ("choose", "test")],
             "force": True,
         }
         if score in ON_FEATURES:
             options |= {name: value for name, value in self.fitted.items() if name != "ood_score"}
         outputs = ["best.json", "best.md", "best.st"]
-        return self.shop.step("eval", [f"best={row.model}"], options, outputs, row.steps, "best.json")
+        needs = [self.choosing(row), self.testing(row)]
+        return self.shop.step("eval", [f"best={row.model}"], options, outputs, needs, "best.json")
 
     def together(self, scores: Mapping[str, str]) -> Step:
         """All rows in one table, each with its score, from their predictions."""
@@ -216,6 +221,7 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         common=common,
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=THREE if NEED_THREE & set(scale.rows) else ("avg",),
+        max_drop=settings.max_drop,
     )
     return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)], _fitted(settings))
 
@@ -273,7 +279,7 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
                 return _plan(settings, source, folder, scale)
         raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
     scale, seconds = _fitting(settings, source, folder, log)
-    log.info(f"searches and evaluations take about {duration_text(seconds)}")
+    log.info(f"the study takes about {duration_text(seconds)}")
     for text in scale.cut:
         log.info(f"to stay within --budget {settings.budget}, {text}")
     with Output(path) as output:
@@ -305,25 +311,40 @@ def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) ->
 
 
 def _estimate(plan: Plan, blocks: int) -> float:
-    """About how long searches and evaluations take [s], judged by one batch of each search; not what is trained."""
-    searches = [step for step in in_order(map(plan.choosing, plan.rows)) if step.verb == "extract-circuit"]
+    """About how long searches, trainings and evaluations take [s], judged by one batch of each search."""
+    steps = in_order(map(plan.choosing, plan.rows))
+    searches = [step for step in steps if step.verb == "extract-circuit"]
     probes = [_probe(step) for step in searches or [plan.shop.circuits]]
     settings, per_block = plan.settings, probes[0].seconds / probes[0].sample_blocks
     specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
     specs += [one.spec for one in settings.ood_val_sets()]
-    samples = sum(len(open_data(spec, limit=settings.limit, ignore_labels=True)) for spec in specs)
-    rows = len(plan.rows) + 1  # the one that is chosen is evaluated once more
+    specs += 2 * ([str(plan.fitted["fit"])] if plan.fitted else [])  # read for both evaluations of a row
+    samples = sum(_samples(spec, settings.limit) for spec in specs)
+    # A row takes about twice the single model's time.
+    forward = sum(10 if "mc_dropout" in row.options else 2 for row in plan.rows) * samples
+    forward += sum(_trained(step) for step in steps if step.verb == "finetune")
     pairs = zip(searches, probes, strict=False)  # without a search, one is probed for the time of a block
-    searching = sum(_shortened(step, plan.shop.total) * probe.seconds for step, probe in pairs)
-    return searching + 2 * rows * samples * blocks * per_block  # a row takes about twice the single model's time
+    searching = sum(_shortened(step, plan.shop.heads) * probe.seconds for step, probe in pairs)
+    return searching + forward * blocks * per_block
 
 
-def _shortened(step: Step, heads: int) -> float:
+def _samples(spec: str, limit: int | None = None) -> int:
+    return len(open_data(spec, limit=limit, ignore_labels=True))
+
+
+def _trained(step: Step) -> int:
+    """How many samples pass forward for as long as a training takes, whose steps go backward and update too."""
+    each = _BACKWARD * _samples(str(step.options["data"])) + _samples(str(step.options["val"]))
+    return int(str(step.options["epochs"])) * each
+
+
+def _shortened(step: Step, heads: Mapping[int, int]) -> float:
     """The share of candidates that a step of an approximate search evaluates; its gradient counts as three."""
     if "approx" not in step.options:
         return 1.0
+    sites = map(int, str(step.options["sites"]).split(",")) if "sites" in step.options else heads
     tried = int(str(step.options["approx"]).partition(":")[2]) + 3
-    return min(1.0, tried / (heads - int(str(step.options["budget"])) / 2))
+    return min(1.0, tried / (sum(heads[site] for site in sites) - int(str(step.options["budget"])) / 2))
 
 
 def _probe(step: Step) -> SearchPlan:

@@ -167,6 +167,7 @@ def pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(grey / 255 - 0.5)[None] / 0.5
 
 
+@pytest.mark.long
 def test_a_trained_vit_on_digits(tmp_path: Path) -> None:
     data = ["--data", "builtin:digits/train", "--epochs", "5", "--batch-size", "32", "--lr", "5e-3"]
     path = train(tmp_path, 8, 4, *data)

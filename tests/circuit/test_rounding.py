@@ -185,17 +185,17 @@ def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize("objectives", [["avg", "nll"], pytest.param(["acc", "ood", "avg"], marks=pytest.mark.long)])
 def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) -> None:
     reference, data = twins(), shared()
-    expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 3, bounds=False)
+    expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 2, bounds=False)
     assert any(step.rivals for found in expected.values() for step in found.steps)
-    found, search = searched(GreedySearch, reference, "class-token", data, objectives, 3)
+    found, search = searched(GreedySearch, reference, "class-token", data, objectives, 2)
     assert found == expected
     assert search.evaluator.work < plain.evaluator.work
     _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=30_000)
     assert len(evaluator.chunks) > 2
-    assert GreedySearch(evaluator, HEADS).run(objectives, 3) == expected
+    assert GreedySearch(evaluator, HEADS).run(objectives, 2) == expected
     evaluator.close()
-    resumes(GreedySearch, reference, "class-token", data, objectives, 3)
-    shared_by_two(GreedySearch, reference, "class-token", data, objectives, 3)
+    resumes(GreedySearch, reference, "class-token", data, objectives, 2, cuts=2)
+    shared_by_two(GreedySearch, reference, "class-token", data, objectives, 2)
 
 
 def test_headmap_notes_heads_that_rounding_may_have_kept() -> None:

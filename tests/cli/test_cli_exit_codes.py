@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,3 +199,8 @@ def test_a_library_older_than_declared(hydractl: Run, tmp_path: Path, monkeypatc
     result = hydractl(*PRUNE)
     assert result.code == 2 and result.err.startswith("error: torch 2.1.0 is installed, and hydractl needs torch>=")
     assert "hint: pip install 'torch>=" in result.err
+
+
+def test_every_library_is_declared_by_its_oldest_version() -> None:
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [one for one in declared if not re.fullmatch(r"[\w-]+>=[\d.]+", one)] == []

@@ -35,6 +35,7 @@ from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from tests.pico import images, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
 from tests.pico_clip import pico_clip, publish_clip
+from tests.running import quiet as run
 
 # --- Jeffries-Matusita ------------------------------------------------------------------------------------------------
 
@@ -347,10 +348,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("data.npz", x=pixels, y=np.arange(48) % 3)
     Path("names.txt").write_text("tin\noak\nsalt")
     return tmp_path
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str) -> Any:

@@ -14,13 +14,13 @@ import torch
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.samples import SampleSet
 from hydractl.circuit.search import GreedySearch
-from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.errors import UsageError
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from tests.pico import WORDS, publish, stock
+from tests.running import quiet as run
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
 IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1&embed_dim=24&depth=2&num_heads=3"
@@ -52,10 +52,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     outside = [" ".join(random.choice(WORDS[5:], n)) for n in random.permutation(np.arange(1, 21))]
     (tmp_path / "ood.tsv").write_text("text\n" + "\n".join(outside) + "\n")
     return tmp_path / "data.jsonl"
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def test_batches_come_by_length_and_once_each(data: Path) -> None:

@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 
-from hydractl.cli.app import main
+from tests.running import run as call
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_chans=1"
     "&embed_dim=24&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
 )
 Run = Callable[..., None]
-
-
-def call(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code, arguments
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,11 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
     assert "the predictions of q hold no scores by knn" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("score", ["mahalanobis", "rmd", "knn", "vim", "react", "ash", "energy", "mi"])
+# Those that are long differ from the others in the metric alone.
+LONG = [pytest.param(score, marks=pytest.mark.long) for score in ("rmd", "knn", "react", "energy")]
+
+
+@pytest.mark.parametrize("score", ["mahalanobis", "vim", "ash", "mi", *LONG])
 def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
     fitted = FIT if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05", "--allow-seen"]
@@ -151,7 +155,7 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str
     ("options", "code", "complaint"),
     [
         (["--ood-score", "knn"], 2, "--ood-score knn needs --fit SPEC, training data of base"),
-        (["--fit", "builtin:digits/train"], 2, "--fit needs an --ood-score on features"),
+        (["--fit", "builtin:digits/train"], 2, "--fit needs --probe, or an --ood-score on features"),
         (["--ood-score", "vim", "--fit", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
         (["--ood-score", "knn", "--fit", "builtin:digits/train", "--mc-dropout", "0.1"], 2, "is not for --mc-dropout"),
         (["--ood-score", "rmd", "--fit", "builtin:letters"], 3, "--fit builtin:letters has no labels, which rmd needs"),

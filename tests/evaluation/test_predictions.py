@@ -144,3 +144,35 @@ def test_info_describes_predictions(run: Any, capsys: pytest.CaptureFixture[str]
     run("--info", "p.st", "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["model"] == "base" and found["data_sets"] == ["id (9 samples)"]
+
+
+def test_logits_that_are_kept_are_not_computed_again(
+    answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = ["--fit", "builtin:digits/train?part=1/5", "--ood-score", "mahalanobis"]
+    val = ["--val", "builtin:digits/val", "--temperature", "fit", "--threshold", "id:0.1", "--allow-seen", *fit]
+    asked = ["hydra.st", *TEST, *SETS, *val]
+    computed = answer(*asked, "--calibrated", "computed.st")
+    run("eval", "hydra.st", *TEST, *SETS, "--allow-seen", *fit, "--predictions", "test.st", "-o", "test.json")
+    run(
+        "eval",
+        "hydra.st",
+        "--data",
+        "builtin:digits/val",
+        *fit,
+        "--predictions",
+        "val.st",
+        "-o",
+        "v.json",
+        "--allow-seen",
+    )
+    kept = ["--reuse", "test.st", "--reuse", "val.st"]
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.evaluation.models.RunningModel.batches", None)
+        read = answer(*asked, *kept, "--calibrated", "read.st")
+    assert rows(read) == rows(computed)
+    assert Path("read.st").read_bytes() == Path("computed.st").read_bytes()
+    run("eval", *asked, *kept, "--batch-size", "9", "-o", "x.json", code=3)
+    assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
+    run("eval", "base.st", *TEST, "--reuse", "test.st", "-o", "x.json", code=3)
+    assert "--reuse test.st has predictions of another model" in capsys.readouterr().err

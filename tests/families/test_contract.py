@@ -146,8 +146,8 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "hf-beit", "hf-swin"))
-READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"))
+READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "eurobert", "eurobert-late"))
+READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-swin"))
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
@@ -233,6 +233,17 @@ PARTS = {
         "visual.transformer.resblocks.1.attn.in_proj_weight": "attention",
         "transformer.resblocks.0.attn.out_proj.bias": "attention",
     },
+    "hf-clip": {
+        "visual_projection.weight": "own",
+        "logit_scale": "own",
+        "vision_model.embeddings.class_embedding": "embed",
+        "vision_model.pre_layrnorm.weight": "norm",
+        "text_model.final_layer_norm.bias": "norm",
+        "text_model.encoder.layers.0.layer_norm2.bias": "norm",
+        "vision_model.encoder.layers.1.mlp.fc1.weight": "mlp",
+        "text_model.encoder.layers.0.self_attn.out_proj.bias": "attention",
+    },
+    "hf-siglip": {"vision_model.head.attention.in_proj_weight": "own", "text_model.head.weight": "own"},
     "modernbert": {"head.dense.weight": "own", "model.layers.1.attn.Wo.weight": "attention"},
     "hf-deit-distilled": {"distillation_classifier.weight": "own", "deit.embeddings.distillation_token": "embed"},
     "hf-dinov2": {"dinov2.encoder.layer.0.layer_scale1.lambda1": "own", "dinov2.embeddings.mask_token": "embed"},

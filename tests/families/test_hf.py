@@ -21,6 +21,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import FileTensors
+from hydractl.files.description import Description
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source
@@ -247,6 +248,9 @@ def test_a_hub_name_asks_for_no_code_and_no_pickles(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     source = open_source("hf:org/bert")
     assert source.name == "org_bert" and asked["name"] == "org/bert"
+    origin = f"org/bert@{tmp_path.name}"
+    assert source.description.origin == plan_fusion([source] * 2).description.origin == origin
+    assert Description.from_json(source.description.to_json(), "it").origin == origin
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(asked["allow_patterns"])
     assert all(pattern.endswith((".json", ".txt", ".model", ".safetensors")) for pattern in asked["allow_patterns"])
 
@@ -410,8 +414,8 @@ def test_image_processors_that_do_not_fit(tmp_path: Path) -> None:
     folder = published("hf-vit", tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
     assert refusal(folder).message == f"{folder} prepares images of 32x32, its model takes 16x16"
-    rewrite(folder, {"image_processor_type": "CLIPImageProcessor"}, "preprocessor_config.json")
-    assert refusal(folder).message == "transformers' image processor 'CLIPImageProcessor' is not supported"
+    rewrite(folder, {"image_processor_type": "ConvNextImageProcessor"}, "preprocessor_config.json")
+    assert refusal(folder).message == "transformers' image processor 'ConvNextImageProcessor' is not supported"
     rewrite(folder, {"image_processor_type": "ViTImageProcessor", "size": {"height": 10**9, "width": 1}},
             "preprocessor_config.json")  # fmt: skip
     assert "the image processor has the size" in refusal(folder).message

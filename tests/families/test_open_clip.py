@@ -86,7 +86,7 @@ def read_out(model: Any, inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def prompts(variant: str, templates: Sequence[str] = THREE) -> Mapping[str, torch.Tensor]:
-    return FAMILY.prompts(clip_config(variant), LABELS, templates)
+    return FAMILY.prompts(clip_config(variant), {}, LABELS, templates)
 
 
 # --- towers -----------------------------------------------------------------------------------------------------------
@@ -312,18 +312,18 @@ def test_prompts_are_the_librarys_tokens(variant: str) -> None:
 
 
 def test_short_prompts_are_cut_and_long_ones_truncated() -> None:
-    assert FAMILY.prompts(clip_config(), ["cat"], ["{}"])["text"].shape == (1, 1, 3)
-    long = FAMILY.prompts(clip_config(), ["cat", "dog " * 40], ["{}"])["text"]
+    assert FAMILY.prompts(clip_config(), {}, ["cat"], ["{}"])["text"].shape == (1, 1, 3)
+    long = FAMILY.prompts(clip_config(), {}, ["cat", "dog " * 40], ["{}"])["text"]
     assert long.shape == (2, 1, 16) and long[1, 0, -1] == 49407
 
 
 def test_templates_name_the_place_of_the_label() -> None:
     config = clip_config()
-    expected = FAMILY.prompts(config, LABELS, THREE)["text"]
+    expected = FAMILY.prompts(config, {}, LABELS, THREE)["text"]
     named = [template.replace("{}", "{label}") for template in THREE]
-    assert torch.equal(FAMILY.prompts(config, LABELS, named)["text"], expected)
+    assert torch.equal(FAMILY.prompts(config, {}, LABELS, named)["text"], expected)
     labels = ["cat", "{label}", "x{}"]  # a name may look like a place
-    mixed = FAMILY.prompts(config, labels, ["a {} and a {label}"])["text"]
+    mixed = FAMILY.prompts(config, {}, labels, ["a {} and a {label}"])["text"]
     tokens = clip_tokenizer()([f"a {label} and a {label}" for label in labels])[:, : mixed.shape[-1]]
     assert torch.equal(mixed[:, 0], tokens)
 
@@ -341,13 +341,13 @@ def test_templates_name_the_place_of_the_label() -> None:
 )
 def test_templates_without_a_place_are_refused(templates: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        FAMILY.prompts(clip_config(), ["cat"], templates)
+        FAMILY.prompts(clip_config(), {}, ["cat"], templates)
     assert caught.value.message == message
 
 
 def test_all_bad_templates_are_named_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        FAMILY.prompts(clip_config(), ["cat"], ["a photo", "{}", "{x}"])
+        FAMILY.prompts(clip_config(), {}, ["cat"], ["a photo", "{}", "{x}"])
     assert len(caught.value.problems) == 2 and "{label}" in str(caught.value.hint)
 
 

@@ -225,7 +225,8 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "variant", ["class-token", *(pytest.param(variant, marks=pytest.mark.long) for variant in ("bert", "clip"))]
+    "variant",
+    ["class-token", *(pytest.param(variant, marks=pytest.mark.long) for variant in ("bert", "clip", "hf-siglip"))],
 )
 @torch.no_grad()
 def test_all_of_it_is_one_graph(variant: str) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydractl.families.base import State
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.rotary import Rotary
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
+from hydractl.model.context import RunContext
 from hydractl.model.projections import HeadBank, MemberProjections
 from hydractl.model.stacking import PerMember
 
@@ -62,7 +64,7 @@ def assert_bitwise(found: HeadWeights, expected: HeadWeights) -> None:
         if one is not None:
             assert one.dtype == two.dtype, name
             assert torch.equal(one, two), name
-    assert sorted(found.extra) == sorted(expected.extra)
+    assert sorted(found.extra) == sorted(expected.extra) and found.key_heads == expected.key_heads
     assert all(torch.equal(found.extra[name], expected.extra[name]) for name in found.extra)
 
 
@@ -208,7 +210,9 @@ def naive(
     """Attention of one member on ``[B, T, d]``, head by head; ``bias`` is added to the scores of every head."""
     out = torch.zeros_like(x) if w.o_bias is None else torch.zeros_like(x) + w.o_bias
     for head in range(w.heads):
-        q, k, v = (linear(x, getattr(w, n)[head], of(getattr(w, f"{n}_bias"), head)) for n in ("q", "k", "v"))
+        key = head if w.key_heads is None else w.key_heads[head]
+        rows = zip(("q", "k", "v"), (head, key, key), strict=True)
+        q, k, v = (linear(x, getattr(w, n)[own], of(getattr(w, f"{n}_bias"), own)) for n, own in rows)
         if norms is not None:
             q, k = norms[0](q), norms[1](k)
         scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
@@ -301,6 +305,47 @@ def test_an_additive_mask_is_added() -> None:
     bias = torch.randn(BATCH, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(9))
     x = tokens(2)
     close(attention(members)(x, attn_mask=bias), reference(x, members, bias=bias))
+
+
+def sharing(seed: int = 0, *, bias: bool = True) -> HeadWeights:
+    """Six heads, three of which share a head of keys and values each."""
+    own, two = weights(6, seed, bias=bias), slice(0, 2)
+    fields = {n: None if (t := getattr(own, n)) is None else t[two] for n in ("k", "v", "k_bias", "v_bias")}
+    return replace(own, **fields, key_heads=(0, 0, 0, 1, 1, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [[[0, 1, 2, 3, 4, 5]], [[1, 3, 4], [], [4, 5]], [[0, 5], [2, 3], [1, 4]]])
+@pytest.mark.parametrize("bias", [True, False])
+def test_heads_share_keys_and_values(kept: list[list[int]], bias: bool) -> None:
+    whole = [sharing(seed, bias=bias) for seed in range(len(kept))]
+    members = [one.select(heads) for one, heads in zip(whole, kept, strict=True)]
+    assert [len(one.k) for one in members] == [len({head // 3 for head in heads}) for heads in kept]
+    x = tokens(len(kept))
+    expected = reference(x, members)
+    module = attention(members)
+    close(module(x), expected)
+    batched = RunContext(batched=True)
+    close(batched.run(lambda state: module(state.hidden), State(x)), expected)
+    for one, projections, heads in zip(members, module.projections, kept, strict=True):
+        assert_bitwise(projections.weights(), one)
+        full = one.expanded(heads, 6, (0, 0, 0, 1, 1, 1))
+        assert full.k.shape == (2, HEAD_DIM, WIDTH) and full.key_heads == (0, 0, 0, 1, 1, 1)
+        assert_bitwise(full.select(heads), one)
+
+
+@torch.no_grad()
+def test_a_bank_of_heads_that_share_keys() -> None:
+    """Of several members, in an order that tears apart those that share."""
+    order, kept = [0, 3, 1, 4, 2, 5], [[0, 1, 3], [1, 2], [2, 4, 5]]
+    bank = HeadBank(sharing().select(order))
+    members = [MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept]
+    x = tokens(1)
+    expected = torch.cat([naive(x, sharing().select(heads)) for heads in kept])
+    close(HeadAttention(members).eval()(x.repeat(3, 1, 1)), expected)
+    pooled = HeadAttention(members, pooled=True).eval()
+    close(pooled(x.repeat(3, 1, 1)), expected)
+    close(RunContext(batched=True).run(lambda state: pooled(state.hidden), State(x.repeat(3, 1, 1))), expected)
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import hydractl.files.checkpoint
-from hydractl.cli.app import main
 from hydractl.criteria.magnitude import Magnitude
 from hydractl.errors import InputError
 from hydractl.families import get_family
@@ -31,13 +30,10 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, pruned
 from hydractl.model.stored import StoredHeads, check_finite
 from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
+from tests.running import run
 
 SMALL = "pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 TINY = f"timm:vit_tiny_patch16_224?{SMALL}"
-
-
-def run(*arguments: str | Path, code: int = 0) -> None:
-    assert main([str(a) for a in arguments]) == code, arguments
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -627,7 +627,7 @@ def test_a_failing_hub_says_what_to_do(error: Exception, monkeypatch: pytest.Mon
 def test_a_repository_of_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text('{"model_type": "vit"}')
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, filename: str(tmp_path / filename))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, filename, **_: str(tmp_path / filename))
     assert refusal("timm:vit_tiny_patch16_224").message.endswith("its config.json names no architecture")
 
 

@@ -21,6 +21,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.source import open_source
 from hydractl.verbs.info import describe
 from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
+from tests.running import quiet as run
 
 LABELS = ["tin", "oak", "salt"]
 PROMPT = ["A photo of a {}."]  # the default, as open_clip writes it
@@ -51,10 +52,6 @@ def clip(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     np.savez("ood.npz", x=random.integers(0, 256, (7, 16, 16, 3), dtype=np.uint8))
     Path("names.txt").write_text("\n".join(LABELS))
     return str(folders / "clip0")
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str) -> Any:

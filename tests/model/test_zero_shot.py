@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from tests.pico import close
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
+from tests.running import quiet as run
 
 LABELS = ["tin", "oak", "salt"]
 
@@ -32,10 +32,6 @@ def clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     Path("clip").mkdir()
     publish_clip(pico_clip("clip"), "clip", Path("clip"))
     return "clip"
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.report.study_table import study_table
 from hydractl.settings.studying import ROWS
 from hydractl.studies.rows import MAKERS
 
@@ -186,3 +189,13 @@ def test_two_commands_at_a_time_make_the_same_bytes(copy: Path) -> None:
     shutil.rmtree(copy / "runs")
     assert study("--jobs", "2") == 0
     assert contents(copy) == expected
+
+
+def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
+    document = json.loads((Path(__file__).parents[2] / "docs/results/digits.json").read_text(encoding="utf-8"))
+    for width in (80, 120):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(study_table(document, width))
+        words = console.export_text().split()
+        for row in document["rows"]:
+            assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.cli.app import main
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
+from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -28,10 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in (("train", 20), ("val", 11), ("test", 9)):
         pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

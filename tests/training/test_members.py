@@ -28,6 +28,7 @@ from hydractl.settings.verbs import SETTINGS
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.children import run_commands
 from hydractl.training.outputs import numbered
+from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--batch-size", "8"]
@@ -45,10 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
 
 
 def pruned(*names: str) -> None:

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
 from tests.pico_clip import pico_clip, publish_clip
+from tests.running import run
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 TEMPLATES = ["a photo of something {}", "{}", "the colour {}", "a {} thing, seen from near"]
@@ -51,10 +51,6 @@ def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRAIN = ["finetune", "--data", "captions:pairs.jsonl", "--loss", "contrastive", "--device", "cpu", "-q", "--force"]
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from hydractl.training.loop import TrainingContext
 from hydractl.training.options import Cycles
 from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
+from tests.running import run
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 
@@ -109,10 +110,6 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in made.iterdir():
         Path(file.name).symlink_to(file)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
 
 
 def provenance(path: str) -> Any:

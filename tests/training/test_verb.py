@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
@@ -23,6 +22,7 @@ from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.data import training_data
 from hydractl.verbs.finetune import train_options
+from tests.running import run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -39,10 +39,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             draw.integers(0, 200, (count, 16, 16, 3), dtype=np.uint8) + (y * 12).astype(np.uint8)[:, None, None, None]
         )
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=y)
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main(list(arguments)) == code
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -12,16 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import hydractl
-from hydractl.cli.app import main
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
+from tests.running import quiet as run
 
 MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 def read(path: str) -> Any:
@@ -117,6 +113,35 @@ def test_a_circuit_by_other_samples_than_its_own() -> None:
     count = next(i for i, one in enumerate(correct) if correct[0] - one > 6) - 1
     run("prune", "base.st", "--circuit", "c.json", "--max-drop", "0.1", "--val", "val.npz")
     assert removed("base.c-drop0.1.mask.json") == removed(f"{count}.mask.json")
+    run(
+        "prune",
+        "base.st",
+        "--circuit",
+        "c.json",
+        "--remove",
+        "auto",
+        "--max-drop",
+        "0.1",
+        "--val",
+        "val.npz",
+        "-o",
+        "a.st",
+    )
+    assert Path("a.st").read_bytes() == Path("base.c-drop0.1.st").read_bytes()
+
+
+def test_auto_is_one_percent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["extract-circuit", "base.st", "--data", "cal.npz", "--objective", "acc"]
+    run(*search, "--max-drop", "0.01", "-o", "drop.json")
+    run(*search, "--budget", "auto", "-o", "auto.json")
+    assert read("auto.json") == read("drop.json")
+    monkeypatch.setenv("HYDRACTL_MAX_DROP", "0.3")
+    run("prune", "base.st", "--circuit", "drop.json", "--remove", "auto")
+    assert Path("base.drop-drop0.3.st").exists()
+    run("prune", "base.st", "--circuit", "drop.json", "--remove", "auto", "--keep", "2", code=2)
+    assert "give only one of --keep (flag), --max-drop" in capsys.readouterr().err
+    run("prune", "base.st", "--circuit", "drop.json", "--remove", "all", code=2)
+    assert "--remove must be a whole number or auto, not 'all'" in capsys.readouterr().err
 
 
 def test_shares_are_exact_and_nothing_behind_the_end_is_asked_for() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.cli.app import main
 from hydractl.model.source import open_source
+from tests.running import quiet as run
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -17,10 +17,6 @@ BASE = (
 )
 DATA = ["--data", "builtin:digits/train", "--limit", "20"]
 SEARCH = ["--data", "builtin:digits/val", "--limit", "10", "--objective", "acc", "--budget", "4"]
-
-
-def run(*arguments: str, code: int = 0) -> None:
-    assert main([*arguments, "-q"]) == code, arguments
 
 
 @pytest.fixture(scope="module")

@@ -294,11 +294,16 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
         if _place(first, dataset) is None:
             problems.append(f"{first.origin}: has no set {dataset.name}")
     for key in sorted({*first.model, *other.model} - set(_OWN)):
-        before, now = first.model.get(key), other.model.get(key)
+        before, now = (_common(part.model.get(key)) for part in (first, other))
         if before != now:
             said = ["missing" if value is None else shown(value) for value in (now, before)]
             problems.append(f"{other.origin}: {key} is {said[0]}, not {said[1]}")
     return problems
+
+
+def _common(value: Any) -> Any:
+    """A value of a header without ``c``, which is each member's own choice in a probe."""
+    return {key: part for key, part in value.items() if key != "c"} if isinstance(value, Mapping) else value
 
 
 def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
@@ -313,6 +318,8 @@ def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -
         for place, model in enumerate(models)
         for training in model.get("training") or ()
     ]
+    if any((model.get("probe") or {}).get("c") for model in models):
+        document["probe"] = {**models[0]["probe"], "c": [c for model in models for c in model["probe"].get("c") or ()]}
     document["cost"] = {**costs[0], **{key: _total([cost.get(key) for cost in costs]) for key in ("params", "macs")}}
     return document
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
 from hydractl.families.hf import relative
+from hydractl.families.hf.decoders import at_last, last_token, normed, pooled, problem_of
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
 
@@ -38,6 +41,8 @@ class Layout:
     norm: str = ""
     # The attention block within a layer; none: the layer itself.
     block: str = "attention"
+    # The modules before the first layer.
+    embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -47,6 +52,9 @@ _BERT = Layout(
 _DISTILBERT = Layout("transformer.layer", AttentionLayout(("q_lin", "k_lin", "v_lin"), "out_lin"), "", "SelfAttention")
 _VIT = Layout("layers", _PROJECTIONS, "", "Attention", "layernorm_before")
 _DINOV2 = Layout("encoder.layer", _PROJECTIONS, "", "Attention", "norm1")
+_CLIP = Layout(
+    "encoder.layers", AttentionLayout(_PROJECTIONS.qkv, "out_proj"), "", "Attention", "layer_norm1", "self_attn"
+)
 _MODERN = Layout("layers", AttentionLayout(("Wqkv",), "Wo"), "", "Attention", "attn_norm", "attn")
 _BEIT = Layout(
     "layers",
@@ -59,6 +67,7 @@ _BEIT = Layout(
     "Attention",
     "layernorm_before",
     "",
+    ("embeddings", "shared_position_bias"),
 )
 _SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table))
 _DEBERTA = Layout(
@@ -70,10 +79,23 @@ _DEBERTA = Layout(
     ),
     "self",
     "DisentangledSelfAttention",
+    embeddings=("embeddings", "encoder.rel_embeddings", "encoder.LayerNorm"),
 )
-_MPNET = Layout("encoder.layer", AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"), "attn", "SelfAttention")
+_MPNET = Layout(
+    *("encoder.layer", AttentionLayout(("attn.q", "attn.k", "attn.v"), "attn.o"), "attn", "SelfAttention"),
+    embeddings=("embeddings", "encoder.relative_attention_bias"),
+)
+_LLAMA = Layout(
+    "layers",
+    AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
+    *("", "Attention", "input_layernorm", "self_attn", ("embed_tokens",)),
+)
+_GPT2 = Layout(
+    *("h", AttentionLayout(("c_attn",), "c_proj", transposed=True), "", "Attention", "ln_1", "attn", ("wte", "wpe"))
+)
 
-# Name of the base model within the classifier, which every site's path starts with -> its layout.
+# Name of the base model within the classifier, which every site's path starts with -> its layout. Where two layouts
+# have one name, the attention block, with which every path ends, stands behind it.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -88,6 +110,10 @@ LAYOUTS = {
     "swin": _SWIN,
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
+    "model.self_attn": _LLAMA,
+    "transformer": _GPT2,
+    "vision_model": _CLIP,
+    "text_model": _CLIP,
 }
 
 
@@ -143,8 +169,13 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(model.drop(model.head(pooled)))
 
 
+def _patches(model: Any, base: Any, state: State) -> Tensor:
+    hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
+    return model.classifier(hidden.mean(dim=1))
+
+
 Readout = Callable[[Any, Any, State], Tensor]
-# Class of the library -> its base model, and what its forward does after the last layer.
+# Class of the library -> its key in LAYOUTS, and what its forward does after the last layer.
 ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "BertForSequenceClassification": ("bert", _pooler),
     "RobertaForSequenceClassification": ("roberta", _head),
@@ -162,25 +193,53 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "MPNetForSequenceClassification": ("mpnet", _head),
     "BeitForImageClassification": ("beit", _beit),
     "SwinForImageClassification": ("swin", _swin),
+    **{
+        f"{name}ForSequenceClassification": ("model.self_attn", last_token)
+        for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")
+    },
+    "GPT2ForSequenceClassification": ("transformer", last_token),
+    "EuroBertForSequenceClassification": ("model.self_attn", pooled),
+    "CLIPForImageClassification": ("vision_model", _patches),
+    "SiglipForImageClassification": ("vision_model", _patches),
 }
+TWO_TOWERS = ("CLIPModel", "SiglipModel")
+"""Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
 
 
+# Bodies that are not named like their classifier.
+_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+
+
+def is_decoder(model: Any) -> bool:
+    """Whether a token sees only those before it."""
+    return ARCHITECTURES[type(model).__name__][1] is last_token
+
+
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    norm = next((getattr(base, name) for name in ("layernorm", "final_norm") if hasattr(base, name)), nn.Identity())
-    return norm(state.hidden)[:, 0]
+    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm") if hasattr(base, name)]
+    return (norms[0] if norms else nn.Identity())(state.hidden)[:, 0]
+
+
+def _last_token(model: Any, base: Any, state: State) -> Tensor:
+    return at_last(state, normed(base, state))
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """What the library does after the last layer, and the number of first tokens it uses (None: all).
 
-    Of a body it is the first token, or of one without a class token their mean.
+    Of a body it is the first token, or of one without a class token their mean. Of decoders it is always the last,
+    whatever the number.
     """
     readout = ARCHITECTURES[type(model).__name__][1]
     if not model.config.num_labels:
-        return (_first_token, 1) if readout is not _swin else (_swin_mean, None)
-    if readout in (_token_and_mean, _swin) or (readout is _beit and model.config.use_mean_pooling):
+        if readout is _swin:
+            return _swin_mean, None
+        return (_last_token if readout is last_token else _first_token), 1
+    if readout is pooled:
+        return readout, 1 if model.classifier_pooling == "bos" else None
+    if readout in (_token_and_mean, _patches, _swin) or (readout is _beit and model.config.use_mean_pooling):
         return readout, None
     if readout is _modern and model.config.classifier_pooling != "cls":
         return readout, None
@@ -216,7 +275,7 @@ def library_model(config: Mapping[str, Any]) -> Any:
     """
     name = class_name(config)
     settings = without_traces(config)
-    labels = settings.get("num_labels")
+    labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
     if type(labels) is not int or labels > _MOST_LABELS:  # the library would make up a name for each of them
         raise InputError(f"{name} has {shown(labels)} labels")
     cls = getattr(transformers, name)
@@ -240,11 +299,12 @@ def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The modules of a classifier that a body does not have, given the names of its stored tensors: the last layer,
     which is always one of other classes, and what no tensor belongs to."""
     model = meta_model({**config, "num_labels": 2})
-    base, _ = base_of(model)
+    ((prefix, base, _),) = towers_of(model)
     others = [name for name, child in model.named_children() if child is not base and list(child.parameters())]
-    absent = [one for one in others if one.endswith("classifier") or not any(n.startswith(f"{one}.") for n in names)]
+    last = ("classifier", "score")
+    absent = [one for one in others if one.endswith(last) or not any(n.startswith(f"{one}.") for n in names)]
     if getattr(base, "pooler", None) is not None and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
-        absent.append(f"{ARCHITECTURES[type(model).__name__][0]}.pooler")
+        absent.append(f"{prefix}.pooler")
     return absent
 
 
@@ -260,14 +320,8 @@ def _fill_buffers(model: Any) -> None:
 
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
-    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
-    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
-        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
-    heads = getattr(config, "num_attention_heads", 1)
-    if not all(type(n) is int and n > 0 for n in (heads if isinstance(heads, (list, tuple)) else [heads])):
-        raise InputError(f"{name} has {shown(heads)} attention heads")
-    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
-        raise InputError(f"{name} takes {shown(positions)} tokens")
+    for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
+        _check_counts(part, name)
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
@@ -277,12 +331,31 @@ def _check_config(config: Any, name: str) -> None:
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
+    if (problem := problem_of(config)) is not None:
+        raise InputError(f"this {name} is not supported: {problem}")
+
+
+def _check_counts(config: Any, name: str) -> None:
+    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
+    image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
+    if type(image) is int and type(patch) is int and patch > 0:
+        positions = (image // patch) ** 2
+    if type(layers) is not int or not 0 < layers <= _MOST_LAYERS:
+        raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+    heads = getattr(config, "num_attention_heads", 1)
+    if not all(type(n) is int and n > 0 for n in (heads if isinstance(heads, (list, tuple)) else [heads])):
+        raise InputError(f"{name} has {shown(heads)} attention heads")
+    if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
+        raise InputError(f"{name} takes {shown(positions)} tokens")
 
 
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
-    name = type(model).__name__
-    base, layout = base_of(model)
+    for tower in towers_of(model):
+        _check_tower(type(model).__name__, *tower[1:])
+
+
+def _check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
@@ -291,12 +364,19 @@ def _check_layers(model: Any) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
-    expected = (name.partition("For")[0] + layout.core_class, layout.core_class)
+    # Attention that several classes have is named after none of them.
+    own = name.partition("For")[0].removesuffix("Text").removesuffix("Model") + layout.core_class
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
-        if type(core).__name__ not in expected or any(type(p) is not nn.Linear for p in projections):
-            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
-    if problems := relative.problems(model, base):
+        linear = Conv1D if layout.heads.transposed else nn.Linear
+        expected = type(core).__name__ in (own, layout.core_class)
+        if not expected or any(type(p) is not linear for p in projections):
+            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {own}")
+        width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
+        if width and scale and not math.isclose(scale, width**-0.5):
+            what = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({width})"
+            raise InputError(f"this {name} is not supported: {what}")
+    if problems := relative.problems(base):
         raise InputError(f"this {name} is not supported", problems=problems)
 
 
@@ -307,14 +387,17 @@ def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
     return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
 
 
-def base_of(model: Any) -> tuple[Any, Layout]:
-    """The model without its classifier, and its layout."""
-    prefix, _ = ARCHITECTURES[type(model).__name__]
-    return getattr(model, prefix), LAYOUTS[prefix]
+def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
+    """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    name = type(model).__name__
+    keys = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
+    prefixes = [key.partition(".")[0] for key in keys]
+    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in zip(prefixes, keys, strict=True)]
 
 
 def layout_of(path: str) -> Layout:
-    return LAYOUTS[path.partition(".")[0]]
+    prefix, block = path.partition(".")[0], path.rpartition(".")[2]
+    return LAYOUTS.get(f"{prefix}.{block}") or LAYOUTS[prefix]
 
 
 @contextlib.contextmanager
@@ -339,17 +422,26 @@ def class_name(config: Mapping[str, Any]) -> str:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if isinstance(name, str) and name in ARCHITECTURES:
+    if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
-    if body and body[1] in BODIES and hasattr(transformers, body[0]):
-        return BODIES[body[1]]
-    met = _attention_of(name) if isinstance(name, str) else None
+    encoder = None if body is None else _BODIES.get(body[0], body[1])
+    if body and encoder in BODIES and hasattr(transformers, body[0]):
+        return BODIES[encoder]
     raise InputError(
         f"transformers' {shown(names) if name is None else name} is not supported"
-        + (f": its attention is {met}" if met else ""),
-        hint="supported are classifiers and bodies of " + ", ".join(reversed(BODIES)),
+        + (_reason(name) if isinstance(name, str) else ""),
+        hint=f"supported are {', '.join(TWO_TOWERS)}, and classifiers and bodies of {', '.join(reversed(BODIES))}",
     )
+
+
+def _reason(name: str) -> str:
+    """Why a class is refused, behind its name."""
+    if name.startswith("Siglip2"):
+        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
+    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
+    return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 
 
 def _attention_of(name: str) -> str | None:

@@ -1,10 +1,11 @@
-"""transformers' encoders for classification: BERT and its kin, DistilBERT, ELECTRA, and vision transformers."""
+"""transformers' encoders for classification: BERT and its kin, DistilBERT, ELECTRA, vision transformers, and CLIPs."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,26 +18,29 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf import relative
+from hydractl.families.hf import clip, relative
 from hydractl.families.hf.architectures import (
-    ARCHITECTURES,
     LAYOUTS,
+    TWO_TOWERS,
     absent_from,
-    base_of,
     class_name,
     implementation,
+    is_decoder,
     layers_of,
     layout_of,
     library_model,
     meta_model,
     quiet,
     readout_of,
+    towers_of,
     without_traces,
 )
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
     image_collate,
     image_format,
     image_preprocess,
+    padding_of,
     random_tokens,
     text_collate,
     text_preprocess,
@@ -44,7 +48,16 @@ from hydractl.families.hf.inputs import (
     write_tokenizer,
 )
 from hydractl.families.pixels import random_pixels
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, refused_as, write_config
+from hydractl.families.prompts import scaled_cosines
+from hydractl.families.reading import (
+    checkpoint_on_hub,
+    from_hub,
+    published_weights,
+    read_config,
+    refuse_options,
+    refused_as,
+    write_config,
+)
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
@@ -87,6 +100,7 @@ _NEVER = (
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
@@ -94,12 +108,11 @@ _OTHER_TASKS = (
     r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layer|transformer\.layer|layers|encoder\.layers\.\d+\.blocks)\.\d+\."
-_STEM = (
-    *("embeddings.", "embeddings_project."),
-    *("shared_position_bias.", "encoder.rel_embeddings.", "encoder.relative_attention_bias."),
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\.(blocks\.\d+\.)?"
+_NORM = (
+    "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
+    r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
 )
-_NORM = "(sa_layer_norm|output_layer_norm|layernorm_before|layernorm_after|norm1|norm2|attn_norm|mlp_norm)"
 
 
 class HFEncoder(ModelFamily):
@@ -108,18 +121,23 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\.({'|'.join(map(re.escape, _STEM))}|.*\.downsample\.reduction\.)",
-        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)|.*\.downsample\.norm\.|"
-        rf"({'|'.join(LAYOUTS)})\.((pooler\.)?layernorm|final_norm|encoder\.LayerNorm)\.",
-        "attention": rf"{_LAYER}(attention|attn|relative_position_bias)\.",
+        "embed": rf"({'|'.join(LAYOUTS)})\."
+        r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
+        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
+        "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
+        rf"|({'|'.join(LAYOUTS)})\."
+        r"((pooler\.)?layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
+        r"encoder\.LayerNorm)\.",
+        "attention": rf"{_LAYER}(attention|attn|self_attn|relative_position_bias)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
-        "patch": r"\w+\.embeddings\.patch_embeddings\.",
-        "position": r"\w+\.embeddings\.position_embeddings",
-        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens)$",
-        "words": r"\w+\.embeddings\.(word|tok)_embeddings\.",
-        "head": r"(cls_|distillation_)?classifier\.(out_proj\.)?(weight|bias)$",
+        "patch": r"\w+\.embeddings\.patch_embeddings?\.",
+        "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
+        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
+        "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
+        "scale": r"logit_(scale|bias)$",
+        "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
 
     # --- finding a model ----------------------------------------------------------------------------------------------
@@ -134,7 +152,7 @@ class HFEncoder(ModelFamily):
         published_as = published["architectures"][0]
         hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
         weights = published_weights(folder / _WEIGHTS, hint)
-        if not config["num_labels"]:
+        if config.get("num_labels") == 0:
             config["absent"] = absent_from(config, weights.names())
         model = meta_model(config)
         tensors: TensorSource = weights
@@ -142,20 +160,29 @@ class HFEncoder(ModelFamily):
         if set(weights.names()) != set(model.state_dict()):
             # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
             tensors, left = _converted(weights, folder, model)
+        preprocess = _preprocess(folder, model)
+        if is_decoder(model):
+            config = with_padding(config, padding_of(preprocess), str(folder))
         return LoadedModel(
             arch=class_name(config),
             config=config,
             tensors=tensors,
-            preprocess=_preprocess(folder, model),
-            labels=_labels(published, model.config.num_labels),
+            preprocess=preprocess,
+            labels=None if type(model).__name__ in TWO_TOWERS else _labels(published, model.config.num_labels),
             left=left,
         )
 
-    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
-        """``hf:ORG/NAME`` from the hub; safetensors only, never any code of the repository."""
+    def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel | Path:
+        """``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
+
+        Safetensors only, never any code of the repository.
+        """
         hint = "weights of your own open as a folder: model.safetensors beside config.json"
         refuse_options(f"hf:{name}", options, hint)
-        loaded = self.load_folder(download(name, ("config.json", _WEIGHTS), _OTHER_FILES))
+        checkpoint = checkpoint_on_hub(name)
+        if checkpoint is not None:
+            return checkpoint
+        loaded = from_hub(name, self.load_folder, ("config.json", _WEIGHTS), _OTHER_FILES)
         if loaded is None:
             raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
         return loaded
@@ -165,7 +192,7 @@ class HFEncoder(ModelFamily):
     ) -> str:
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
-        if not config["num_labels"]:
+        if config.get("num_labels") == 0:
             document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
             del document["num_labels"]
             document.pop("absent", None)
@@ -173,7 +200,10 @@ class HFEncoder(ModelFamily):
             document["id2label"] = {str(index): label for index, label in enumerate(labels)}
             document["label2id"] = {label: index for index, label in enumerate(labels)}
         write_config(folder / "config.json", document)
-        (write_tokenizer if _is_text(preprocess) else write_processor)(folder, preprocess)
+        if not _is_text(preprocess):
+            write_processor(folder, preprocess)
+        if (texts := preprocess if _is_text(preprocess) else preprocess.get("texts")) is not None:
+            write_tokenizer(folder, texts)
         return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
@@ -184,27 +214,37 @@ class HFEncoder(ModelFamily):
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``bert.encoder.layer.0.attention`` and so on: the block that holds all four projections."""
-        model = meta_model(config)
-        base, layout = base_of(model)
-        prefix, _ = ARCHITECTURES[type(model).__name__]
-        sites = []
-        for path, layer in layers_of(base, layout):
-            block = layer.get_submodule(layout.block)
-            out, core = block.get_submodule(layout.heads.out), block.get_submodule(layout.core)
-            heads = getattr(core, "num_attention_heads", model.config.num_attention_heads)
-            path = ".".join(filter(None, (prefix, path, layout.block)))
-            sites.append(Site(path, heads, out.in_features // heads, out.out_features))
+        model, sites = meta_model(config), []
+        for prefix, base, layout in towers_of(model):
+            tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
+            for path, layer in layers_of(base, layout):
+                block, heads = layer.get_submodule(layout.block), base.config.num_attention_heads
+                heads = heads if isinstance(heads, int) else block.num_attention_heads  # Swin: more in every stage
+                sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
+                weight = block.get_submodule(layout.heads.out).weight
+                d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
+                path = ".".join(filter(None, (prefix, path, layout.block)))
+                sites.append(Site(path, heads, width // heads, d_model, tower, sharing=sharing))
         return sites
 
-    def classes(self, config: Mapping[str, Any]) -> int:
-        """Number of classes of the classifier."""
-        return int(meta_model(config).config.num_labels)
+    def classes(self, config: Mapping[str, Any]) -> int | None:
+        """Number of classes of the classifier; None for a CLIP or SigLIP."""
+        model = meta_model(config)
+        return None if type(model).__name__ in TWO_TOWERS else int(model.config.num_labels)
+
+    def prompts(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+    ) -> Mapping[str, Tensor]:
+        """``{"input_ids": [classes, templates, tokens]}`` by the tokenizer of the checkpoint, perhaps with its mask."""
+        if self.classes(config) is not None:
+            return super().prompts(config, preprocess, labels, templates)
+        return clip.prompts(meta_model(config), preprocess, labels, templates)
 
     def image_shape(self, config: Mapping[str, Any]) -> list[int] | None:
         """Of the patch embedding; DINOv2 stretches its positions to any size."""
         model = meta_model(config)
-        prefix, size = ARCHITECTURES[type(model).__name__][0], _image_size(model)
-        return None if size is None or prefix.startswith("dinov2") else [int(model.config.num_channels), *size]
+        (prefix, base, _), size = towers_of(model)[0], _image_size(model)
+        return None if size is None or prefix.startswith("dinov2") else [int(base.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
         """By the kind of encoder, which every path starts with."""
@@ -213,7 +253,10 @@ class HFEncoder(ModelFamily):
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
         core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
-        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout.p
+        if hasattr(core, "resid_dropout"):
+            return float(core.attn_dropout.p), float(core.resid_dropout.p)
+        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+        rate = getattr(rate, "p", rate)
         return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
@@ -231,29 +274,45 @@ class HFEncoder(ModelFamily):
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
-        base, layout = base_of(model)
-        prefix, (readout, count) = ARCHITECTURES[type(model).__name__][0], readout_of(model)
-        layers = layers_of(base, layout)
-        parts: dict[str, Any] = {
-            "blocks": [partial(_run, layer) for _, layer in layers],
-            "attention_inputs": [partial(_attention_input, layout.norm, layer) for _, layer in layers],
-        }
+        if type(model).__name__ in TWO_TOWERS:
+            return clip.stages(model, _stem)
+        ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
+        layers = [layer for _, layer in layers_of(base, layout)]
+        reads = None if count is None else first_tokens(count)
+        if hasattr(base, "embeddings"):
+            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+        else:
+            kinds = kinds_of_layers(base.config)
+            begin = partial(stem, base, is_decoder(model))
+            blocks = [partial(run, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+            reads = (lambda state: state.context["last"]) if is_decoder(model) else reads
         tower = Stages(
-            stem=partial(_stem, base),
-            block_paths=[f"{prefix}.{path}" for path, _ in layers],
-            stem_prefixes=tuple(f"{prefix}.{name}" for name in (*_STEM, "encoder.LayerNorm.")),
+            stem=begin,
+            blocks=blocks,
+            block_paths=[f"{prefix}.{path}" for path, _ in layers_of(base, layout)],
+            stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=lambda state: readout(model, base, state),
-            reads=None if count is None else first_tokens(count),
-            per_sample=("attention_mask", "sliding_attention", "tokens"),
+            attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
+            reads=reads,
+            per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.per_member(base),
-            **(relative.swin_parts(base, prefix) if prefix == "swin" else parts),
         )
-        return [tower]
+        return [replace(tower, **relative.swin_parts(base, prefix)) if prefix == "swin" else tower]
+
+    def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
+        """Of a CLIP or SigLIP, ``[B, classes]`` from features of images and classes."""
+        return scaled_cosines(model, *outputs) if len(outputs) > 1 else outputs[0]
+
+    def sample_features(self, model: Any, inputs: Any) -> Tensor:
+        """By ``get_image_features``."""
+        return torch.nn.functional.normalize(model.get_image_features(inputs).pooler_output, dim=-1)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
         """The library's tokenizer on texts or pairs of texts, its image processor on PIL images."""
+        if "texts" in preprocess:
+            text_collate(preprocess["texts"])  # refuses what it does not understand
         return text_collate(preprocess) if _is_text(preprocess) else image_collate(preprocess)
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
@@ -276,13 +335,37 @@ class HFEncoder(ModelFamily):
         """By transformers' own initialisation."""
         return library_model(config)
 
+    def too_long(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
+    ) -> tuple[int, int]:
+        """By the tokenizer of the checkpoint, whose marks of start and end count."""
+        if self.classes(config) is not None:
+            return super().too_long(config, preprocess, texts)
+        collate = text_collate(preprocess["texts"])
+        return collate.cut(texts), collate.max_length
+
+    def judges_each_pair(self, model: Any) -> bool:
+        """Of SigLIP."""
+        return hasattr(model, "logit_bias")
+
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
+        sites = self.sites(config)
+        small = {**config, "num_attention_heads": heads, "head_dim": sites[0].head_dim}
+        try:
+            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+        except InputError:  # the width of the model is no multiple of the number of heads
+            return None
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``."""
+        """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
+        if class_name(config).startswith("GPT2"):
+            return {**config, "resid_pdrop": rate, "embd_pdrop": rate}
         key = next((name for name in ("hidden_dropout_prob", "dropout") if name in config), None)
         if key is None:
             raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
@@ -304,6 +387,8 @@ def _stem(base: Any, inputs: Any) -> State:
         mask = None
         hidden = base.embeddings(pixels)
         hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # Swin: and its rows and columns
+        if hasattr(base, "pre_layrnorm"):
+            hidden = base.pre_layrnorm(hidden)
     if mask is not None and mask.is_meta:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
     given = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
@@ -346,6 +431,8 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
             raise InputError(f"{origin} comes with {what} ({key}), which hydractl never uses", hint=hint)
     config = without_traces(published)
     name = class_name(config)
+    if name in TWO_TOWERS:
+        return config
     if config["architectures"] != [name]:  # a body, perhaps with the head of another task
         config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
@@ -412,24 +499,26 @@ def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, stored: Mapping[str, 
 
 def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     """The tokenizer or the image processor of a folder."""
-    prefix, config = ARCHITECTURES[type(model).__name__][0], model.config
-    if prefix not in _PROCESSORS:
-        # RoBERTa counts positions from behind the padding token's number.
+    (prefix, base, _), config = towers_of(model)[0], model.config
+    if config.model_type not in _PROCESSORS:
+        # RoBERTa counts positions from behind the padding token's number, MPNet from behind 1.
         skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 2 if prefix == "mpnet" else 0
-        types = getattr(config, "type_vocab_size", 1)
-        return text_preprocess(folder, config.max_position_embeddings - skipped, config.vocab_size, types)
+        types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
+        positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
+        return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)
-    return image_preprocess(folder, _PROCESSORS[prefix], config.num_channels, size)
+    preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size)
+    return {**preprocess, "texts": clip.text_preprocess_of(folder, model)} if len(towers_of(model)) > 1 else preprocess
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the patch embedding; None for a model of texts."""
-    prefix = ARCHITECTURES[type(model).__name__][0]
-    if prefix not in _PROCESSORS:
+    if model.config.model_type not in _PROCESSORS:
         return None
-    patches = model.get_submodule(prefix).embeddings.patch_embeddings
-    size = getattr(patches, "image_size", model.config.image_size)
+    _, base, _ = towers_of(model)[0]
+    patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
+    size = getattr(patches, "image_size", base.config.image_size)
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
 

@@ -43,22 +43,37 @@ _NEEDED = {
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
-PROCESSORS = ("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor")
+PROCESSORS = (
+    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor"),
+)
 _PROCESSOR_FILE = "preprocessor_config.json"
+_PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
 _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: int) -> dict[str, Any]:
+def text_preprocess(
+    folder: Path,
+    positions: int,
+    vocabulary: int,
+    always: Sequence[str],
+    named: Sequence[str] = (),
+    padding: int | None = None,
+    ends: bool = False,
+) -> dict[str, Any]:
     """The tokenizer of a published folder with its settings.
 
     Args:
         folder: holds ``tokenizer.json``, or what the library can make one of.
         positions: how many tokens the model can take.
         vocabulary: how many tokens it knows.
-        token_types: how many kinds of segment it tells apart; below 2, the model is given no ``token_type_ids``.
+        always: what the model is given of a text: ``input_ids``, perhaps ``attention_mask``.
+        named: what it is given beside where the tokenizer names it among its outputs.
+        padding: the number of the padding token that the model knows.
+        ends: whether a tokenizer without a padding token takes that one, or else the one that ends a text.
 
     Raises:
         InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
@@ -67,7 +82,7 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
     _check_tokens(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = _opened(folder)
     problems = []
     files = {kind: name for kind, name in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"}
     if not (folder / "tokenizer.json").exists() and not all((folder / name).exists() for name in files.values()):
@@ -77,6 +92,8 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
     if type(tokenizer.model_max_length) not in (int, float) or not tokenizer.model_max_length >= 1:
         problems.append(f"its model_max_length is {shown(tokenizer.model_max_length)}")
+    if ends and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token if padding is None else tokenizer.convert_ids_to_tokens(padding)
     if tokenizer.pad_token is None:
         problems.append("it has no padding token")
     if len(tokenizer) > vocabulary:
@@ -89,7 +106,6 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
     rust.no_padding()
     text = rust.to_str()
     _check_size(text, folder)
-    wanted = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types > 1 else [])]
     longest = int(min(tokenizer.model_max_length, positions))
     return {
         "kind": "text",
@@ -100,13 +116,22 @@ def text_preprocess(folder: Path, positions: int, vocabulary: int, token_types: 
             "padding_side": tokenizer.padding_side,
             "truncation_side": tokenizer.truncation_side,
             "pad_token_type_id": tokenizer.pad_token_type_id,
-            "model_input_names": [
-                name for name in wanted if name != "token_type_ids" or name in tokenizer.model_input_names
-            ],
+            "model_input_names": [*always, *(name for name in named if name in tokenizer.model_input_names)],
             "model_max_length": longest,
             "vocab_size": len(tokenizer),
         },
     }
+
+
+def _opened(folder: Path) -> Any:
+    """The tokenizer of a folder as the library opens it; of SigLIP's, which runs in Python, the one of its file."""
+    named = (read_config(folder / "tokenizer_config.json") or {}).get("tokenizer_class")
+    if named != "SiglipTokenizer" or not (folder / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
+        raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {named} removes")
+    return tokenizer
 
 
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
@@ -121,6 +146,11 @@ def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     if type(length) is not int or not least <= length <= longest:
         raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
     return TextCollate(tokenizer, length)
+
+
+def padding_of(preprocess: Mapping[str, Any]) -> int:
+    """The number of the padding token."""
+    return int(_tokenizer(_settings(preprocess)).pad_token_id)
 
 
 class TextCollate:
@@ -173,6 +203,23 @@ def _row(sample: Any) -> tuple[str, ...]:
     if len(row) not in (1, 2) or not all(map(_is_text, row)):
         raise InputError(f"this is no text that can be tokenized: {shown(row)}")
     return row
+
+
+def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[str, Tensor]:
+    """Tokens int64 ``[len(texts), T]`` of the prompts of classes.
+
+    Args:
+        preprocess: as of :func:`text_preprocess`.
+        texts: the prompts.
+        whole: whether T is ``max_length``; else it is that of the longest text, and at most that.
+
+    Raises:
+        InputError: for preprocessing that describes no tokenizer.
+    """
+    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
+    tokenizer, padding = _tokenizer(_settings(preprocess)), "max_length" if whole else "longest"
+    options: dict[str, Any] = {"max_length": preprocess["max_length"], "truncation": True, "return_tensors": "pt"}
+    return dict(tokenizer(list(texts), padding=padding, **options))
 
 
 def random_tokens(preprocess: Mapping[str, Any], batch: int, seed: int) -> dict[str, Tensor]:
@@ -265,7 +312,7 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
     if not wrong:
         wrong += [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
         names = settings["model_input_names"]
-        if names not in (["input_ids", "attention_mask"], ["input_ids", "attention_mask", "token_type_ids"]):
+        if not names or names != ["input_ids", "attention_mask", "token_type_ids"][: len(names)]:
             wrong.append("model_input_names")
         if not all(isinstance(token, str) for token in settings["special_tokens"].values()):
             wrong.append("special_tokens")
@@ -303,18 +350,20 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
     Raises:
         InputError: for a processor that is unknown or does not fit the model.
     """
-    if (folder / _PROCESSOR_FILE).exists():
-        with refused_as(f"transformers cannot read {folder / _PROCESSOR_FILE}"):
+    file = next((folder / name for name in _PROCESSOR_FILES if (folder / name).exists()), None)
+    if file is not None:
+        with refused_as(f"transformers cannot read {file}"):
             processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     else:
         processor = getattr(transformers, default)()
         if size is not None:
-            height, width = size
+            (height, width), edge = size, processor.size.shortest_edge
             if getattr(processor, "do_center_crop", False):
-                # The defaults of these classes crop 224 of 256 pixels; the same share of another size.
+                # DeiT's default crops 224 of 256 pixels, CLIP's all of them; the same share of another size.
+                share = (edge or processor.size.height) / processor.crop_size.height
                 processor.crop_size = {"height": height, "width": width}
-                height, width = round(height * 256 / 224), round(width * 256 / 224)
-            processor.size = {"height": height, "width": width}
+                height, width = round(height * share), round(width * share)
+            processor.size = {"shortest_edge": height} if edge else {"height": height, "width": width}
     # Through JSON, so that what is used now is what a checkpoint will say.
     settings = json.loads(processor.to_json_string())
     shape = _try(_processor(settings), channels)

@@ -164,9 +164,9 @@ def per_member(base: Any) -> tuple[str, ...]:
     return {"MPNetModel": PER_MEMBER[1:2], "DebertaV2Model": PER_MEMBER[2:]}.get(kind, ())
 
 
-def problems(model: Any, base: Any) -> list[str]:
+def problems(base: Any) -> list[str]:
     """Why the heads of an encoder with relative terms cannot be taken apart, or are not what they say."""
-    kind, config, found = type(base).__name__, model.config, []
+    kind, config, found = type(base).__name__, base.config, []
     if kind == "DebertaV2Model":
         if base.encoder.conv is not None:
             found.append("it has a convolution beside its first layer (conv_kernel_size)")

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.open_clip.inputs import (
-    filled_templates,
     image_collate,
     image_preprocess,
     pooled_at,
@@ -31,7 +30,8 @@ from hydractl.families.open_clip.inputs import (
 )
 from hydractl.families.open_clip.models import SECTIONS, blocks_of, skeleton, text_stages, text_tower, visual_stages
 from hydractl.families.pixels import random_pixels
-from hydractl.families.reading import download, published_weights, read_config, refuse_options, write_config
+from hydractl.families.prompts import filled_templates, scaled_cosines
+from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Site
 
@@ -120,7 +120,7 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        loaded = self.load_folder(download(repo, [CONFIG, WEIGHTS]))
+        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS])
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
         if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
@@ -178,7 +178,7 @@ class OpenClip(ModelFamily):
         return None
 
     def prompts(
-        self, config: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
         """``{"text": [classes, templates, tokens]}``, by open_clip's own tokenizer.
 
@@ -210,9 +210,11 @@ class OpenClip(ModelFamily):
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
-        images, classes = outputs
-        logits = model.logit_scale.exp() * images @ classes.T
-        return logits if model.logit_bias is None else logits + model.logit_bias
+        return scaled_cosines(model, *outputs)
+
+    def sample_features(self, model: Any, inputs: Tensor) -> Tensor:
+        """By ``encode_image``."""
+        return model.encode_image(inputs, normalize=True)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -235,7 +237,9 @@ class OpenClip(ModelFamily):
         settings = {key: value for key, value in config.items() if key != "custom_text"}
         return type(skeleton(config))(**settings)
 
-    def too_long(self, config: Mapping[str, Any], texts: Sequence[str]) -> tuple[int, int]:
+    def too_long(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
+    ) -> tuple[int, int]:
         """By open_clip's own tokenizer, whose marks of start and end count."""
         tokenizer = tokenizer_of(config)
         most = tokenizer.context_length

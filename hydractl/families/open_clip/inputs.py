@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import open_clip
@@ -15,7 +14,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preproc
 from PIL import Image
 from torch import Tensor
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 from hydractl.families.pixels import images_of, in_mode, is_size
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import canonical_json, shown
@@ -28,7 +27,6 @@ _CHOICES = {
 _FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
 # The other settings of the tokenizer name a file of this machine, or drop words by chance.
 _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
-_PLACE = re.compile(r"\{label\}|\{\}")
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -140,28 +138,6 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
     except Exception as error:
         text = shown(canonical_json(settings), 200)
         raise InputError(f"open_clip cannot make a SimpleTokenizer of {text}") from error
-
-
-def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Every template of the first class, then of the second, and so on.
-
-    Raises:
-        UsageError: for templates without a place for the name, or with braces that mean something else.
-    """
-    problems = []
-    for template in templates:
-        rest, places = _PLACE.subn("", template)
-        if not places:
-            problems.append(f"prompt {template!r} has no place for the class name")
-        elif "{" in rest or "}" in rest:
-            problems.append(f"prompt {template!r} has braces that are no place for the class name")
-    if problems:
-        hint = "write {label} where the name goes: 'A photo of a {label}.'"
-        raise UsageError(problems[0], hint=hint, problems=problems if len(problems) > 1 else ())
-    if not labels or not templates:
-        raise UsageError("prompts need class names and templates")
-    # Between the places, because a name may hold what looks like one.
-    return [label.join(_PLACE.split(template)) for label in labels for template in templates]
 
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:

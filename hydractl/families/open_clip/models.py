@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from hydractl.errors import InputError
 from hydractl.families.base import Stages, State, first_tokens
 from hydractl.families.open_clip.inputs import tokenizer_of
+from hydractl.families.prompts import mean_features
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
 
@@ -255,8 +256,7 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
         features = projection(features)
     elif projection is not None:
         features = features @ projection
-    features = F.normalize(features, dim=-1).reshape(*text.shape[:2], -1).mean(dim=1)
-    return features / features.norm(dim=1, keepdim=True)
+    return mean_features(features, text.shape[1])
 
 
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hydractl.model.projections import Packing
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.base import added_names
 
@@ -42,16 +43,15 @@ class RankOne(nn.Module):
 
 
 class OnProjections(RankOne):
-    """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``, a pair of factors each."""
+    """For a bank's queries, keys and values, a pair of factors each."""
 
-    def __init__(self, weight: Tensor, heads: int) -> None:
+    def __init__(self, weight: Tensor, packing: Packing) -> None:
         super().__init__(weight, 3)
-        self.heads = heads
+        self.packing = packing
 
     def forward(self, weight: Tensor) -> Tensor:
-        s = self.s.view(3, self.heads, -1, 1).transpose(0, 1)  # [h, 3, dk, 1]
-        r = self.r.view(3, 1, -1)  # [3, 1, d]
-        return weight * (s * r).flatten(0, 2)
+        pairs = zip(self.s.split(self.packing.rows), self.r.chunk(3), strict=True)
+        return weight * self.packing.join_rows(torch.outer(s, r) for s, r in pairs)
 
 
 class BatchEnsemble:
@@ -76,7 +76,7 @@ class BatchEnsemble:
             bank = attention.only.bank
             if not bank.heads:
                 continue
-            put(bank, "qkv", OnProjections(bank.qkv.detach(), bank.heads))
+            put(bank, "qkv", OnProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
             if bank.gate is not None:
                 put(bank, "gate", RankOne(bank.gate.detach()))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hydractl.model.projections import Packing
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.base import added_names
 
@@ -45,16 +46,17 @@ class LowRank(nn.Module):
 
 
 class OnProjections(LowRank):
-    """For a bank's queries, keys and values, ``[heads * 3 * head_dim, d_model]``."""
+    """For a bank's queries, keys and values; B ``[n, r]`` of all their rows, where heads share keys."""
 
-    def __init__(self, heads: int, weight: Tensor, rank: int, alpha: float) -> None:
+    def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__(weight, rank, alpha, 3)
-        self.heads = heads
+        self.packing = packing
+        if packing.keys is not None:
+            self.b = nn.Parameter(weight.new_zeros((weight.shape[0], rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        # [3, h * dk, d] -> [h, 3, dk, d] -> [h * 3 * dk, d]
-        delta = (self.scale * (self.b @ self.a)).unflatten(1, (self.heads, -1)).transpose(0, 1)
-        return weight + delta.flatten(0, 2)
+        b = self.b if self.packing.keys is None else self.b.split(self.packing.rows)
+        return weight + self.packing.join_rows(self.scale * (b @ a) for b, a in zip(b, self.a, strict=True))
 
 
 class LoRA:
@@ -76,7 +78,7 @@ class LoRA:
             if not bank.heads:
                 continue
             for name, added in (
-                ("qkv", OnProjections(bank.heads, bank.qkv.detach(), self.rank, self.alpha)),
+                ("qkv", OnProjections(bank.packing, bank.qkv.detach(), self.rank, self.alpha)),
                 ("out", LowRank(bank.out.detach(), self.rank, self.alpha)),
             ):
                 added.draw(generator)

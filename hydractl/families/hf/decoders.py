@@ -1,0 +1,141 @@
+"""transformers' decoders with a classifier at the last token (Llama and its kin, GPT-2), and encoders built like them.
+
+A token sees those before it, perhaps within a window. Heads of queries may share keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydractl.errors import InputError
+from hydractl.families.base import State
+from hydractl.jsonio import shown
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
+"""As of :attr:`hydractl.families.base.Stages.per_sample`."""
+
+_BY_LENGTH = ("dynamic", "longrope")  # whose angles depend on how long the texts of a batch are
+
+
+def problem_of(config: Any) -> str | None:
+    """Why a configuration cannot be opened, or None."""
+    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
+    by_length = sorted({*_BY_LENGTH} & {str(one.get("rope_type")) for one in each})
+    if keys is not None and (type(keys) is not int or keys < 1 or heads % keys):
+        return f"{heads} heads cannot share {shown(keys)} heads of keys and values"
+    if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
+        return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens see those behind them too (use_bidirectional_attention)"
+    if by_length:
+        return f"its rotary positions depend on the length of a text (rope_type {by_length[0]})"
+    return None
+
+
+def kinds_of_layers(config: Any) -> Sequence[str]:
+    """Of each layer, whether its tokens see all before them or those in a window."""
+    if hasattr(type(config), "layer_types"):
+        return list(config.layer_types)
+    kind = _FULL if getattr(config, "sliding_window", None) is None else _SLIDING
+    return [kind] * config.num_hidden_layers
+
+
+def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
+    """Embeddings, the masks and angles of each kind of layer, and where each sample ends."""
+    ids, tokens, config = inputs["input_ids"], inputs.get("attention_mask"), base.config
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]: padding has positions too
+    hidden = base.drop(base.wte(ids) + base.wpe(positions)) if hasattr(base, "wpe") else base.embed_tokens(ids)
+    kinds = dict.fromkeys(kinds_of_layers(config))
+    windows = {kind: config.sliding_window if kind == _SLIDING else None for kind in kinds}
+    context: dict[str, Any] = {kind: _mask(ids, tokens, causal, window) for kind, window in windows.items()}
+    if hasattr(base, "rotary_emb"):
+        own = isinstance(getattr(base.rotary_emb, "rope_type", None), dict)  # each kind of layer its own angles
+        angles = {kind: base.rotary_emb(hidden, positions, *([kind] if own else [])) for kind in kinds}
+        context["angles"] = angles
+    return State(hidden, {**context, "tokens": tokens, "last": _last(config, ids) if causal else None})
+
+
+def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+    """Which tokens each token sees, ``[B, 1, T, T]``; None: all."""
+    samples, length = ids.shape
+    seen = None if tokens is None else tokens[:, None, None, :].bool().expand(-1, -1, length, -1)
+    if not causal:
+        return seen
+    back = torch.arange(length, device=ids.device)
+    back = back[:, None] - back[None]  # [T, T]: how far a key is behind a query
+    visible = (back >= 0) if window is None else (back >= 0) & (back < window)
+    visible = visible.expand(samples, 1, -1, -1)
+    # A token sees itself, also one of padding before a text, which nothing is read from: else it would see none.
+    return visible if seen is None else visible & (seen | (back == 0))
+
+
+def _last(config: Any, ids: Tensor) -> Tensor:
+    """The last token of each sample that is none of padding, ``[B, 1]``, as the library finds it."""
+    length = torch.arange(ids.shape[1], device=ids.device)
+    if config.pad_token_id is None:
+        if ids.shape[0] > 1:
+            raise InputError(
+                "texts of unequal length cannot be read together without a padding token",
+                hint="set pad_token_id in config.json",
+            )
+        return length[None, -1:]
+    return (length * (ids != config.pad_token_id)).argmax(-1, keepdim=True)
+
+
+def run(layer: Any, kind: str, state: State) -> State:
+    """One layer of the library."""
+    given = {"attention_mask": state.context[kind]}
+    if "angles" in state.context:
+        given["position_embeddings"] = state.context["angles"][kind]
+    return State(layer(state.hidden, **given), state.context)
+
+
+def normed(base: Any, state: State) -> Tensor:
+    """The state after the last norm."""
+    return (base.ln_f if hasattr(base, "ln_f") else base.norm)(state.hidden)
+
+
+def at_last(state: State, values: Tensor) -> Tensor:
+    """Of something of every token ``[B, T, n]``, that of the last: ``[B, n]``."""
+    if "read" in state.context:
+        return values[:, 0]
+    return values.gather(1, state.context["last"][:, :, None].expand(-1, -1, values.shape[2]))[:, 0]
+
+
+def last_token(model: Any, base: Any, state: State) -> Tensor:
+    """As ``GenericForSequenceClassification`` of the library."""
+    return at_last(state, model.score(normed(base, state)))
+
+
+def pooled(model: Any, base: Any, state: State) -> Tensor:
+    """As ``EuroBertForSequenceClassification`` of the library."""
+    hidden, tokens = normed(base, state), state.context["tokens"]
+    if model.classifier_pooling == "bos":
+        return model.classifier(model.activation(model.dense(hidden[:, 0])))
+    weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
+    if model.classifier_pooling == "late":
+        hidden = model.classifier(model.activation(model.dense(hidden)))
+    mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+    return mean if model.classifier_pooling == "late" else model.classifier(model.activation(model.dense(mean)))
+
+
+def with_padding(config: Mapping[str, Any], padding: int, origin: str) -> dict[str, Any]:
+    """A configuration that knows by which token texts are padded; the library looks for the last other one.
+
+    Raises:
+        InputError: it names another.
+    """
+    known = config.get("pad_token_id")
+    if known not in (None, padding):
+        raise InputError(
+            f"{origin}: the tokenizer pads with token {padding}, config.json has pad_token_id {shown(known)}",
+            hint=f"set pad_token_id to {padding} in config.json if the model was trained so",
+        )
+    return {**config, "pad_token_id": padding}

@@ -1,0 +1,49 @@
+"""What models that compare images with texts have in common: prompts of class names, and logits of both features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from hydractl.errors import UsageError
+
+_PLACE = re.compile(r"\{label\}|\{\}")
+
+
+def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Every template of the first class, then of the second, and so on.
+
+    Raises:
+        UsageError: for templates without a place for the name, or with braces that mean something else.
+    """
+    problems = []
+    for template in templates:
+        rest, places = _PLACE.subn("", template)
+        if not places:
+            problems.append(f"prompt {template!r} has no place for the class name")
+        elif "{" in rest or "}" in rest:
+            problems.append(f"prompt {template!r} has braces that are no place for the class name")
+    if problems:
+        hint = "write {label} where the name goes: 'A photo of a {label}.'"
+        raise UsageError(problems[0], hint=hint, problems=problems if len(problems) > 1 else ())
+    if not labels or not templates:
+        raise UsageError("prompts need class names and templates")
+    # Between the places, because a name may hold what looks like one.
+    return [label.join(_PLACE.split(template)) for label in labels for template in templates]
+
+
+def mean_features(features: Tensor, prompts: int) -> Tensor:
+    """``[classes, D]``: the normalised mean of the normalised features ``[classes * prompts, D]`` of each class."""
+    features = F.normalize(features, dim=-1).unflatten(0, (-1, prompts)).mean(dim=1)
+    return features / features.norm(dim=1, keepdim=True)
+
+
+def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:
+    """Logits ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
+    logits = model.logit_scale.exp() * images @ classes.T
+    bias = getattr(model, "logit_bias", None)
+    return logits if bias is None else logits + bias

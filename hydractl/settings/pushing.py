@@ -1,0 +1,49 @@
+"""The options of ``push``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from hydractl.settings.common import Common
+from hydractl.settings.option import option
+
+hub_option = partial(option, "Hub")
+
+
+@dataclass(kw_only=True)
+class PushSettings(Common):
+    """Options of ``push``; ``model`` is what is pushed and where to."""
+
+    verb: ClassVar[str] = "push"
+    many_models: ClassVar[bool] = True
+    models_help: ClassVar[str] = "A checkpoint or a published folder, and hf:ORG/NAME[@BRANCH] to push it to"
+    lacks: ClassVar[tuple[str, ...]] = (
+        *("output", "data", "limit", "max_length", "labels", "prompt", "tower", "arch"),
+        *("device", "workers", "seed"),
+    )
+
+    card: str | None = hub_option(
+        "A model card with results, as eval --card writes it [default: a card without results]",
+        metavar="FILE",
+        often=True,
+    )
+    license: str | None = hub_option(
+        "Licence of the weights, by the Hub's identifier, such as apache-2.0 [default: the card names none]",
+        metavar="ID",
+        often=True,
+    )
+    base_model: str | None = hub_option(
+        "The model whose weights these go back to [default: the repository they came from, if they came from the Hub]",
+        metavar="ORG/NAME",
+        often=True,
+    )
+    private: bool = hub_option("Create the repository as a private one", False, often=True)
+    message: str | None = hub_option("Commit message [default: Add FILE]", metavar="TEXT", often=True)
+
+    def conflicts(self) -> list[str]:
+        """What is pushed, and where to."""
+        if len(self.model) == 2 and self.model[1].startswith("hf:") and len(self.model[1]) > 3:
+            return []
+        return [f"push takes a file or folder and hf:ORG/NAME, not {' '.join(self.model) or 'nothing'}"]

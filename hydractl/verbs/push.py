@@ -1,0 +1,63 @@
+"""``hydractl push``: a checkpoint or a published folder, and its card, into a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hydractl.errors import InputError, UsageError
+from hydractl.exports.hub import CARD, Destination, files_of, push
+from hydractl.families.reading import named
+from hydractl.files.checkpoint import sha256_file
+from hydractl.log import Log
+from hydractl.model.source import ModelOptions, Source, open_source
+from hydractl.report.eval_card import hub_card
+from hydractl.settings.pushing import PushSettings
+from hydractl.verbs.outcome import Outcome
+
+SCHEMA = "hydractl.push/1"
+
+
+def run(settings: PushSettings, log: Log) -> Outcome:
+    """Upload the files and their card in one commit."""
+    what, where = Path(settings.model[0]), settings.model[1]
+    repo, branch, file = named(where.removeprefix("hf:"))
+    if file is not None:
+        raise UsageError(
+            f"{where} names a file; it is called {what.name} there", hint=f"hydractl push {what} hf:{repo}"
+        )
+    if not what.exists():
+        raise InputError(f"no such file or folder: {what}")
+    source = open_source(str(what), ModelOptions(bodies=True))
+    files: dict[str, Path | bytes] = {**files_of(what), CARD: _card(settings, source, repo)}
+    described = [{"path": name, "bytes": _size(content), "sha256": _sha256(content)} for name, content in files.items()]
+    document = {"schema": SCHEMA, "model": source.name, "repository": repo, "branch": branch, "files": described}
+    if settings.dry_run:
+        return Outcome({**document, "dry_run": True})
+    log.info(f"uploading {', '.join(files)} to {repo}")
+    message = settings.message or f"Add {what.name}"
+    commit, uploaded = push(files, Destination(repo, branch, settings.private, message, settings.force))
+    return Outcome({**document, "commit": commit, "uploaded": uploaded, "pinned": f"hf:{repo}@{commit}"})
+
+
+def _card(settings: PushSettings, source: Source, repo: str) -> bytes:
+    """The card of the repository."""
+    written, beside = None, Path(settings.model[0]) / CARD
+    card = settings.card or (str(beside) if beside.exists() else None)
+    if card is not None:
+        try:
+            written = Path(card).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the card {card}", hint="eval --card FILE.md writes one") from error
+    named = {None: "zero-shot-image-classification", 0: "feature-extraction"}
+    task = named.get(source.family.classes(source.description.config), f"{source.description.reads}-classification")
+    said = {"license": settings.license, "base_model": settings.base_model}
+    return hub_card(source.description, task, repo, written, **said)
+
+
+def _size(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _sha256(content: Path | bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_file(content)

@@ -1,0 +1,119 @@
+"""Pushing to the Hub and opening from it, against a server that speaks its protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.errors import InputError, OutputError, UsageError
+from hydractl.files.checkpoint import sha256_file
+from tests.fake_hub import Hub, serving
+from tests.pico import SMALL
+
+REPO = "me/hydra-vit"
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # between two libraries
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving() as (hub, address):
+        settings = {"ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True}
+        settings["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {**settings, "HF_HUB_OFFLINE": False}.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+        huggingface_hub.close_session()
+        monkeypatch.chdir(tmp_path)
+        hydractl.save(hydractl.open(f"timm:vit_tiny_patch16_224?{SMALL}"), "vit.st")
+        yield hub
+    huggingface_hub.close_session()
+
+
+def test_a_checkpoint_there_and_back(hub: Hub) -> None:
+    made = hydractl.prune("vit.st", method="magnitude", keep=2, output="a.st")
+    document = hydractl.push(made, REPO, license="apache-2.0", base_model="timm/vit_tiny", message="First")
+    assert document["uploaded"] == ["README.md", "a.st"] and document["commit"] == hub.sha(REPO)
+    assert hub.messages == ["First"] and len(hub.commits[REPO]) == 2
+    assert list(hub.large.values()) == [Path("a.st").read_bytes()]
+    card = ModelCard(hub.commits[REPO][-1]["README.md"].decode())
+    assert (card.data.license, card.data.base_model) == ("apache-2.0", "timm/vit_tiny")
+    assert card.data.pipeline_tag == "image-classification"
+    assert f'hydractl.load("hf:{REPO}")' in card.text and "6 of 9" in card.text
+    for name in (REPO, f"{REPO}@{hub.sha(REPO)}", f"{REPO}/a.st", f"{REPO}@{hub.sha(REPO)}/a.st"):
+        assert hydractl.open(f"hf:{name}").source.sha256 == sha256_file("a.st"), name
+    pulled, own = hydractl.load(f"hf:{REPO}", device="cpu"), hydractl.load("a.st", device="cpu")
+    inputs = own.example_inputs(2)
+    assert torch.equal(pulled(inputs), own(inputs))
+
+
+def test_what_is_there_already_is_not_uploaded_again_nor_replaced(hub: Hub) -> None:
+    first = hydractl.push("vit.st", REPO)
+    assert hydractl.push("vit.st", REPO)["uploaded"] == [] and len(hub.commits[REPO]) == 2
+    before = hub.commits[REPO][-1]
+    Path("b").mkdir()
+    hydractl.prune("vit.st", method="magnitude", keep=2, output="b/vit.st")
+    with pytest.raises(OutputError, match=r"another README.md and another vit.st"):
+        hydractl.push("b/vit.st", REPO)
+    assert hub.commits[REPO][-1] is before
+    again = hydractl.push("b/vit.st", REPO, force=True)
+    assert again["uploaded"] == ["README.md", "vit.st"]
+    for pinned, file in ((first["pinned"], "vit.st"), (again["pinned"], "b/vit.st")):
+        assert hydractl.open(pinned).source.sha256 == sha256_file(file)
+
+
+@pytest.mark.parametrize("step", ["create", "preupload", "batch", "large", "commit"])
+def test_a_broken_upload_leaves_nothing(hub: Hub, step: str) -> None:
+    hydractl.push("vit.st", REPO)
+    before = list(hub.commits[REPO])
+    hydractl.prune("vit.st", method="magnitude", keep=2, output="b.st")
+    hub.fails_at = step
+    if step == "create":
+        hub.commits.clear()
+    with pytest.raises(InputError, match="cannot push to me/hydra-vit"):
+        hydractl.push("b.st", REPO, force=True)
+    assert hub.commits == ({} if step == "create" else {REPO: before})
+
+
+def test_a_published_folder_and_the_card_of_an_eval(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("test.npz", x=np.zeros((6, 16, 16, 3), np.uint8), y=np.arange(6) % 5)
+    assert main(["eval", "vit.st", "--data", "test.npz", "-o", "e.json", "--card", "card.md", "-q"]) == 0
+    zeroed = ["--layout", "zeroed", "-o", "f/", "-q"]
+    assert main(["prune", "vit.st", "--method", "magnitude", "--keep", "2", *zeroed]) == 0
+    assert main(["push", "f", f"hf:{REPO}", "--card", "card.md", "--dry-run", "-q"]) == 0
+    assert REPO not in hub.commits
+    assert main(["push", "f", f"hf:{REPO}", "--card", "card.md", "--private", "-q"]) == 0
+    assert hub.private == {REPO} and "model.safetensors" in hub.commits[REPO][-1]
+    card = hub.commits[REPO][-1]["README.md"].decode()
+    metrics = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"]
+    assert any(m["type"] == "accuracy" for r in metrics for m in r["metrics"]) and "## Results" in card
+    assert f"hf:{REPO}@" in capsys.readouterr().out
+
+
+def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.st", "b.st"):
+        hydractl.prune("vit.st", method="random", keep=2, output=name)
+        hydractl.push(name, REPO, force=True)
+    with pytest.raises(InputError, match=r"2 checkpoints: a.st, b.st") as error:
+        hydractl.open(f"hf:{REPO}")
+    assert error.value.hint == f"name one: hf:{REPO}/a.st"
+    hub.commits["me/empty"] = [{}]
+    with pytest.raises(InputError, match=r"neither a published model \(config.json\) nor a checkpoint"):
+        hydractl.open("hf:me/empty")
+    with pytest.raises(UsageError, match="push takes a file or folder and hf:ORG/NAME, not a.st"):
+        hydractl.push("a.st", "")
+    with pytest.raises(UsageError, match="names no repository"):
+        hydractl.push("a.st", "a b")
+    # Without a connection, what is in the cache opens.
+    opened = hydractl.open(f"hf:{REPO}/a.st").source.sha256
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    huggingface_hub.close_session()
+    assert hydractl.open(f"hf:{REPO}/a.st").source.sha256 == hydractl.open(f"hf:{REPO}").source.sha256 == opened

@@ -1,0 +1,191 @@
+"""transformers' CLIP and SigLIP: folders, classifiers of image towers and refusals, against the library itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydractl.errors import InputError
+from hydractl.families import get_family
+from hydractl.files.checkpoint import MappedTensors
+from hydractl.files.description import Description
+from hydractl.files.header import tensor_info
+from hydractl.heads.mask import HeadMask
+from hydractl.model.cost import macs
+from hydractl.model.loading import build_model
+from hydractl.model.source import open_source, with_labels
+from tests.pico import (
+    LABELS,
+    TEMPLATES,
+    close,
+    images,
+    logits,
+    mask_of,
+    prune_source,
+    published,
+    shared_stock,
+    source_of,
+)
+from tests.pico_hf_clip import HF_CLIP, publish_hf_clip
+
+import transformers  # isort: skip - behind the families, which make it importable
+
+FAMILY = get_family("hf")
+
+
+def photos() -> list[Image.Image]:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8)
+    return [Image.fromarray(one) for one in pixels]
+
+
+@pytest.mark.parametrize("variant", HF_CLIP)
+@torch.no_grad()
+def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str, tmp_path: Path) -> None:
+    source = with_labels(open_source(str(published(variant, tmp_path / "one"))), LABELS, TEMPLATES)
+    weights = FAMILY.export_folder(tmp_path, source.description.config, source.description.preprocess, None)
+    tensors = {name: source.tensors.read(name) for name in source.tensors.names()}
+    safetensors.torch.save_file(tensors, tmp_path / weights, {"format": "pt"})
+    padding = {"padding": "max_length" if variant == "hf-siglip" else True, "truncation": True, "return_tensors": "pt"}
+    for folder in (tmp_path / "one", tmp_path):
+        library = getattr(transformers, HF_CLIP[variant][0]).from_pretrained(folder).eval()
+        processor = transformers.AutoImageProcessor.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        pixels = build_model(source).preprocess(photos())
+        assert torch.equal(pixels, processor(photos(), return_tensors="pt")["pixel_values"])
+        one = build_model(with_labels(source, LABELS, ["a photo of a {}."]))
+        tokens = tokenizer([f"a photo of a {label}." for label in LABELS], **padding)
+        close(one.member_logits(pixels)[0], library(pixel_values=pixels, **tokens).logits_per_image)
+
+
+@torch.no_grad()
+def test_a_mask_that_the_tokenizer_makes_is_part_of_siglips_texts(tmp_path: Path) -> None:
+    model = shared_stock("hf-siglip")
+    publish_hf_clip(model, "hf-siglip", tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
+    source = with_labels(open_source(str(tmp_path)), LABELS, ["{}"])
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path)(LABELS, padding="max_length", return_tensors="pt")
+    assert not tokens["attention_mask"].all()
+    expected = model(pixel_values=images(), **tokens).logits_per_image
+    assert not torch.allclose(expected, model(pixel_values=images(), input_ids=tokens["input_ids"]).logits_per_image)
+    close(build_model(source).member_logits(images())[0], expected)
+
+
+def test_positions_in_older_files_are_no_weights(tmp_path: Path) -> None:
+    weights = published("hf-clip", tmp_path) / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    older = {**tensors, "text_model.embeddings.position_ids": torch.arange(20)[None]}
+    safetensors.torch.save_file(older, weights, {"format": "pt"})
+    source = open_source(str(tmp_path))
+    assert all(torch.equal(source.tensors.read(name), tensors[name]) for name in source.tensors.names())
+    assert source.tensors.names() == sorted(tensors)
+
+
+@pytest.mark.parametrize("variant", HF_CLIP)
+@torch.no_grad()
+def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
+    name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
+    _, config, settings = HF_CLIP[variant]
+    config = getattr(transformers, config)(**json.loads(json.dumps(settings)), num_labels=5)
+    model = getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+    model.save_pretrained(tmp_path)
+    source = open_source(str(tmp_path))
+    assert (source.classes, [site.tower for site in source.sites]) == (5, ["main", "main"])
+    close(build_model(source).member_logits(images())[0], logits(model, images()))
+    pruned = prune_source(source, mask_of(source, [[0, 2], []]))
+    without = copy.deepcopy(model)
+    first, second = (layer.self_attn.out_proj.weight for layer in without.vision_model.encoder.layers)
+    first[:, 8:16] = 0
+    second.zero_()
+    close(build_model(pruned).member_logits(images())[0], logits(without, images()))
+
+
+# --- published sizes ----------------------------------------------------------------------------------------------
+
+B = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
+    # openai/clip-vit-base-patch32: ViT-B/32 beside a text tower of width 512
+    "hf-clip": ({"vision_config": {}, "text_config": {}}, 151_277_313, 8),
+    # google/siglip-base-patch16-224
+    "hf-siglip": ({"vision_config": B, "text_config": {**B, "max_position_embeddings": 64}}, 203_155_970, 12),
+}
+
+
+@pytest.mark.parametrize("variant", SIZES)
+def test_sizes_of_published_models(variant: str) -> None:
+    settings, count, text_heads = SIZES[variant]
+    config = {"architectures": [HF_CLIP[variant][0]], "model_type": variant.removeprefix("hf-"), **settings}
+    sites = FAMILY.sites(config)
+    assert [(s.tower, s.heads, s.head_dim) for s in sites] == [("visual", 12, 64)] * 12 + [
+        ("text", text_heads, 64)
+    ] * 12
+    model = FAMILY.build(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    side = model.config.vision_config.image_size
+    state = model.state_dict()
+    tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
+    pico = source_of(shared_stock(variant), variant).description.preprocess
+    processor = {"image_processor_type": pico["processor"]["image_processor_type"]}
+    preprocess = {**pico, "input_size": [3, side, side], "processor": processor}
+    full = [HeadMask.full(sites)]
+    description = Description("dense", "hf", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
+    library = model.to("meta").requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        library.get_image_features(torch.empty(1, 3, side, side, device="meta"))
+    features = library.config.projection_dim if variant == "hf-clip" else 768
+    expected = counter.get_total_flops() // 2 + 3 * features
+    assert macs(description, tensors, whole_last_block=True) == expected
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Siglip2Model", "it takes images in varying numbers of patches (one resolution: SiglipModel)"),
+        ("CLIPTextModelWithProjection", "it is one tower of a CLIPModel"),
+        ("SiglipVisionModel", "it is one tower of a SiglipModel"),
+        ("AltCLIPModel", "its attention is AltCLIPAttention"),
+    ],
+)  # fmt: skip
+def test_other_classes_are_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
+    path = published("hf-clip", tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [name]}))
+    with pytest.raises(InputError) as caught:
+        open_source(str(tmp_path))
+    assert caught.value.message == f"transformers' {name} is not supported: {message}"
+    assert "CLIPModel, SiglipModel" in str(caught.value.hint)
+
+
+def test_a_tokenizer_that_pads_in_front_is_refused(tmp_path: Path) -> None:
+    path = published("hf-clip", tmp_path) / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+    with pytest.raises(InputError, match="pads its texts where CLIPModel reads their end"):
+        open_source(str(tmp_path))
+
+
+def test_the_file_of_siglips_tokenizer_does_what_the_tokenizer_does(tmp_path: Path) -> None:
+    """The one in Python is never run: its file has to make small letters and leave punctuation out."""
+    from tokenizers import Regex, normalizers
+
+    publish_hf_clip(shared_stock("hf-siglip"), "hf-siglip", tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "SiglipTokenizer"}))
+    with pytest.raises(InputError, match="keeps capitals or punctuation, which SiglipTokenizer removes"):
+        open_source(str(tmp_path))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")).backend_tokenizer
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"[^\w\s]"), "")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert open_source(str(tmp_path)).description.preprocess["texts"]["max_length"] == 20
