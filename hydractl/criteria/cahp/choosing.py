@@ -178,7 +178,14 @@ def head_outputs(
                 for i in sites:
                     width = model.attentions[i].only.head_dim
 
-                    def keep(joined: Tensor, site: int = i, width: int = width, at: Tensor | None = positions) -> None:
+                    def keep(
+                        joined: Tensor,
+                        site: int = i,
+                        width: int = width,
+                        at: Tensor | None = positions,
+                        samples: int = len(labels),
+                    ) -> None:
+                        joined = joined.reshape(samples, -1, joined.shape[2])  # [B * windows, T, D] -> [B, T, D]
                         pooled = _at_tokens(joined, at).unflatten(1, (-1, width))
                         by_site[site].append(pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy())
 

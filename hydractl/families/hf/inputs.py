@@ -42,7 +42,7 @@ _NEEDED = {
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
 """What a folder of the hub may hold of its tokenizer."""
 
@@ -50,7 +50,7 @@ _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as m
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = (
-    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor"),
+    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
     *("CLIPImageProcessor", "SiglipImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
