@@ -136,7 +136,7 @@ PAIRS = ("bert", "electra", "electra-unprojected")
 """The text models that tell the segments of a pair apart."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
-OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
 CLIP = (*OPEN_CLIP, *HF_CLIP)
 CLIP_TEXT = {"layers": 1}
 LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]

@@ -201,7 +201,7 @@ def meta_model(config: Mapping[str, Any]) -> Any:
     """
     with torch.device("meta"):
         model = library_model(config)
-    _fill_buffers(model)
+    fill_buffers(model)
     _check_layers(model)
     return model.eval()
 
@@ -249,7 +249,7 @@ def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return absent
 
 
-def _fill_buffers(model: Any) -> None:
+def fill_buffers(model: Any) -> None:
     """Make the buffers real, with the numbers that the library itself gives them."""
     for module in model.modules():
         empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
@@ -262,7 +262,9 @@ def _fill_buffers(model: Any) -> None:
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
     for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
-        _check_counts(part, name)
+        check_counts(part, name)
+        if (problem := problem_of(part)) is not None:
+            raise InputError(f"this {name} is not supported: {problem}")
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
@@ -274,7 +276,8 @@ def _check_config(config: Any, name: str) -> None:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
 
 
-def _check_counts(config: Any, name: str) -> None:
+def check_counts(config: Any, name: str) -> None:
+    """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them."""
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
     image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
     if type(image) is int and type(patch) is int and patch > 0:
@@ -292,10 +295,11 @@ def _check_counts(config: Any, name: str) -> None:
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
     for tower in towers_of(model):
-        _check_tower(type(model).__name__, *tower[1:])
+        check_tower(type(model).__name__, *tower[1:])
 
 
-def _check_tower(name: str, base: Any, layout: Layout) -> None:
+def check_tower(name: str, base: Any, layout: Layout) -> None:
+    """Refuse an encoder, of the class that ``name`` starts with, that is not what the layout says."""
     try:
         blocks = [getattr(layer, layout.block) for layer in base.get_submodule(layout.layers)]
         cores = [block.get_submodule(layout.core) for block in blocks]

@@ -22,6 +22,7 @@ from hydractl.families.hf import clip
 from hydractl.families.hf.architectures import (
     LAYOUTS,
     TWO_TOWERS,
+    Layout,
     absent_from,
     class_name,
     is_decoder,
@@ -35,6 +36,7 @@ from hydractl.families.hf.architectures import (
 )
 from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
+    TOKENIZER_FILES,
     image_collate,
     image_format,
     image_preprocess,
@@ -89,9 +91,8 @@ class _InPlace(nn.Module):
 
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
-    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 _NEVER = (
     ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
@@ -244,32 +245,21 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
-        if hasattr(core, "resid_dropout"):
-            return float(core.attn_dropout.p), float(core.resid_dropout.p)
-        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
-        rate = getattr(rate, "p", rate)
-        return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+        return dropouts_of(model, site.path, layout_of(site.path))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
-        layout = layout_of(site.path)
-        if not layout.core:
-            super().install(model, site, _InPlace(attention))
-            return
-        block: Any = model.get_submodule(site.path)
-        setattr(block, layout.core, _InPlace(attention))
-        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        put_in_place(model, site.path, layout_of(site.path), attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
-            return clip.stages(model, _stem)
+            return clip.stages(model, encoder_stem)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
         layers = base.get_submodule(layout.layers)
         reads = None if count is None else first_tokens(count)
         if hasattr(base, "embeddings"):
-            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+            begin, blocks = partial(encoder_stem, base), [partial(run_layer, layer) for layer in layers]
         else:
             kinds = kinds_of_layers(base.config)
             begin = partial(stem, base, is_decoder(model))
@@ -360,7 +350,27 @@ class HFEncoder(ModelFamily):
         return {**config, key: rate}
 
 
-def _stem(base: Any, inputs: Any) -> State:
+def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, float]:
+    """As :meth:`HFEncoder.dropouts`, of the attention at ``path``."""
+    core: Any = model.get_submodule(path).get_submodule(layout.core)
+    if hasattr(core, "resid_dropout"):
+        return float(core.attn_dropout.p), float(core.resid_dropout.p)
+    rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+    rate = getattr(rate, "p", rate)
+    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+
+
+def put_in_place(model: nn.Module, path: str, layout: Layout, attention: nn.Module) -> None:
+    """As :meth:`HFEncoder.install`, of the attention at ``path``."""
+    if not layout.core:
+        model.set_submodule(path, _InPlace(attention))
+        return
+    block: Any = model.get_submodule(path)
+    setattr(block, layout.core, _InPlace(attention))
+    block.output.dense = nn.Identity()  # HeadAttention has done that projection
+
+
+def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         mask = inputs.get("attention_mask")
@@ -384,7 +394,7 @@ def _stem(base: Any, inputs: Any) -> State:
     return State(hidden, context)
 
 
-def _run(layer: Any, state: State) -> State:
+def run_layer(layer: Any, state: State) -> State:
     context = state.context
     if "angles" not in context:
         return State(layer(state.hidden, attention_mask=context["attention_mask"]), context)

@@ -40,6 +40,12 @@ _NEEDED = {
     "vocab_size": int,
 }
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
+)
+"""What a folder of the hub may hold of its tokenizer."""
+
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
@@ -134,6 +140,15 @@ def _opened(folder: Path) -> Any:
     return tokenizer
 
 
+def tokenizer_of(preprocess: Any) -> Any:
+    """The tokenizer that :func:`text_preprocess` describes.
+
+    Raises:
+        InputError: for what describes none.
+    """
+    return _tokenizer(_settings(preprocess if isinstance(preprocess, Mapping) else {}))
+
+
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     """From a list of ``str`` or ``(str, str)`` to ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
 
@@ -219,8 +234,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
     Raises:
         InputError: for preprocessing that describes no tokenizer.
     """
-    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
-    tokenizer, padding = _tokenizer(_settings(preprocess)), "max_length" if whole else "longest"
+    tokenizer, padding = tokenizer_of(preprocess), "max_length" if whole else "longest"
     options: dict[str, Any] = {"max_length": preprocess["max_length"], "truncation": True, "return_tensors": "pt"}
     return dict(tokenizer(list(texts), padding=padding, **options))
 
