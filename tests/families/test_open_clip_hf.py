@@ -131,7 +131,7 @@ def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
     path = folder / "config.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"model_type": "m2m_100"}))
-    assert "its text tower is a 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
+    assert "its text tower is 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
     path.write_text(json.dumps(document | {"is_decoder": True}))
     assert "is a decoder" in refusal(folder).message
     path.unlink()
