@@ -88,7 +88,7 @@ def transformers_rows() -> list[Row]:
     for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             known.update([names] if isinstance(names, str) else names)
-    bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items()}
+    bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items() if body != name}
     return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
 
 
