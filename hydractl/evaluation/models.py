@@ -525,12 +525,6 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
 def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """The rows of the answer, found and checked by their headers.
 
-    Args:
-        texts: the MODEL arguments.
-        opening: what the command says about them.
-        options: of the evaluation.
-        log: hears of what they read when they run.
-
     Raises:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.

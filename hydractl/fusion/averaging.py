@@ -132,13 +132,6 @@ def measure_on(
 ) -> dict[str, Any]:
     """What averaging does to accuracy on labelled data.
 
-    Args:
-        dataset: the samples.
-        plan: of the fused model.
-        members: its members, whose classes are named.
-        run: how to compute.
-        log: receives the progress.
-
     Returns:
         ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``
         and of the ``ensemble``, whose prediction is the mean of their softmaxes, ``mi`` and ``disagreement``.

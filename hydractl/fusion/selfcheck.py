@@ -77,13 +77,6 @@ def self_check(
     Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
     must be exact), and against the member as it was (what averaging changed, zero where nothing was averaged).
 
-    Args:
-        plan: of the fused model.
-        sources: its members.
-        device: where to compute.
-        seed: draws the inputs.
-        log: receives the result.
-
     Returns:
         ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged
         prediction against the mean of softmaxes), each per member or overall, the tolerance, and how much the fused
@@ -224,9 +217,9 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
         if not weights or id(module) in done:
             continue
         done.update(id(m) for m in (module.modules() if whole else [module]))
-        if isinstance(module, nn.Embedding):
+        if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
-        elif id(module) in blocks:
+        elif id(module) in blocks or isinstance(module, nn.Embedding):  # a library's own computes what it looks up
             _widen_while_running(module, weights)
         else:
             for weight in weights:

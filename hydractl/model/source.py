@@ -387,10 +387,6 @@ def _open_file(file: FileTensors, description: Description, name: str) -> Source
 def member_source(source: Source, member: int) -> Source:
     """One member of a fused checkpoint as a model of its own.
 
-    Args:
-        source: of a fused model.
-        member: its number, from 0.
-
     Returns:
         A pruned model that holds what the fused model holds for this member, averaged weights included.
     """
