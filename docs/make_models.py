@@ -92,7 +92,11 @@ def transformers_rows() -> list[Row]:
     for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             known.update([names] if isinstance(names, str) else names)
-    bodies = {n: f"`{body}Model`, `{body}For...`" for body, n in BODIES.items() if f"{body}Model" not in TWO_TOWERS}
+    bodies = {
+        name: f"`{body}Model`, `{body}For...`"
+        for body, name in BODIES.items()
+        if f"{body}Model" not in TWO_TOWERS and body != name
+    }
     for other, body in OTHER_BODIES.items():
         bodies[BODIES[body]] += f", `{other}`"
     bodies |= dict.fromkeys(TWO_TOWERS, "zero-shot: a tower of images and one of texts")

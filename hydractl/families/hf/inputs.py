@@ -54,7 +54,7 @@ _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normali
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 _PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
