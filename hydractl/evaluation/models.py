@@ -585,7 +585,10 @@ def _classes_of_fit(
     data = open_data(options.fit, labels=labels, need_labels=True, **how)
     assert data.labels is not None
     names = data.label_names
-    return names, len(names) if names is not None else int(data.labels.max()) + 1
+    count = len(names) if names is not None else int(data.labels.max()) + 1
+    if count < 2:
+        raise InputError(f"{data.where} has one class", hint="a probe tells classes apart: give more of them")
+    return names, count
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:

@@ -83,7 +83,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
     if not plan.averaged:
         return Checked(plan, check, None)
     distance = distances(plan, sources)
-    harmful = max(distance) > APART or max(check["merge_log_p"]) > MOVED
+    harmful = max(distance) > APART or max(check.get("merge_log_p", [0.0])) > MOVED
     averaging = {
         "asked": "auto" if auto else list(merge),
         "parts": list(plan.description.merge or ()),
@@ -91,7 +91,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
         "harmful": harmful,
         "distance": distance,
         "limits": {"distance": APART, "log_p": MOVED},
-        **{key: check[key] for key in EFFECT},
+        **{key: check[key] for key in EFFECT if key in check},
         "parameters": parameters(plan.tensors),
     }
     if averaging["done"]:

@@ -49,9 +49,10 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 
 # Draws of the data of which the reference refuses none.
 DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31, "beit": 0}
+DRAWS["llama"] = 0
 
 
-LONG = ("average-pooling", "qk-norm", "distilbert")
+LONG = ("average-pooling", "qk-norm", "distilbert", "llama")
 
 
 @pytest.mark.parametrize(

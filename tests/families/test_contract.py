@@ -139,7 +139,7 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
             state = block(state)
         outputs.append(stages.readout(state))
     together, expected = source.family.logits(reference, outputs), stock_logits(variant)
-    if len(outputs) == 1:
+    if len(outputs) == 1 and variant != "eurobert-late":  # the library takes the mean of logits
         assert torch.equal(together, expected)
     close(together, expected)  # a shorter text is summed in another order
 
@@ -148,6 +148,7 @@ READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-d
 READ |= {
     "eurobert": None,
     "eurobert-late": None,
+    "hf-ijepa": None,
     "hf-siglip": None,
     "eva": None,
     "modernbert-mean": None,
@@ -188,6 +189,7 @@ PARTS = {
     "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
     "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
     "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
+    "sapiens2": {"blocks.1.attn.k_proj.weight": "attention", "cls_token": "embed"},
     "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
     "bert": {
         "bert.pooler.dense.weight": "own",

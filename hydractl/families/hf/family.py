@@ -22,6 +22,7 @@ from hydractl.families.hf import clip
 from hydractl.families.hf.architectures import (
     LAYOUTS,
     TWO_TOWERS,
+    Layout,
     absent_from,
     class_name,
     is_decoder,
@@ -35,6 +36,7 @@ from hydractl.families.hf.architectures import (
 )
 from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
+    TOKENIZER_FILES,
     image_collate,
     image_format,
     image_preprocess,
@@ -89,15 +91,15 @@ class _InPlace(nn.Module):
 
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
-    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 _NEVER = (
     ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"]}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
@@ -120,7 +122,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project|embed_tokens|wte|wpe)\.",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
+        rf"|({'|'.join(LAYOUTS)})\.(layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
         "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
@@ -244,32 +246,21 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
-        if hasattr(core, "resid_dropout"):
-            return float(core.attn_dropout.p), float(core.resid_dropout.p)
-        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
-        rate = getattr(rate, "p", rate)
-        return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+        return dropouts_of(model, site.path, layout_of(site.path))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
-        layout = layout_of(site.path)
-        if not layout.core:
-            super().install(model, site, _InPlace(attention))
-            return
-        block: Any = model.get_submodule(site.path)
-        setattr(block, layout.core, _InPlace(attention))
-        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        put_in_place(model, site.path, layout_of(site.path), attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
-            return clip.stages(model, _stem)
+            return clip.stages(model, encoder_stem)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
         layers = base.get_submodule(layout.layers)
         reads = None if count is None else first_tokens(count)
         if hasattr(base, "embeddings"):
-            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+            begin, blocks = partial(encoder_stem, base), [partial(run_layer, layer) for layer in layers]
         else:
             kinds = kinds_of_layers(base.config)
             begin = partial(stem, base, is_decoder(model))
@@ -360,7 +351,27 @@ class HFEncoder(ModelFamily):
         return {**config, key: rate}
 
 
-def _stem(base: Any, inputs: Any) -> State:
+def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, float]:
+    """As :meth:`HFEncoder.dropouts`, of the attention at ``path``."""
+    core: Any = model.get_submodule(path).get_submodule(layout.core)
+    if hasattr(core, "resid_dropout"):
+        return float(core.attn_dropout.p), float(core.resid_dropout.p)
+    rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+    rate = getattr(rate, "p", rate)
+    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+
+
+def put_in_place(model: nn.Module, path: str, layout: Layout, attention: nn.Module) -> None:
+    """As :meth:`HFEncoder.install`, of the attention at ``path``."""
+    if not layout.core:
+        model.set_submodule(path, _InPlace(attention))
+        return
+    block: Any = model.get_submodule(path)
+    setattr(block, layout.core, _InPlace(attention))
+    block.output.dense = nn.Identity()  # HeadAttention has done that projection
+
+
+def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         mask = inputs.get("attention_mask")
@@ -384,7 +395,7 @@ def _stem(base: Any, inputs: Any) -> State:
     return State(hidden, context)
 
 
-def _run(layer: Any, state: State) -> State:
+def run_layer(layer: Any, state: State) -> State:
     context = state.context
     if "angles" not in context:
         return State(layer(state.hidden, attention_mask=context["attention_mask"]), context)
@@ -394,7 +405,7 @@ def _run(layer: Any, state: State) -> State:
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    return getattr(layer, norm)(state.hidden) if norm else state.hidden
+    return layer.get_submodule(norm)(state.hidden) if norm else state.hidden
 
 
 def _is_text(preprocess: Mapping[str, Any]) -> bool:
@@ -485,7 +496,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     (prefix, base, _), config = towers_of(model)[0], model.config
     if config.model_type not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number.
-        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
+        counted = prefix in ("roberta", "roberta_prelayernorm", "data2vec_text")
+        skipped = (config.pad_token_id or 0) + 1 if counted else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
         positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
