@@ -16,7 +16,7 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, class_name
+from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, OTHER_BODIES, class_name, meta_model
 from hydractl.families.timm import check_model
 
 get_family("timm")
@@ -89,6 +89,8 @@ def transformers_rows() -> list[Row]:
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             known.update([names] if isinstance(names, str) else names)
     bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items()}
+    for other, body in OTHER_BODIES.items():
+        bodies[BODIES[body]] += f", `{other}`"
     return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
 
 
@@ -97,6 +99,10 @@ def _refusal(name: str) -> str:
         class_name({"architectures": [name]})
     except InputError as error:
         return error.message.partition("its attention is ")[2] or "no attention of its own"
+    try:
+        meta_model({"architectures": [name], "num_labels": 2, "num_hidden_layers": 1})
+    except InputError as error:
+        return error.message.partition(" is not supported: ")[2]
     return ""
 
 

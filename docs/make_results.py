@@ -92,7 +92,7 @@ def filled(text: str) -> str:
         study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
         names = match[3].split()
         if names in (["verdict"], ["conclusion"]):
-            made = "\n".join(f"> {line}" for line in sentences(study, names[0]))
+            made = "\n>\n".join(f"> {line}" for line in sentences(study, names[0]))
         else:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"

@@ -44,6 +44,11 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    "sapiens2": f"vit_large_patch16_sapiens2?{SMALL}&num_kv_heads=1",
+    "beit-shared": f"beit_base_patch16_224?{SMALL}&use_shared_rel_pos_bias=true",
+    # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
+    "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
+    "&num_heads=[3,3]&window_size=4&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -78,6 +83,11 @@ _SHARED = {**_DECODER, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 32, "n_positions": 20, "pad_token_id": 0}
 _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
+_DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+_DEBERTA_V3 = {**_DEBERTA, "share_att_key": True, "position_buckets": 2, "norm_rel_ebd": "layer_norm"}
+_DEBERTA_V3 |= {"position_biased_input": False, "type_vocab_size": 0}
+_SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [3, 3], "window_size": 4}
+
 # Name -> the library's class, its configuration class, what is set.
 HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", _TEXT),
@@ -93,6 +103,16 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ModernBertConfig",
         {**_MODERNBERT, "classifier_pooling": "mean", "attention_bias": True},
     ),
+    "deberta-v3": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA_V3),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", _DEBERTA),
+    "mpnet": ("MPNetForSequenceClassification", "MPNetConfig", {**_TEXT, "pad_token_id": 1}),
+    "hf-beit": ("BeitForImageClassification", "BeitConfig", {**_IMAGE, "use_relative_position_bias": True}),
+    "hf-beit-shared": (
+        "BeitForImageClassification",
+        "BeitConfig",
+        {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
     # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
     "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
@@ -119,6 +139,15 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "EuroBertConfig",
         _DECODER,
     ),
+    "ernie": ("ErnieForSequenceClassification", "ErnieConfig", {**_TEXT, "type_vocab_size": 2}),
+    "data2vec": ("Data2VecTextForSequenceClassification", "Data2VecTextConfig", {**_TEXT, **_ROBERTA}),
+    "roberta-pre-norm": (
+        "RobertaPreLayerNormForSequenceClassification",
+        "RobertaPreLayerNormConfig",
+        {**_TEXT, **_ROBERTA},
+    ),
+    "hf-vit-msn": ("ViTMSNForImageClassification", "ViTMSNConfig", _IMAGE),
+    "hf-ijepa": ("IJepaForImageClassification", "IJepaConfig", _IMAGE),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -131,11 +160,11 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "hf-dinov2-swiglu": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "use_swiglu_ffn": True}),
 }
-PAIRS = ("bert", "electra", "electra-unprojected")
+PAIRS = ("bert", "electra", "electra-unprojected", "ernie")
 """The text models that tell the segments of a pair apart."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
-OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
 CLIP = (*OPEN_CLIP, *HF_CLIP)
 CLIP_TEXT = {"layers": 1}
 LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
@@ -143,15 +172,17 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-RELATIVE = ("beit",)
+MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin")
+"""Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
+VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
+RELATIVE = ("beit", "swin", "mpnet", "deberta-v3")
 """The models whose heads have relative terms, which never run as batched products."""
-VARIANTS = [*TIMM, *TORCHVISION, *HF, *CLIP]
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
-    "mlp": r"blocks\.\d+\.mlp\.",
-    "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
-    "embed": r"patch_embed\.|(pos_embed|cls_token|reg_token|dist_token)$",
+    "mlp": r"(layers\.\d\.)?blocks\.\d+\.mlp\.",
+    "norm": r"(layers\.\d\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
+    "embed": r"patch_embed\.|rel_pos_bias\.|layers\.\d\.downsample\.reduction|((cls|reg|dist)_token|pos_embed)$",
 }
 _TORCHVISION_PARTS = {
     "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",
@@ -160,9 +191,10 @@ _TORCHVISION_PARTS = {
 }
 _HF_PARTS = {
     "BertForSequenceClassification": {
-        "mlp": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(intermediate|output)\.dense\.",
-        "norm": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(attention\.)?output\.LayerNorm\.",
-        "embed": r"(bert|roberta|electra)\.embeddings(_project)?\.",
+        "mlp": r"\w+\.encoder\.layer\.\d+\.(intermediate|output)\.dense\.",
+        "norm": r"\w+\.encoder\.layer\.\d+\.((attention|intermediate|output)\.){1,2}LayerNorm\."
+        r"|roberta_prelayernorm\.LayerNorm\.",
+        "embed": r"\w+\.embeddings(_project)?\.",
     },
     "DistilBertForSequenceClassification": {
         "mlp": r"distilbert\.transformer\.layer\.\d+\.ffn\.",
@@ -175,9 +207,9 @@ _HF_PARTS = {
         "embed": r"model\.embeddings\.",
     },
     "ViTForImageClassification": {
-        "mlp": r"(vit|deit)\.layers\.\d+\.mlp\.",
-        "norm": r"(vit|deit)\.(layers\.\d+\.layernorm_(before|after)|layernorm)\.",
-        "embed": r"(vit|deit)\.embeddings\.",
+        "mlp": r"(vit|deit|ijepa)\.layers\.\d+\.mlp\.",
+        "norm": r"(vit|deit|ijepa)\.(layers\.\d+\.layernorm_(before|after)|layernorm)\.",
+        "embed": r"(vit|deit|ijepa)\.embeddings\.",
     },
     "Dinov2ForImageClassification": {
         "mlp": r"dinov2\.encoder\.layer\.\d+\.mlp\.",
@@ -185,13 +217,33 @@ _HF_PARTS = {
         "embed": r"dinov2\.embeddings\.",
     },
 }
+_HF_PARTS["DebertaV2ForSequenceClassification"] = {
+    "mlp": r"deberta\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"deberta\.encoder\.(LayerNorm|layer\.\d\.(attention\.)?output\.LayerNorm)\.",
+    "embed": r"deberta\.(embeddings|encoder\.rel_embeddings)\.",
+}
+_HF_PARTS["MPNetForSequenceClassification"] = {
+    "mlp": r"mpnet\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"mpnet\.encoder\.layer\.\d\.(attention|output)\.LayerNorm\.",
+    "embed": r"mpnet\.(embeddings|encoder\.relative_attention_bias)\.",
+}
+_HF_PARTS["BeitForImageClassification"] = {
+    "mlp": r"beit\.layers\.\d\.mlp\.",
+    "norm": r"beit\.(layers\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
+    "embed": r"beit\.(embeddings|shared_position_bias)\.",
+}
+_HF_PARTS["SwinForImageClassification"] = {
+    "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",
+    "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
+    "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
+}
 _HF_CLIP_PARTS = {
     "mlp": r"(vision|text)_model\.encoder\.layers\.\d+\.mlp\.",
     "norm": r"(vision|text)_model\.(encoder\.layers\.\d+\.layer_norm[12]"
     r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
     "embed": r"(vision|text)_model\.embeddings\.",
 }
-for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
+for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "Data2VecText", "RobertaPreLayerNorm"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
     part: pattern.replace("dinov2", "dinov2_with_registers")
@@ -208,8 +260,9 @@ for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "Euro
         "norm": r"model\.(layers\.\d+\.\w+_layernorm|norm)\.",
         "embed": r"model\.embed_tokens\.",
     }
-for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
-    _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
+for _name in ("DeiT", "ViTMSN", "IJepa"):
+    _HF_PARTS[f"{_name}ForImageClassification"] = _HF_PARTS["ViTForImageClassification"]
+_HF_PARTS["DeiTForImageClassificationWithTeacher"] = _HF_PARTS["ViTForImageClassification"]
 
 
 def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
@@ -264,7 +317,8 @@ def _hf_model(variant: str) -> Any:
 
     name, config_name, settings = HF[variant]
     config = getattr(transformers, config_name)(**settings, num_labels=5)
-    return getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval()
+    cls = getattr(transformers, name)
+    return cls._from_config(config, attn_implementation="sdpa" if cls._supports_sdpa else "eager").eval()
 
 
 @cache
@@ -369,7 +423,7 @@ def prune_source(source: Source, mask: HeadMask) -> Source:
 def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
     """A copy of the STOCK model with the output columns of some heads zeroed: the reference of every identity."""
     model = copy.deepcopy(model)
-    for columns in _columns(model, removed):
+    for columns in head_columns(model, removed):
         columns.zero_()
     return model
 
@@ -377,7 +431,7 @@ def zero_columns(model: Any, removed: Iterable[Head]) -> Any:
 @contextmanager
 def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
     """The STOCK model itself, for as long as the output columns of some heads are zeroed."""
-    columns = _columns(model, removed)
+    columns = head_columns(model, removed)
     before = [one.clone() for one in columns]
     try:
         for one in columns:
@@ -388,12 +442,12 @@ def without_heads(model: Any, removed: Iterable[Head]) -> Iterator[Any]:
             one.copy_(values)
 
 
-def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
+def head_columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
     """The output columns of heads, as views of the weights of a STOCK model."""
     found = []
     for path, head in dict.fromkeys(heads):
         modules = dict(model.get_submodule(path).named_modules())
-        names = ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "c_proj")
+        names = ("proj", "output.dense", "out_lin", "o_proj", "out_proj", "Wo", "c_proj", "attention.o_proj", "attn.o")
         (out,) = (modules[name] for name in names if name in modules)
         weight = out.weight.detach().T if "c_proj" in modules else out.weight.detach()
         width = weight.shape[1] // heads_of(model)
@@ -403,7 +457,8 @@ def _columns(model: Any, heads: Iterable[Head]) -> list[torch.Tensor]:
 
 def heads_of(model: Any) -> int:
     """Of each site: three, but where two share keys and values."""
-    return getattr(getattr(model, "config", None), "num_attention_heads", 3)
+    heads = getattr(getattr(model, "config", None), "num_attention_heads", 3)
+    return heads if isinstance(heads, int) else 3  # in every stage
 
 
 def images(count: int = 3, seed: int = 1) -> torch.Tensor:

@@ -7,6 +7,8 @@ from itertools import product
 from math import gcd
 from typing import Any
 
+import pytest
+
 
 def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[Any]:
     """Cases for ``parametrize``: every value of the first axis with ``each`` points of the product of the others.
@@ -17,3 +19,9 @@ def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[
     stride = next(n for n in range(round(len(points) * 0.618), 2 * len(points)) if gcd(n, len(points)) == 1)
     cases = [value for value in first for _ in range(each)]
     return [(value, *points[number * stride % len(points)]) for number, value in enumerate(cases)]
+
+
+def marked_long(cases: Iterable[Any]) -> list[Any]:
+    """The same cases, which only the long run has."""
+    each = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*case, marks=pytest.mark.long) for case in each]

@@ -62,7 +62,8 @@ class Tower:
         self.sites = chain.sites
         self._whole = [attention.only for attention in chain.attentions]
         blocks = [model.networks[0].get_submodule(path) for path in chain.block_paths]
-        self.costs = [BlockCost.of(b, a) for b, a in zip(blocks, chain.attentions, strict=True)]
+        spans = chain.spans or [(1.0, 1)] * len(blocks)
+        self.costs = [BlockCost.of(*each) for each in zip(blocks, chain.attentions, spans, strict=True)]
         self.full: Kept = tuple(tuple(range(projections.heads)) for projections in self._whole)
         self.kept = self.full
         self.work = 0.0
@@ -118,7 +119,8 @@ class Tower:
         before = trace.before[first]
         attended = outputs[0] if times == 1 else torch.cat(outputs)
         state = self.chain.block(site, self.chain.repeated(before, times), attended=attended)
-        rows, queries, tokens = len(before.hidden), before.hidden.shape[1], trace.last.hidden.shape[1]
+        rows, tokens = len(before.hidden), trace.last.hidden.shape[1] / self.costs[-1].share
+        queries = before.hidden.shape[1] / self.costs[first].share
         self._add_work(times * rows * self.costs[first].without_attention(queries), tokens)
         for index in range(first + 1, len(self.kept)):
             state = self._run(index, state)
@@ -164,13 +166,14 @@ class Tower:
 
     def _run(self, index: int, state: State) -> State:
         """One block of the current model; the last one only for the tokens that are read out."""
-        rows, tokens = state.hidden.shape[:2]
+        rows, share = len(state.hidden), self.costs[index].share
+        tokens = state.hidden.shape[1] / share
         if index < len(self.kept) - 1:
             queries = tokens
             state = self.chain.block(self.sites.start + index, state)
         else:
             state = self.chain.last_block(state)
-            queries = state.hidden.shape[1]
+            queries = state.hidden.shape[1] / share
         self._add_work(rows * self.costs[index].block(tokens, queries, len(self.kept[index])), tokens)
         return state
 
@@ -190,10 +193,10 @@ class Tower:
             macs += self.costs[index].block(tokens, by_block[index], heads[index])
         return macs / self.unit(tokens)
 
-    def _add_work(self, macs: float, tokens: int) -> None:
+    def _add_work(self, macs: float, tokens: float) -> None:
         self.work += macs / self.unit(tokens)
 
-    def unit(self, tokens: int) -> float:
+    def unit(self, tokens: float) -> float:
         """Mult-adds of one sample of ``tokens`` in a block with all its heads, mean over the blocks."""
         each = [c.block(tokens, tokens, len(h)) for c, h in zip(self.costs, self.full, strict=True)]
         return sum(each) / len(each)
@@ -201,11 +204,13 @@ class Tower:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Mult-adds of one block for one sample, by formula (matrix products only).
+    """Mult-adds of one block for one sample, by formula (matrix products only), from tokens of the stem.
 
     Attributes:
         keys: heads of keys and values in all.
         per_token: of all linear layers outside attention.
+        share: tokens of the block for each of the stem.
+        windows: that the tokens attend in.
     """
 
     d_model: int
@@ -213,29 +218,32 @@ class BlockCost:
     keys: int
     gated: bool
     per_token: int
+    share: float
+    windows: int
 
     @classmethod
-    def of(cls, block: nn.Module, attention: HeadAttention) -> BlockCost:
-        """From the block of a model and the attention in it."""
+    def of(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
+        """From the block of a model, the attention in it, and its share and windows."""
         bank = attention.only.bank
         linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
         keys = bank.heads if bank.packing.keys is None else bank.packing.keys
-        return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear)
+        return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)
 
-    def block(self, tokens: int, queries: int, heads: float) -> float:
+    def block(self, tokens: float, queries: float, heads: float) -> float:
         """With keys and values of all ``tokens``, and query tokens, which alone go on."""
-        width = heads * self.head_dim
+        width, tokens, queries = heads * self.head_dim, tokens * self.share, queries * self.share
         of_keys = min(heads, self.keys) * self.head_dim  # of heads that share keys, at most so many
         attention = (2 + self.gated) * queries * self.d_model * width + 2 * tokens * self.d_model * of_keys
-        return attention + 2 * queries * tokens * width + queries * self.per_token
+        return attention + 2 * queries * tokens / self.windows * width + queries * self.per_token
 
-    def backward(self, tokens: int, queries: int, heads: float) -> float:
+    def backward(self, tokens: float, queries: float, heads: float) -> float:
         """Gradients of activations only: once more each product with weights, twice those of two activations."""
-        return self.block(tokens, queries, heads) + 2 * queries * tokens * heads * self.head_dim
+        products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
+        return self.block(tokens, queries, heads) + products
 
-    def without_attention(self, queries: int) -> int:
+    def without_attention(self, queries: float) -> float:
         """What one head adds, and what follows attention."""
-        return queries * (self.d_model * self.head_dim + self.per_token)
+        return queries * self.share * (self.d_model * self.head_dim + self.per_token)
 
 
 def agreeing(a: Kept, b: Kept) -> int:

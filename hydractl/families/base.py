@@ -42,6 +42,9 @@ class Stages:
         stem: inputs of the stock model to the state before the first block.
         blocks: one callable per site, in model order, from state to state.
         block_paths: the module path of each block.
+        merging: the module that makes fewer tokens before some blocks, by their places; part of their callables.
+        spans: for each block, its tokens as a share of those of the stem, and the windows that they attend in; empty:
+            all tokens in one.
         stem_prefixes: how the names of the parameters start that act before the first block.
         readout: the state after the last block to the output of the tower: the logits ``[B, classes]`` of a model of
             one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together. Where ``reads`` is
@@ -50,6 +53,7 @@ class Stages:
         reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
             where it looks at all of them.
         per_sample: which entries of the context have the samples in dimension 0.
+        per_member: which entries of the context come of weights: where the stems of members differ, ``[M, ...]``.
         tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
@@ -63,9 +67,16 @@ class Stages:
     attention_inputs: Sequence[Callable[[State], Tensor]]
     reads: Callable[[State], Tensor] | None = None
     per_sample: tuple[str, ...] = ()
+    per_member: tuple[str, ...] = ()
     tower: str = "main"
     of_labels: bool = False
     prefixes: tuple[str, ...] = ("",)
+    merging: Mapping[int, str] = field(default_factory=dict)
+    spans: Sequence[tuple[float, int]] = ()
+
+    def prefixes_of(self, block: int) -> tuple[str, ...]:
+        """How the names of the parameters of a block start, those of what makes fewer tokens before it included."""
+        return tuple(f"{path}." for path in (self.block_paths[block], self.merging.get(block)) if path)
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,8 @@ class LoadedModel:
     """A model of a library as it was found, before hydractl touches it.
 
     Attributes:
-        left: names of the stored tensors that are no part of the model: those of another task's head.
+        left: names of the stored tensors that are no part of the model, those of another task's head; a star stands
+            for any end.
         origin: where it was published, as ``ORG/NAME@COMMIT`` of the hub; None for a local one.
     """
 

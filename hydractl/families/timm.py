@@ -48,10 +48,11 @@ from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
-_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token")
+_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
+_RELATIVE = (timm_relative.Beit, timm_relative.Swin)
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -66,10 +67,10 @@ class TimmViT(ModelFamily):
     version = timm.__version__
     builds_by_name = True
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "attention": r"blocks\.\d+\.attn\.",
-        "mlp": r"blocks\.\d+\.mlp\.",
-        "norm": r"blocks\.\d+\.norm[12]\.|(norm|norm_pre|fc_norm)\.",
-        "embed": "|".join(map(re.escape, _EMBED)),
+        "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
+        "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",
+        "norm": r"(layers\.\d+\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
+        "embed": "|".join([*map(re.escape, _EMBED), r"layers\.\d+\.downsample\.reduction\."]),
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"patch_embed\.",
@@ -160,8 +161,9 @@ class TimmViT(ModelFamily):
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``blocks.0.attn`` and so on."""
         model = _build(config)
-        site = timm_relative.site if isinstance(model, timm_relative.Beit) else timm_eva.site
-        return [site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
+        if isinstance(model, _RELATIVE):
+            return [timm_relative.site(f"{p}.attn", block.attn) for p, block in timm_relative.blocks(model).items()]
+        return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
 
     def layout(self, site: Site) -> AttentionLayout:
         """By how the library's kinds of attention hold queries, keys and values."""
@@ -171,7 +173,7 @@ class TimmViT(ModelFamily):
         """Replace the attention; where it has rotary positions or tables of distances by one that hands them on."""
         if isinstance(model, timm_eva.Eva):
             attention = timm_eva.InPlace(attention, model.get_submodule(site.path))
-        elif isinstance(model, timm_relative.Beit):
+        elif isinstance(model, _RELATIVE):
             attention = timm_relative.InPlace(attention, model.get_submodule(site.path))
         super().install(model, site, attention)
 
@@ -194,6 +196,8 @@ class TimmViT(ModelFamily):
         """Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
         if isinstance(model, timm_eva.Eva):
             return timm_eva.stages(model, (*_EMBED, "norm_pre."))
+        if isinstance(model, timm_relative.Swin):
+            return timm_relative.stages(model, _EMBED)
         # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
         stem_model = copy.copy(model)
         stem_model._modules = dict(model._modules)
@@ -201,13 +205,14 @@ class TimmViT(ModelFamily):
         stem_model.norm = nn.Identity()
 
         tower = Stages(
-            stem=lambda images: State(stem_model.forward_features(images)),
+            stem=lambda images: State(stem_model.forward_features(images), timm_relative.context(model)),
             blocks=[partial(_run, block) for block in model.blocks],
             block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=lambda state: model.forward_head(model.norm(state.hidden)),
             attention_inputs=[partial(_attention_input, block) for block in model.blocks],
             reads=_reads(model),
+            per_member=("shared_rel_pos_bias",) if getattr(model, "rel_pos_bias", None) is not None else (),
         )
         return [tower]
 
@@ -249,12 +254,18 @@ class TimmViT(ModelFamily):
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
-        arguments = {**(config.get("model_args") or {}), "proj_drop_rate": rate, "pos_drop_rate": rate}
+        behind = (
+            ("proj_drop_rate",)
+            if isinstance(_build(config), timm_relative.Swin)
+            else ("proj_drop_rate", "pos_drop_rate")
+        )
+        arguments = {**(config.get("model_args") or {}), **dict.fromkeys(behind, rate)}
         return {**config, "model_args": arguments}
 
 
 def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden), state.context)
+    shared = {name: value for name, value in state.context.items() if name == "shared_rel_pos_bias"}
+    return State(block(state.hidden, **shared), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -264,11 +275,9 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 def _reads(model: Any) -> Callable[[State], Tensor] | None:
     """The tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
-    if isinstance(model, timm_relative.Beit):
-        return timm_relative.reads(model)
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
-    return first_tokens(1) if model.attn_pool is None and model.global_pool == "token" else None
+    return first_tokens(1) if getattr(model, "attn_pool", None) is None and model.global_pool == "token" else None
 
 
 @kept
@@ -277,10 +286,16 @@ def _build(config: Mapping[str, Any]) -> Any:
     with torch.device("meta"):
         model = _create(config)
     check_model(model)
-    for module in model.modules():  # the library makes its buffers anew: they are no part of a checkpoint
+    fill_buffers(model)
+    return model.eval()
+
+
+def fill_buffers(model: nn.Module) -> None:
+    """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
+    for module in model.modules():
         module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
     reinit_non_persistent_buffers(model)
-    return model.eval()
+    timm_relative.make_masks(model)
 
 
 def _create(config: Mapping[str, Any]) -> Any:
@@ -295,7 +310,9 @@ def _create(config: Mapping[str, Any]) -> Any:
 
 def _check_depth(name: Any, arguments: Any) -> None:
     """Refuse blocks without end: each would be built before any is compared with the weights."""
-    depth = arguments.get("depth", 1) if isinstance(arguments, Mapping) else 1
+    given = arguments if isinstance(arguments, Mapping) else {}
+    depths = given.get("depths", [given.get("depth", 1)])
+    depth = sum(depths) if isinstance(depths, list) and all(type(n) is int and n >= 0 for n in depths) else depths
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
 
@@ -303,18 +320,18 @@ def _check_depth(name: Any, arguments: Any) -> None:
 def check_model(model: Any) -> None:
     """Refuse what cannot be pruned head by head."""
     kind = type(model).__name__
-    if not isinstance(model, VisionTransformer | timm_eva.Eva | timm_relative.Beit):
+    if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
         met = next((type(m) for m in model.modules() if re.search("Attn|Attention", type(m).__name__)), None)
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
             f"timm's {kind} is not supported: {attention_met}",
-            hint="supported are VisionTransformer models with timm.layers.Attention (vit_*, deit*) and Eva (eva*)",
+            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit and SwinTransformer",
         )
-    if not len(model.blocks):
+    if not (timm_relative.blocks(model) if isinstance(model, _RELATIVE) else len(model.blocks)):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
     if isinstance(model, timm_eva.Eva):
         timm_eva.check(model)
-    elif isinstance(model, timm_relative.Beit):
+    elif isinstance(model, _RELATIVE):
         timm_relative.check(model)
     else:
         _check_vit(model, kind)

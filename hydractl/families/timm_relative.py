@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import AttentionLayout, first_tokens
+from hydractl.families.base import AttentionLayout, Stages, State
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import Site
 from hydractl.heads.relative import Relative
@@ -16,9 +20,14 @@ declare_operators()
 
 from timm.models.beit import Attention as BeitAttention  # noqa: E402
 from timm.models.beit import Beit as Beit  # noqa: E402
+from timm.models.swin_transformer import SwinTransformer as Swin  # noqa: E402
+from timm.models.swin_transformer import WindowAttention  # noqa: E402
 
 _TABLE = "relative_position_bias_table"
-LAYOUTS = {"relative": AttentionLayout(("qkv",), "proj", table=_TABLE, biases=("q_bias", "v_bias"))}
+LAYOUTS = {
+    "relative": AttentionLayout(("qkv",), "proj", table=_TABLE, biases=("q_bias", "v_bias")),
+    "windows": AttentionLayout(("qkv",), "proj", table=_TABLE),
+}
 """The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
 
@@ -32,14 +41,23 @@ class InPlace(nn.Module):
 
     index: Tensor | None
 
-    def __init__(self, attention: nn.Module, library: Any) -> None:
+    def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
+        attention.keep_apart()
         self.register_buffer("index", library.relative_position_index, persistent=False)
 
-    def forward(self, x: Tensor, shared_rel_pos_bias: None = None) -> Tensor:
-        """Attend ``[M * B, T, d_model]``."""
-        return self.attention(x, relative=None if self.index is None else Relative(self.index))
+    def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        """Attend ``[M * B * W, T, d_model]``.
+
+        Args:
+            x: the tokens.
+            mask: ``[W, T, T]``, added to the scores of the windows of a sample.
+            shared_rel_pos_bias: ``[heads, T, T]`` or ``[M, heads, T, T]``, what all blocks share.
+        """
+        if self.index is None and shared_rel_pos_bias is None:
+            return self.attention(x)
+        return self.attention(x, relative=Relative(self.index, mask, shared_rel_pos_bias))
 
 
 def check(model: Any) -> None:
@@ -48,21 +66,78 @@ def check(model: Any) -> None:
     Raises:
         InputError: naming it.
     """
-    problem = None
-    if any(type(block.attn) is not BeitAttention for block in model.blocks):
-        problem = f"its attention is {type(model.blocks[0].attn).__name__}"
-    elif model.rel_pos_bias is not None:
-        problem = "its blocks share one table of relative positions (use_shared_rel_pos_bias)"
+    problem, attention = None, [block.attn for block in blocks(model).values()]
+    if any(type(one) not in (BeitAttention, WindowAttention) for one in attention):
+        problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
+    elif getattr(model, "dynamic_img_size", False):
+        problem = "it makes its windows anew for every size of image (dynamic_img_size)"
     if problem is not None:
-        raise InputError(f"this Beit of timm is not supported: {problem}", hint="supported are beit and beitv2")
+        hint = "supported are beit, beitv2 and the first generation of swin, for images of one size"
+        raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
+
+
+def blocks(model: Any) -> dict[str, Any]:
+    """The blocks by their paths, in order."""
+    if isinstance(model, Beit):
+        return {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
+    return {f"layers.{s}.blocks.{i}": b for s, stage in enumerate(model.layers) for i, b in enumerate(stage.blocks)}
 
 
 def site(path: str, attention: Any) -> Site:
     """The site of one attention of the library."""
     width = attention.proj.in_features // attention.num_heads
-    return Site(path, attention.num_heads, width, attention.proj.out_features, layout="relative")
+    kind = "relative" if isinstance(attention, BeitAttention) else "windows"
+    return Site(path, attention.num_heads, width, attention.proj.out_features, layout=kind)
 
 
-def reads(model: Any) -> Any:
-    """The tokens that ``forward_head`` pools: one, or all of them."""
-    return first_tokens(1) if model.global_pool == "token" else None
+def context(model: Any) -> dict[str, Any]:
+    """What the blocks of a BEiT are given beside the state, by the library's names: a table that they share."""
+    table = getattr(model, "rel_pos_bias", None)
+    return {} if table is None else {"shared_rel_pos_bias": table()}
+
+
+def make_masks(model: Any) -> None:
+    """Real masks of shifted windows, which the library makes where its parameters are."""
+    for block in blocks(model).values() if isinstance(model, Swin) else ():
+        block.attn_mask = block.get_attn_mask(device=torch.device("cpu"), dtype=torch.float32)
+
+
+def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
+    """As of the family, for Swin: between blocks tokens are a row, and merging belongs to the block behind it."""
+    run: list[Callable[[State], State]] = []
+    attends: list[Callable[[State], Tensor]] = []
+    merging, spans = {}, []
+    grid = tuple(model.patch_embed.grid_size)
+    for number, stage in enumerate(model.layers):
+        if number:
+            merging[len(run)] = f"layers.{number}.downsample"
+        for index, block in enumerate(stage.blocks):
+            given = (block, nn.Identity() if index else stage.downsample, grid)
+            run.append(partial(_run, *given))
+            attends.append(partial(_attention_input, *given))
+            grid = tuple(stage.output_resolution)
+            # Of the members behind the first no blocks are left, and nobody asks.
+            windows = [
+                -(-side // window) for side, window in zip(grid, getattr(block, "window_size", grid), strict=True)
+            ]
+            spans.append((math.prod(grid) / model.patch_embed.num_patches, math.prod(windows)))
+    tower = Stages(
+        stem=lambda images: State(model.patch_embed(images).flatten(1, 2)),  # [B, H, W, d] -> [B, T, d]
+        blocks=run,
+        block_paths=list(blocks(model)),
+        stem_prefixes=prefixes,
+        readout=lambda state: model.forward_head(model.norm(state.hidden.unflatten(1, grid))),
+        attention_inputs=attends,
+        merging=merging,
+        spans=spans,
+    )
+    return [tower]
+
+
+def _run(block: nn.Module, merge: nn.Module, grid: tuple[int, int], state: State) -> State:
+    hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
+    return State(block(hidden).flatten(1, 2), state.context)
+
+
+def _attention_input(block: Any, merge: nn.Module, grid: tuple[int, int], state: State) -> Tensor:
+    return block.norm1(merge(state.hidden.unflatten(1, grid))).flatten(1, 2)

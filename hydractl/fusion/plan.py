@@ -336,7 +336,7 @@ def shared_parts(plan: FusionPlan) -> list[dict[str, Any]]:
             hint = f"average it (--merge {','.join(parts)}), or {hint}" if parts else hint
         elif start.blocks < count:
             part = chain.block_paths[start.blocks]
-            own = [name for name in plan.own if name.startswith(f"{part}.")]
+            own = [name for name in plan.own if name.startswith(stages.prefixes_of(start.blocks))]
             site = model.sites[chain.sites.start + start.blocks].path
             heads = any(mask.kept[site] != masks[0].kept[site] for mask in masks)
             differs = "; ".join([*(["heads"] if heads else []), *([_tensors(own)] if own else [])])

@@ -18,35 +18,52 @@ class Relative:
     """Distances of tokens, which are those of every head.
 
     Attributes:
-        index: the distance of each query and key token, 0..R-1: ``[T, T]``, or of some query tokens ``[B, q, T]``.
+        index: the distance of each query and key token, ``[T, T]``, 0..R-1; None where there are shared numbers only.
         windows: ``[W, T, T]``, added to the scores of the W windows that each sample was cut into, ``[B * W, T, d]``.
-        embeddings: vectors of the distances, ``[M, R, d_model]`` or ``[1, R, d_model]`` for all members; None where a
-            head has a number for each.
+        shared: numbers that all blocks share, of each head of the original numbering: ``[H, T, T]``, or of each member
+            ``[M, H, T, T]``.
+        embeddings: vectors of the distances, ``[R, d_model]``, or of each member ``[M, R, d_model]``; None where a head
+            has a number for each.
         to_position, to_content: whether queries meet the keys of distances, and keys their queries.
         scale: of all scores; None: ``1 / sqrt(head_dim)``.
+        positions: of the query tokens of every sample, ``[B, q]``; None: all tokens.
     """
 
-    index: Tensor
+    index: Tensor | None
     windows: Tensor | None = None
+    shared: Tensor | None = None
     embeddings: Tensor | None = None
     to_position: bool = False
     to_content: bool = False
     scale: float | None = None
-
-    def at(self, positions: Tensor) -> Relative:
-        """Of some query tokens of every sample, ``[B, q]``."""
-        return replace(self, index=self.index[positions])  # [T, T] -> [B, q, T]
+    positions: Tensor | None = None
 
     def of(self, member: int) -> Relative:
         """Of one member."""
-        if self.embeddings is None or len(self.embeddings) == 1:
-            return self
-        return replace(self, embeddings=self.embeddings[member : member + 1])
+        shared, vectors = self.shared, self.embeddings
+        shared = shared[member] if shared is not None and shared.dim() == 4 else shared
+        vectors = vectors[member] if vectors is not None and vectors.dim() == 3 else vectors
+        return replace(self, shared=shared, embeddings=vectors)
 
-    def looked_up(self, table: Tensor) -> Tensor:
-        """What heads with a number for each distance, ``[n, R]``, add to the scores: ``[1 or B, n, q, T]``."""
-        numbers = table[:, self.index]
-        return numbers[None] if self.index.dim() == 2 else numbers.transpose(0, 1)
+    def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
+        """What n heads with a number for each distance add to the scores; of one member.
+
+        Args:
+            table: ``[n, R]``; None where there are shared numbers only.
+            heads: which they are in the original numbering, ``[n]``.
+
+        Returns:
+            ``[1 or B, n, q, T]``.
+        """
+        numbers = None if table is None or self.index is None else table[:, self.index]  # [n, T, T]
+        if self.shared is not None:
+            assert heads is not None, "heads that share numbers are known by their original numbers"
+            common = self.shared.index_select(0, heads)
+            numbers = common if numbers is None else numbers + common
+        assert numbers is not None, "heads without vectors of distances have a number for each"
+        if self.positions is None:
+            return numbers[None]
+        return numbers[:, self.positions].transpose(0, 1)  # [n, T, T] -> [n, B, q, T] -> [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
         """Scores of queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` with those of distances ``[n, R, dk]``.
@@ -54,15 +71,16 @@ class Relative:
         Returns:
             ``[B, n, q, T]``.
         """
-        index = (self.index[None] if self.index.dim() == 2 else self.index)[:, None]  # [1 or B, 1, q, T]
-        total = q.new_zeros(())
+        assert self.index is not None, "vectors are those of distances"
+        index = self.index[None] if self.positions is None else self.index[self.positions]
+        index, total = index[:, None], q.new_zeros(())  # [1 or B, 1, q, T]
         if keys is not None:
             scores = q @ keys.mT  # [B, n, q, R]
             total = total + scores.gather(-1, index.expand(*scores.shape[:3], -1))
         if queries is not None:
             scores = k @ queries.mT  # [B, n, T, R]
             total = total + scores.gather(-1, index.mT.expand(*scores.shape[:3], -1)).mT
-        return total
+        return total * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
     def masked(self, mask: Tensor | None, added: Tensor, samples: int) -> Tensor:
         """What is added to the scores with what a mask says, of so many samples or windows."""

@@ -24,6 +24,7 @@ class HeadWeights:
         table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
             of their own, else None.
+        number: of each head in the original numbering, int64 ``[heads]``; None where nobody asks.
         extra: what the block holds beside heads (query and key norms), by name relative to the block.
         key_heads: of each head, which of the heads of keys and values it uses; None: each has its own.
     """
@@ -43,6 +44,7 @@ class HeadWeights:
     pos_q_bias: Tensor | None = None
     pos_k: Tensor | None = None
     pos_k_bias: Tensor | None = None
+    number: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
     key_heads: tuple[int, ...] | None = None
 
@@ -121,4 +123,4 @@ class HeadWeights:
 
 ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
-PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *ROWS)
+PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *ROWS, "number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,6 @@ from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, u
 
 class Assembly:
     """The networks of all members, in the making.
-
-    Args:
-        description: of the model.
-        family: of the model.
-        tensors: its weights.
-        device, dtype: where and in what the model computes.
 
     Attributes:
         networks: the library's model of each member, with :class:`HeadAttention` in it. Only the blocks of the first
@@ -90,10 +85,11 @@ class Assembly:
             return Start(sites, shared_stem=False, blocks=0, pool=False)
         for blocks, (index, path) in enumerate(zip(sites, stages.block_paths, strict=True)):
             site = self._sites[index].path
-            own = [name for name in self._own if name.startswith(f"{path}.")]
+            own = [name for name in self._own if name.startswith(stages.prefixes_of(blocks))]
             if own or any(mask.kept[site] != self._masks[0].kept[site] for mask in self._masks):
-                # The input of the attention is still that of all members, if the norm before it is.
-                common = not any(self._family.part(name, self._sites) == "norm" for name in own)
+                # The input of the attention is still that of all members, if what is before it is: norms, and merging.
+                before = [n for n in own if self._family.part(n, self._sites) == "norm" or not n.startswith(f"{path}.")]
+                common = not before
                 return Start(sites, shared_stem=True, blocks=blocks, pool=common and site in self._once)
         return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
 
@@ -122,7 +118,8 @@ class Assembly:
         view = self._views[member]
         names = attention_names(self._family, view, self._sites, site)
         kept = held_mask(self._masks, member, self._once).kept[site.path]
-        return read_heads(self._family, {n: self._reader.tensor(view.stored[n]) for n in names}, site, kept)
+        weights = read_heads(self._family, {n: self._reader.tensor(view.stored[n]) for n in names}, site, kept)
+        return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
         q_norm, k_norm = self._family.norms(self.networks[member], site)
@@ -135,8 +132,9 @@ class Assembly:
 
     @property
     def _block_paths(self) -> list[str]:
-        """The module paths of the blocks of all towers."""
-        return [path for stages in self._family.stages(self.networks[0]) for path in stages.block_paths]
+        """The module paths of the blocks of all towers, and of what makes fewer tokens before them."""
+        towers = self._family.stages(self.networks[0])
+        return [path for stages in towers for path in (*stages.block_paths, *stages.merging.values())]
 
     def _own_blocks(self) -> None:
         """In the blocks of the first member, wrap each module whose weights every member has for itself."""

@@ -120,6 +120,10 @@ class HeadAttention(nn.Module):
             with torch.no_grad():
                 self._stacked.make(self.pooled)
 
+    def keep_apart(self) -> None:
+        """Never stack the weights of members: relative terms are those of one member after another."""
+        self._stacked.possible = False
+
     def forward(
         self,
         x: Tensor,
@@ -148,13 +152,13 @@ class HeadAttention(nn.Module):
             assert not is_causal, "a block that runs for some tokens needs its mask written out"
             memory, positions = context.queries.memory, context.queries.positions
             asking = None if rotary is None else rotary.at(positions)
-            distances = None if relative is None else relative.at(positions)
+            distances = None if relative is None else replace(relative, positions=positions)
             meeting = _Meeting(context.queries.rows_of(attn_mask), is_causal, asking, rotary, distances)
         members = self.projections
         if context.member is not None and len(members) > 1:
             members = [members[context.member]]
             meeting = meeting.of(context.member)
-        elif relative is None and self._batches(context, x.device):
+        elif self._batches(context, x.device):
             return self._dropped(self._batched(x, memory, meeting))
         parts = apart(x, len(members))
         heads = self._heads(members, parts, memory, meeting)

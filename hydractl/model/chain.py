@@ -104,6 +104,11 @@ class Chain:
         """The module path of each block."""
         return list(self._stages[0].block_paths)
 
+    @property
+    def spans(self) -> Sequence[tuple[float, int]]:
+        """As of :class:`hydractl.families.base.Stages`."""
+        return self._stages[0].spans
+
     def __call__(self, inputs: Any) -> Tensor:
         """What the tower reads out for every member: ``[M, B, ...]``."""
         return self.rest(self.sites.start, self.stem(inputs))
@@ -113,7 +118,9 @@ class Chain:
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
-        return State(torch.cat([s.hidden for s in states]), states[0].context)  # M times [B, T, d] -> [M * B, T, d]
+        own = {name: torch.stack([s.context[name] for s in states]) for name in self._stages[0].per_member}
+        hidden = torch.cat([s.hidden for s in states])  # M times [B, T, d] -> [M * B, T, d]
+        return State(hidden, states[0].context | own)
 
     def block(
         self,

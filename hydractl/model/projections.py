@@ -70,6 +70,7 @@ class HeadBank(nn.Module):
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
         gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None; bias alike.
         table: ``[heads * R]`` or None.
+        number: as of :class:`hydractl.heads.weights.HeadWeights`.
         q_norm, k_norm: act on one head at a time.
     """
 
@@ -80,6 +81,7 @@ class HeadBank(nn.Module):
     pos_q_bias: Tensor | None
     pos_k: Tensor | None
     pos_k_bias: Tensor | None
+    number: Tensor | None
 
     def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -103,6 +105,7 @@ class HeadBank(nn.Module):
         self._rows = {name: tensor.shape for name, tensor in rows.items()}
         for name in ROWS:
             self.register_parameter(name, _parameter(rows[name].flatten(0, 1) if name in rows else None))
+        self.register_buffer("number", weights.number, persistent=False)
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
 
@@ -122,6 +125,7 @@ class HeadBank(nn.Module):
             v_bias=biases[2],
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
             **{name: getattr(self, name).detach().reshape(shape) for name, shape in self._rows.items()},
+            number=self.number,
             extra={
                 f"{side}.{name}": tensor.detach()
                 for side in ("q_norm", "k_norm")
@@ -151,10 +155,10 @@ class HeadBank(nn.Module):
         """What relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
         vectors = relative.embeddings
         if vectors is None:
-            assert self.table is not None, "heads without vectors of distances have a number for each"
-            return relative.looked_up(self.table.unflatten(0, (self.heads, -1))[run])
+            table = None if self.table is None else self.table.unflatten(0, (self.heads, -1))[run]
+            return relative.looked_up(table, None if self.number is None else self.number[run])
         if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
-            queries, keys = self._linear(run, vectors, slice(0, 2))
+            queries, keys = self._linear(run, vectors[None], slice(0, 2))
         else:
             queries = self._of_distances(run, vectors, self.pos_q, self.pos_q_bias)
             keys = self._of_distances(run, vectors, self.pos_k, self.pos_k_bias)
@@ -165,7 +169,7 @@ class HeadBank(nn.Module):
             return None
         rows = slice(run.start * self.head_dim, run.stop * self.head_dim)
         projected = F.linear(vectors, weight[rows], None if bias is None else bias[rows])
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [1, R, n * dk] -> [1, n, R, dk]
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)  # [R, n * dk] -> [n, R, dk]
 
     def _linear(self, run: slice, x: Tensor, of: slice) -> Sequence[Tensor]:
         rows = slice(run.start * 3 * self.head_dim, run.stop * 3 * self.head_dim)

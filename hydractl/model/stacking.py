@@ -111,9 +111,6 @@ class PerMember(nn.Module):
     """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
 
     Linear layers, and layer norms over the last dimension, can run for all members at once.
-
-    Args:
-        modules: one for each member.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -191,8 +188,8 @@ class StackedProjections:
 
     Attributes:
         heads: of each member, those of zeros included.
-        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, and no
-            gates; where heads share keys, each in the same way.
+        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, no gates
+            and no relative terms; where heads share keys, each in the same way.
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:

@@ -249,7 +249,7 @@ def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Paramet
         elif last is not None:
             if not 0 <= last <= blocks:
                 raise UsageError(f"--train-last {last} is outside 0..{blocks}, the blocks of the model")
-            frozen += stages.stem_prefixes + tuple(f"{p}." for p in stages.block_paths[: blocks - last])
+            frozen += stages.stem_prefixes + tuple(p for i in range(blocks - last) for p in stages.prefixes_of(i))
     # Sines and cosines of positions are parameters that the library itself never trains.
     left = {name for name, p in model.family.build(model.description.config).named_parameters() if not p.requires_grad}
     for part in options.freeze:

@@ -26,7 +26,7 @@ from tests.pico import (
 )
 from tests.pico_clip import clip_tokenizer
 
-VARIANTS = ["class-token", "qk-norm", "average-pooling", "beit"]
+VARIANTS = ["class-token", "qk-norm", "average-pooling", "beit", "swin"]
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +47,7 @@ def naive_taylor(model: Any, site: int) -> list[float]:
     x, y = sample()
     model.zero_grad()
     F.cross_entropy(model(x), y).backward()
-    attention = model.blocks[site].attn
+    attention = [module for name, module in model.named_modules() if name.endswith(".attn")][site]
     weight, gradient = attention.qkv.weight.detach(), attention.qkv.weight.grad
     heads = attention.num_heads
     dk = len(weight) // (3 * heads)
@@ -84,7 +84,7 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns() -> None:
         assert scores[site] == pytest.approx([expected[h] for h in kept], rel=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "beit"])
+@pytest.mark.parametrize("variant", ["class-token", "beit", "swin"])
 def test_gate_equals_the_gradient_of_each_sample(variant: str) -> None:
     """Michel et al. 2019: mean over samples of |dL/dgate|, here by finite differences on the stock model."""
     reference = stock(variant).double()

@@ -108,7 +108,19 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-_LONG = ("dinov3", "beit", "bert", "modernbert-mean", "clip", "hf-siglip")
+_LONG = (
+    "dinov3",
+    "beit",
+    "swin",
+    "mpnet",
+    "deberta-v3",
+    "bert",
+    "modernbert-mean",
+    "clip",
+    "hf-siglip",
+    "llama",
+    "gpt2",
+)
 LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in _LONG]
 FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
 
@@ -130,9 +142,7 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "variants", [["class-token"], pytest.param(["bert", "clip", "hf-siglip"], marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("variants", [["class-token"], ["bert", "clip", "swin", "deberta-v3", "hf-siglip"]])
 def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
     folder = exported(variants[0]).pt2.parent
     torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")

@@ -19,6 +19,7 @@ from hydractl.files.header import read_header
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.start import with_drawn_head, with_new_head
+from tests import pico
 from tests.pico import HF, PAIRS, SMALL, close, inputs, logits, write_tokenizer
 
 declare_operators()
@@ -36,15 +37,32 @@ BODIES = {
     "ElectraForPreTraining": "electra",
     "ModernBertForMaskedLM": "modernbert-mean",
     "ModernBertModel": "modernbert",
+    "LlamaForCausalLM": "llama",
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma3ForCausalLM": "gemma3",
+    "EuroBertForMaskedLM": "eurobert",
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
+    "RobertaPreLayerNormForMaskedLM": "roberta-pre-norm",
+    "IJepaModel": "hf-ijepa",
+    "DebertaV2Model": "deberta-v3",
+    "DebertaV2ForMaskedLM": "deberta-v3",
+    "MPNetForMaskedLM": "mpnet",
+    "BeitModel": "hf-beit",
+    "SwinModel": "hf-swin",
 }
+ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "BeitModel", "SwinModel")
+"""Bodies that come with nothing of another task."""
 TIMM = {
     "dinov2": "vit_small_patch14_dinov2?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
     "siglip": f"vit_base_patch16_siglip_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
+    "beit": f"beit_base_patch16_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
+    "swin": pico.TIMM["swin"].replace("num_classes=5", "num_classes=0"),
     "aimv2": "aimv2_large_patch14_224?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
 }
+TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
+"""Those whose head of words is the embedding."""
 ALLOWED = ModelOptions(bodies=True)
 
 
@@ -59,7 +77,7 @@ def published_body(name: str, folder: Path) -> Path:
     variant = BODIES[name]
     stock_body(name).save_pretrained(folder)
     if "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
     return folder
 
 
@@ -87,7 +105,7 @@ def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tm
     close(build_model(made).member_logits(inputs(variant))[0], logits(expected, inputs(variant)))
     inside = {n.removeprefix(f"{type(expected).base_model_prefix}.") for n in body.tensors.names()}
     assert not {n for n in body.left if n in inside}, "only tensors of another task are left"
-    assert bool(body.left) is (name not in ("BertModel", "ModernBertModel", "Dinov2Model"))
+    assert bool(body.left) is (name not in (*ALONE, "IJepaModel", *TIED))
 
 
 def test_what_is_missing_from_a_body_or_unknown_is_refused(tmp_path: Path) -> None:
@@ -114,7 +132,8 @@ def test_a_timm_tag_without_classes_is_a_body(name: str) -> None:
     library = made.family.drawn(made.description.config).eval()
     library.load_state_dict({n: made.tensors.read(n) for n in made.tensors.names()})
     images = made.family.example_inputs(made.description.preprocess, 2, seed=0)
-    assert sorted(set(made.tensors.names()) - set(body.tensors.names())) == ["head.bias", "head.weight"]
+    head = "head.fc" if name == "swin" else "head"
+    assert sorted(set(made.tensors.names()) - set(body.tensors.names())) == [f"{head}.bias", f"{head}.weight"]
     close(build_model(made).member_logits(images)[0], library(images))
 
 
@@ -175,13 +194,24 @@ def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
     assert hydractl.load("out.st", device="cpu").labels == ["bad", "fair", "good"]
 
 
+def test_a_body_is_probed(bert: Path, capsys: Any) -> None:
+    Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
+    run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["id"]["n"] == 2 and row["id"]["nll"] > 0 and row["probe"]["c"] == [1.0]
+    Path("one.csv").write_text("text,label\nunkind film,bad\nso fine !,bad\n")
+    said = run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "one.csv", "--probe", "linear", code=3)[1]
+    assert "--fit one.csv has one class" in said
+
+
 NEED_A_CLASSIFIER = {
     "eval": ["eval", "bert", "--data", "train.csv"],
     "finetune": ["finetune", "bert", "--data", "train.csv"],
     "score": ["score", "bert", "--data", "train.csv", "--method", "taylor"],
     "extract-circuit": ["extract-circuit", "bert", "--data", "train.csv", "--objective", "acc", "--keep", "2"],
     "bench": ["bench", "bert"],
-    "fuse": ["fuse", "bert", "bert", "-o", "h.st"],
+    "fuse": ["fuse", "bert", "bert", "--data", "train.csv", "-o", "h.st"],
+    "export": ["fuse", "bert", "--export", "pt2", "-o", "h"],
 }
 
 

@@ -11,6 +11,7 @@ from hydractl.fusion.plan import plan_fusion
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
+    MORE,
     VARIANTS,
     close,
     inputs,
@@ -24,7 +25,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import spread
+from tests.spread import marked_long, spread
 
 KEPT = [
     [[0, 2], [1], [0, 1, 2]],
@@ -50,7 +51,10 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
     return sources, expected
 
 
-@pytest.mark.parametrize(("variant", "case", "side_by_side"), spread(VARIANTS, MASKS, [True, False], each=2))
+CASES = spread(VARIANTS, MASKS, [True, False]) + marked_long(spread(MORE, MASKS, [True, False]))
+
+
+@pytest.mark.parametrize(("variant", "case", "side_by_side"), CASES)
 @torch.no_grad()
 def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_side: bool) -> None:
     sources, expected = members(variant, MASKS[case])
@@ -83,7 +87,7 @@ def averaged_references(
 MERGES = [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *marked_long(MORE)])
 def test_merged_parts_are_those_of_the_library(variant: str) -> None:
     sources, _ = members(variant, KEPT[:2])
     for merge in MERGES:
@@ -91,7 +95,7 @@ def test_merged_parts_are_those_of_the_library(variant: str) -> None:
         assert sorted(plan_fusion(sources, merge).averaged) == sorted(expected), merge
 
 
-@pytest.mark.parametrize(("variant", "merge"), spread(VARIANTS, MERGES))
+@pytest.mark.parametrize(("variant", "merge"), spread(VARIANTS, MERGES) + marked_long(spread(MORE, MERGES)))
 @torch.no_grad()
 def test_merged_members_equal_the_library_with_averaged_weights(variant: str, merge: list[str]) -> None:
     sources, _ = members(variant, KEPT[:3])

@@ -89,11 +89,7 @@ def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Labels as positions among the classes that occur, and those classes.
-
-    Raises:
-        InputError: for fewer than two classes, or too few samples of one.
-    """
+    """Labels as positions among the classes that occur, and those classes."""
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
@@ -182,7 +178,14 @@ def head_outputs(
                 for i in sites:
                     width = model.attentions[i].only.head_dim
 
-                    def keep(joined: Tensor, site: int = i, width: int = width, at: Tensor | None = positions) -> None:
+                    def keep(
+                        joined: Tensor,
+                        site: int = i,
+                        width: int = width,
+                        at: Tensor | None = positions,
+                        samples: int = len(labels),
+                    ) -> None:
+                        joined = joined.reshape(samples, -1, joined.shape[2])  # [B * windows, T, D] -> [B, T, D]
                         pooled = _at_tokens(joined, at).unflatten(1, (-1, width))
                         by_site[site].append(pooled.to(torch.promote_types(pooled.dtype, torch.float32)).cpu().numpy())
 

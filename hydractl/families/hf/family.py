@@ -18,13 +18,16 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf import clip
+from hydractl.families.hf import clip, relative
 from hydractl.families.hf.architectures import (
     LAYOUTS,
     TWO_TOWERS,
+    Layout,
     absent_from,
     class_name,
+    implementation,
     is_decoder,
+    layers_of,
     layout_of,
     library_model,
     meta_model,
@@ -35,6 +38,7 @@ from hydractl.families.hf.architectures import (
 )
 from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
+    TOKENIZER_FILES,
     image_collate,
     image_format,
     image_preprocess,
@@ -89,26 +93,27 @@ class _InPlace(nn.Module):
 
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
-    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 _NEVER = (
     ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"]}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
-    r"(cls|lm_head|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
+    r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\."
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\.(blocks\.\d+\.)?"
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
-    "post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2)"
+    r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
 )
 
 
@@ -118,10 +123,14 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\.(embeddings|embeddings_project|embed_tokens|wte|wpe)\.",
+        "embed": rf"({'|'.join(LAYOUTS)})\."
+        r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
+        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\.(layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f)\.",
-        "attention": rf"{_LAYER}(attention|attn|self_attn)\.",
+        rf"|({'|'.join(LAYOUTS)})\."
+        r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
+        r"encoder\.LayerNorm)\.",
+        "attention": rf"{_LAYER}(attention|attn|self_attn|relative_position_bias)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -210,12 +219,13 @@ class HFEncoder(ModelFamily):
         model, sites = meta_model(config), []
         for prefix, base, layout in towers_of(model):
             tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
-            heads = base.config.num_attention_heads
-            sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
-            for index, layer in enumerate(base.get_submodule(layout.layers)):
-                weight = getattr(layer, layout.block).get_submodule(layout.heads.out).weight
+            for path, layer in layers_of(base, layout):
+                block, heads = layer.get_submodule(layout.block), base.config.num_attention_heads
+                heads = heads if isinstance(heads, int) else block.num_attention_heads  # Swin: more in every stage
+                sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
+                weight = block.get_submodule(layout.heads.out).weight
                 d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
-                path = f"{prefix}.{layout.layers}.{index}.{layout.block}"
+                path = ".".join(filter(None, (prefix, path, layout.block)))
                 sites.append(Site(path, heads, width // heads, d_model, tower, sharing=sharing))
         return sites
 
@@ -244,32 +254,23 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
-        if hasattr(core, "resid_dropout"):
-            return float(core.attn_dropout.p), float(core.resid_dropout.p)
-        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
-        rate = getattr(rate, "p", rate)
-        return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+        return dropouts_of(model, site.path, layout_of(site.path))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = layout_of(site.path)
-        if not layout.core:
-            super().install(model, site, _InPlace(attention))
-            return
-        block: Any = model.get_submodule(site.path)
-        setattr(block, layout.core, _InPlace(attention))
-        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
+        put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
-            return clip.stages(model, _stem)
+            return clip.stages(model, encoder_stem)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
-        layers = base.get_submodule(layout.layers)
+        layers = [layer for _, layer in layers_of(base, layout)]
         reads = None if count is None else first_tokens(count)
         if hasattr(base, "embeddings"):
-            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+            begin, blocks = partial(encoder_stem, base), [partial(run_layer, layer) for layer in layers]
         else:
             kinds = kinds_of_layers(base.config)
             begin = partial(stem, base, is_decoder(model))
@@ -278,14 +279,15 @@ class HFEncoder(ModelFamily):
         tower = Stages(
             stem=begin,
             blocks=blocks,
-            block_paths=[f"{prefix}.{layout.layers}.{index}" for index in range(len(layers))],
+            block_paths=[f"{prefix}.{path}" for path, _ in layers_of(base, layout)],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=lambda state: readout(model, base, state),
             attention_inputs=[partial(_attention_input, layout.norm, layer) for layer in layers],
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
+            per_member=relative.per_member(base),
         )
-        return [tower]
+        return [replace(tower, **relative.swin_parts(base, prefix)) if prefix == "swin" else tower]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Of a CLIP or SigLIP, ``[B, classes]`` from features of images and classes."""
@@ -360,22 +362,52 @@ class HFEncoder(ModelFamily):
         return {**config, key: rate}
 
 
-def _stem(base: Any, inputs: Any) -> State:
+def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, float]:
+    """As :meth:`HFEncoder.dropouts`, of the attention at ``path``."""
+    core: Any = model.get_submodule(path).get_submodule(layout.core)
+    if hasattr(core, "resid_dropout"):
+        return float(core.attn_dropout.p), float(core.resid_dropout.p)
+    rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+    rate = getattr(rate, "p", rate)
+    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+
+
+def put_in_place(
+    model: nn.Module, path: str, layout: Layout, attention: nn.Module, stand_in: nn.Module | None = None
+) -> None:
+    """As :meth:`HFEncoder.install`, of the attention at ``path``; ``stand_in`` calls it where the library calls other
+    than usually."""
+    inside = stand_in or _InPlace(attention)
+    if not layout.core:
+        model.set_submodule(path, inside)
+        return
+    block: Any = model.get_submodule(path)
+    setattr(block, layout.core, inside)
+    if layout.heads.out == "output.dense":
+        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+
+
+def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
-    if isinstance(inputs, Mapping) and "input_ids" in inputs:
+    pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
+    if pixels is None:
         mask = inputs.get("attention_mask")
-        hidden = base.embeddings(**{k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")})
+        given = {k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")}
+        if type(base).__name__ == "DebertaV2Model":
+            given["mask"] = mask  # what pads is zero before the first layer
+        hidden = base.embeddings(**given)
         if hasattr(base, "embeddings_project"):
             hidden = base.embeddings_project(hidden)
     else:
         mask = None
-        hidden = base.embeddings(inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs)
+        hidden = base.embeddings(pixels)
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # Swin: and its rows and columns
         if hasattr(base, "pre_layrnorm"):
             hidden = base.pre_layrnorm(hidden)
     if mask is not None and mask.is_meta:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
-    given: dict[str, Any] = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
-    context: dict[str, Any] = {"attention_mask": create_bidirectional_mask(**given)}
+    given = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
+    context = {"attention_mask": create_bidirectional_mask(**given), **relative.context(base, hidden, pixels, mask)}
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         angles = {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
@@ -384,17 +416,17 @@ def _stem(base: Any, inputs: Any) -> State:
     return State(hidden, context)
 
 
-def _run(layer: Any, state: State) -> State:
+def run_layer(layer: Any, state: State) -> State:
     context = state.context
     if "angles" not in context:
-        return State(layer(state.hidden, attention_mask=context["attention_mask"]), context)
+        return relative.run(layer, state)
     kind = layer.attention_type
     mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
     return State(layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind]), context)
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    return getattr(layer, norm)(state.hidden) if norm else state.hidden
+    return layer.get_submodule(norm)(state.hidden) if norm else state.hidden
 
 
 def _is_text(preprocess: Mapping[str, Any]) -> bool:
@@ -451,7 +483,7 @@ def _converted(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTen
             use_safetensors=True,
             trust_remote_code=False,
             dtype=wide,
-            attn_implementation="sdpa",
+            attn_implementation=implementation(type(model)),
             ignore_mismatched_sizes=True,  # so that they are reported, all of them
             output_loading_info=True,
         )
@@ -484,8 +516,9 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     """The tokenizer or the image processor of a folder."""
     (prefix, base, _), config = towers_of(model)[0], model.config
     if config.model_type not in _PROCESSORS:
-        # RoBERTa counts positions from behind the padding token's number.
-        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 0
+        # RoBERTa counts positions from behind the padding token's number, MPNet from behind 1.
+        counted = prefix in ("roberta", "roberta_prelayernorm", "data2vec_text")
+        skipped = (config.pad_token_id or 0) + 1 if counted else 2 if prefix == "mpnet" else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
         positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
@@ -499,8 +532,9 @@ def _image_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the patch embedding; None for a model of texts."""
     if model.config.model_type not in _PROCESSORS:
         return None
-    embeddings = towers_of(model)[0][1].embeddings
-    size = embeddings.patch_embeddings.image_size if hasattr(embeddings, "patch_embeddings") else embeddings.image_size
+    _, base, _ = towers_of(model)[0]
+    patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
+    size = getattr(patches, "image_size", base.config.image_size)
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
 

@@ -40,11 +40,17 @@ _NEEDED = {
     "vocab_size": int,
 }
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
+)
+"""What a folder of the hub may hold of its tokenizer."""
+
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = (
-    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor"),
+    *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
     *("CLIPImageProcessor", "SiglipImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
@@ -134,6 +140,15 @@ def _opened(folder: Path) -> Any:
     return tokenizer
 
 
+def tokenizer_of(preprocess: Any) -> Any:
+    """The tokenizer that :func:`text_preprocess` describes.
+
+    Raises:
+        InputError: for what describes none.
+    """
+    return _tokenizer(_settings(preprocess if isinstance(preprocess, Mapping) else {}))
+
+
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
     """From a list of ``str`` or ``(str, str)`` to ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
 
@@ -168,7 +183,7 @@ class TextCollate:
         """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
 
         Raises:
-            InputError: for what is no text, and for one text alone.
+            InputError: for what is no text or has no token, and for one text alone.
         """
         if isinstance(samples, str):  # it would be read letter by letter
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
@@ -179,6 +194,9 @@ class TextCollate:
             batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
         else:  # texts and pairs in one batch
             batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
+        whole = batch["attention_mask"].bool().any(dim=1)
+        if not bool(whole.all()):  # of a tokenizer that adds none of its own
+            raise InputError(f"this text has no token that can be read: {shown(rows[int(whole.int().argmin())])}")
         return dict(batch)
 
     def cut(self, samples: Iterable[Any]) -> int:
@@ -216,8 +234,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
     Raises:
         InputError: for preprocessing that describes no tokenizer.
     """
-    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
-    tokenizer, padding = _tokenizer(_settings(preprocess)), "max_length" if whole else "longest"
+    tokenizer, padding = tokenizer_of(preprocess), "max_length" if whole else "longest"
     options: dict[str, Any] = {"max_length": preprocess["max_length"], "truncation": True, "return_tensors": "pt"}
     return dict(tokenizer(list(texts), padding=padding, **options))
 
