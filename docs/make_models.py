@@ -25,12 +25,12 @@ get_family("open_clip")
 import open_clip  # noqa: E402
 import timm  # noqa: E402
 import transformers  # noqa: E402
-from timm.models import Eva, VisionTransformer, model_entrypoint  # noqa: E402
+from timm.models import Beit, Eva, SwinTransformer, VisionTransformer, model_entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
 from hydractl.families.open_clip.models import skeleton, towers_of_coca  # noqa: E402
 
-OPENED = (VisionTransformer, Eva)
+OPENED = (VisionTransformer, Eva, Beit, SwinTransformer)
 MARK = "<!-- by docs/make_models.py -->\n"
 Row = tuple[str, str, str]
 """Class, models of it, and why it is refused: empty where it works."""
