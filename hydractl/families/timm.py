@@ -160,10 +160,7 @@ class TimmViT(ModelFamily):
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``blocks.0.attn`` and so on."""
-        model = _build(config)
-        if isinstance(model, _RELATIVE):
-            return [timm_relative.site(f"{p}.attn", block.attn) for p, block in timm_relative.blocks(model).items()]
-        return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
+        return sites_of(_build(config))
 
     def layout(self, site: Site) -> AttentionLayout:
         """By how the library's kinds of attention hold queries, keys and values."""
@@ -261,6 +258,13 @@ class TimmViT(ModelFamily):
         )
         arguments = {**(config.get("model_args") or {}), **dict.fromkeys(behind, rate)}
         return {**config, "model_args": arguments}
+
+
+def sites_of(model: Any) -> list[Site]:
+    """The sites of a model that :func:`check_model` lets pass."""
+    if isinstance(model, _RELATIVE):
+        return [timm_relative.site(f"{p}.attn", block.attn) for p, block in timm_relative.blocks(model).items()]
+    return [timm_eva.site(f"blocks.{i}.attn", block.attn) for i, block in enumerate(model.blocks)]
 
 
 def _run(block: nn.Module, state: State) -> State:

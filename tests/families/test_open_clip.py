@@ -45,6 +45,7 @@ from tests.spread import spread
 declare_operators()
 
 import open_clip  # noqa: E402
+import timm  # noqa: E402
 from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: E402
 
 LABELS = ["cat", "great white shark", "aeroplane, or something like it", "{dog}"]
@@ -512,6 +513,29 @@ def test_dropout_in_the_blocks_of_a_tower_of_timm(variant: str) -> None:
     assert len(added) == 4 and not any(module.training for module in added)
     added[0].train()
     assert not torch.allclose(model.encode_image(images), before)
+
+
+@timm.models.register_model
+def swin_pico(pretrained: bool = False, **kwargs: Any) -> Any:
+    given = {key: value for key, value in kwargs.items() if key in ("num_classes", "global_pool")}
+    sizes = {"img_size": 16, "patch_size": 2, "embed_dim": 12, "depths": (1, 1), "num_heads": (3, 3), "window_size": 4}
+    model = timm.models.SwinTransformer(**sizes, **given)
+    model.default_cfg = {}
+    return model
+
+
+@torch.no_grad()
+def test_a_tower_of_timm_in_windows(tmp_path: Path) -> None:
+    changes = {"vision_cfg": {"timm_model_name": "swin_pico", "timm_proj": "linear"}}
+    reference = pico_clip(**json.loads(json.dumps(changes)))
+    source = with_labels(open_source(str(publish_clip(reference, "clip", tmp_path, **changes))), LABELS, THREE)
+    kept = [[0, 2], [1], [0], [1, 2]]
+    pruned = prune_source(source, mask_of(source, kept))
+    plan = plan_fusion([source, pruned])
+    fused = HydraModel(plan.description, plan.tensors).member_logits(clip_images())
+    close(fused[0], zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE))
+    removed = [(s.path, h) for s, k in zip(source.sites, kept, strict=True) for h in range(3) if h not in k]
+    close(fused[1], zero_shot_logits(zero_clip_columns(reference, removed), "clip", clip_images(), LABELS, THREE))
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families import timm, timm_eva
+from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.hf import family as hf
 from hydractl.families.hf.inputs import TOKENIZER_FILES, text_collate, write_tokenizer
@@ -211,11 +211,13 @@ class OpenClip(ModelFamily):
 
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn`` and so on."""
-        sites = []
-        for path, block in blocks_of(skeleton(config)):
-            if path.startswith(TRUNK):
-                sites.append(dataclasses.replace(timm_eva.site(f"{path}.attn", block.attn), tower="visual"))
-                continue
+        model = skeleton(config)
+        trunk = getattr(model.visual, "trunk", None)
+        sites = [
+            dataclasses.replace(site, path=TRUNK + site.path, tower="visual")
+            for site in (() if trunk is None else timm.sites_of(trunk))
+        ]
+        for path, block in blocks_of(model):
             if is_of_transformers(path):
                 attention, width = block.attention.self, block.attention.output.dense.out_features
                 sizes = attention.num_attention_heads, attention.attention_head_size, width
@@ -247,7 +249,7 @@ class OpenClip(ModelFamily):
         """Of a tower of another library as of the family of that library."""
         if is_of_transformers(site.path):
             return LAYOUT.heads
-        return timm_eva.LAYOUTS[site.layout] if site.path.startswith(TRUNK) else self.attention
+        return timm.FAMILY.layout(site) if site.path.startswith(TRUNK) else self.attention
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Of a tower of another library as of the family of that library."""
@@ -343,9 +345,9 @@ class OpenClip(ModelFamily):
     def add_dropout(self, model: Any, rate: float) -> None:
         """Behind ``ls_1`` and ``ls_2`` of the visual blocks (of timm's, ``drop_path1`` and ``drop_path2``): what these
         give is added to the residual stream."""
-        trunk = getattr(model.visual, "trunk", None)
-        for block in model.visual.transformer.resblocks if trunk is None else trunk.blocks:
-            for name in ("ls_1", "ls_2") if trunk is None else ("drop_path1", "drop_path2"):
+        tower = visual_stages(model)
+        for block in map(model.get_submodule, tower.block_paths):
+            for name in ("drop_path1", "drop_path2") if TRUNK in tower.stem_prefixes[0] else ("ls_1", "ls_2"):
                 setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
 
 

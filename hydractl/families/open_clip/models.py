@@ -181,7 +181,7 @@ def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield from _text_obstacles(text_tower(model), config)
     for path, block in blocks_of(model):
-        if not (path.startswith(TRUNK) or is_of_transformers(path)):
+        if not is_of_transformers(path):
             yield from _block_obstacles(path, block)
 
 
@@ -228,11 +228,9 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
-    """Module path and block, visual tower first."""
-    if isinstance(model.visual, TimmModel):
-        images = f"{TRUNK}blocks", model.visual.trunk.blocks
-    else:
-        images = "visual.transformer.resblocks", model.visual.transformer.resblocks
+    """Module path and block of open_clip's own transformers and of a text tower of transformers, visual tower first."""
+    own = not isinstance(model.visual, TimmModel)
+    images = "visual.transformer.resblocks", model.visual.transformer.resblocks if own else ()
     if (encoder := hf_text(model)) is not None:
         texts = f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer
     else:
@@ -289,6 +287,7 @@ def _trunk_stages(visual: TimmModel) -> Stages:
     return dataclasses.replace(
         trunk,
         block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
+        merging={place: f"{TRUNK}{path}" for place, path in trunk.merging.items()},
         stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
         readout=lambda state: F.normalize(visual.head(trunk.readout(state)), dim=-1),
         tower="visual",
