@@ -173,9 +173,9 @@ def test_a_misshapen_tensor_alone(tmp_path: Path) -> None:
 
 REFUSED = {
     "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
-    "DebertaV2ForSequenceClassification": ("deberta-v2", "DebertaV2Attention"),
-    "MPNetForSequenceClassification": ("mpnet", "MPNetAttention"),
-    "SwinForImageClassification": ("swin", "SwinAttention"),
+    "DebertaForSequenceClassification": ("deberta", "DebertaAttention"),
+    "Data2VecVisionForImageClassification": ("data2vec-vision", "Data2VecVisionAttention"),
+    "Swinv2ForImageClassification": ("swinv2", "Swinv2Attention"),
 }
 
 
