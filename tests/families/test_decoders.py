@@ -265,6 +265,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "capped": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}, "caps the scores of its attention (attn_logit"),
     "both sides": ("Gemma", {"use_bidirectional_attention": True}, "its tokens see those behind them too"),
     "by length": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    "no kind": (
+        "Qwen2",
+        {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+        "chunked_attention",
+    ),
+    "no window": ("Mistral", {"sliding_window": 0}, "its tokens see 0 tokens"),
     "uneven": ("Llama", {"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys and values"),
     "scaled": (
         "Gemma3Text",

@@ -28,12 +28,18 @@ def problem_of(config: Any) -> str | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     each = [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
     by_length = sorted({*_BY_LENGTH} & {str(one.get("rope_type")) for one in each})
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {_FULL, _SLIDING}
+    window = getattr(config, "sliding_window", None)
     if keys is not None and (type(keys) is not int or keys < 1 or heads % keys):
         return f"{heads} heads cannot share {shown(keys)} heads of keys and values"
     if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens see those behind them too (use_bidirectional_attention)"
+    if kinds:
+        return f"its layers are {', '.join(sorted(map(shown, kinds)))}"
+    if window is not None and (type(window) is not int or window < 1):
+        return f"its tokens see {shown(window)} tokens"
     if by_length:
         return f"its rotary positions depend on the length of a text (rope_type {by_length[0]})"
     return None

@@ -107,6 +107,17 @@ def scaled(model: HydraModel, reference: Any, variant: str) -> list[Scaled]:
     return made
 
 
+def test_layers_of_transposed_weights_have_factors() -> None:
+    reference = stock("gpt2")
+    model = build_model(source_of(reference, "gpt2"))
+    BatchEnsemble(STD).add(model, seed=4)
+    after, before = model.stock_tensors(), reference.state_dict()
+    for name in ("mlp.c_fc.weight", "mlp.c_proj.weight", "attn.c_proj.weight"):
+        ratio = after[f"transformer.h.1.{name}"] / before[f"transformer.h.1.{name}"]
+        assert not torch.allclose(ratio, torch.ones_like(ratio), atol=0.1)
+        assert float(torch.linalg.svdvals(ratio)[1]) < 1e-3, "a product of two vectors"
+
+
 @pytest.mark.parametrize("variant", LAYERS)
 def test_the_forward_pass_is_that_of_the_paper(variant: str) -> None:
     reference, batch = stock(variant), inputs(variant)
