@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,7 @@ TIMM = {
 TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
 """Those whose head of words is the embedding."""
 ALLOWED = ModelOptions(bodies=True)
+PARTS = ("embed", "norm", "attention", "mlp", "own")
 
 
 @cache
@@ -232,3 +234,52 @@ def test_a_folder_of_a_body_is_one_of_its_library(bert: Path, capsys: Any) -> No
     assert again.classes == 0 and len(again.description.mask.removed_heads) == 3
     word = "embeddings.word_embeddings.weight"
     assert torch.equal(model.state_dict()[word], again.tensors.read(f"bert.{word}"))
+
+
+# --- DINOv3 of transformers, which has no classifier ------------------------------------------------------------------
+
+
+@pytest.fixture
+def dinov3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library's own model, published as ``dinov3/``."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {key: HF["hf-vit"][2][key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
+    model = transformers.DINOv3ViTModel._from_config(config, attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.save_pretrained("dinov3")
+    transformers.DINOv3ViTImageProcessor(size={"height": 16, "width": 24}).save_pretrained("dinov3")
+    return model
+
+
+@torch.no_grad()
+def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
+    source = open_source("dinov3", ALLOWED)
+    images = source.family.example_inputs(source.description.preprocess, 2, seed=0)
+    assert source.classes == 0 and images.shape == (2, 3, 16, 24), "it takes images of any size"
+    parts = {part: sum(source.family.part(n, source.sites) == part for n in source.tensors.names()) for part in PARTS}
+    assert parts == {"embed": 5, "norm": 14, "attention": 21, "mlp": 12, "own": 6}
+    close(build_model(source).member_logits(images)[0], dinov3(images).pooler_output)
+    for method in ("random", "magnitude"):
+        run(capsys, "prune", "dinov3", "--method", method, "--keep", "2", "-o", f"{method}.st", "-q")
+        run(capsys, "prune", "dinov3", "--method", method, "--keep", "2", "-o", f"{method}/", "-q")
+    run(capsys, "fuse", "random.st", "magnitude.st", "-o", "both.st", "-q")
+    both = build_model(open_source("both.st", ALLOWED)).member_logits(images)
+    for member, method in enumerate(("random", "magnitude")):
+        zeroed = transformers.AutoModel.from_pretrained(method, dtype=torch.float32)
+        assert type(zeroed) is type(dinov3)
+        close(both[member], zeroed(images).pooler_output)
+    assert not torch.allclose(both[0], both[1], atol=1e-2)
+
+
+def test_dinov3_is_probed_and_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
+    random = np.random.default_rng(0)
+    np.savez("data.npz", x=random.integers(0, 256, (30, 20, 20, 3), np.uint8), y=np.arange(30) % 2)
+    np.savez("new.npz", x=random.integers(0, 256, (6, 20, 20, 3), np.uint8), y=np.arange(6) % 2)
+    run(capsys, "eval", "dinov3", "--data", "new.npz", "--fit", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
+    assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 6
+    train = ["finetune", "dinov3", "--data", "data.npz", "--init", "head", "-o", "a.st"]
+    assert "transformers has no classifier for DINOv3" in run(capsys, *train, code=2)[1]

@@ -19,10 +19,12 @@ from PIL import Image
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
+from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import Site
 from hydractl.model.attention import HeadAttention
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source, with_labels
 from tests.pico import close, mask_of, prune_source
 from tests.pico_clip import (
@@ -516,7 +518,10 @@ def test_the_two_towers_of_a_coca(tmp_path: Path) -> None:
     kept = [[1, 2], [1, 2], [], [1, 2]]
     removed = [(s.path, h) for s, k in zip(source.sites, kept, strict=True) for h in range(3) if h not in k]
     expected = zero_shot_logits(zero_clip_columns(reference, removed), "clip", clip_images(), LABELS, THREE)
-    close(build_model(prune_source(source, mask_of(source, kept))).member_logits(clip_images())[0], expected)
+    pruned = prune_source(source, mask_of(source, kept))
+    close(build_model(pruned).member_logits(clip_images())[0], expected)
+    plan = plan_fusion([source, pruned])
+    close(HydraModel(plan.description, plan.tensors).member_logits(clip_images())[1], expected)
     own = [name for name in source.tensors.names() if source.family.part(name, source.sites) == "own"]
     assert any(name.startswith("visual.attn_pool.") for name in own)
 

@@ -19,9 +19,11 @@ from hydractl.families.open_clip.models import towers_of_coca
 from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.description import Description
 from hydractl.files.header import tensor_info
+from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import WORDS, close, images, mask_of, prune_source, write_tokenizer
@@ -120,6 +122,18 @@ def test_long_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
     assert FAMILY.too_long(config, preprocess, ["film", long]) == (1, 12)
 
 
+@pytest.mark.parametrize("name", ["xlm-roberta", "bert"])
+@torch.no_grad()
+def test_a_fused_member_is_the_member_alone(name: str, tmp_path: Path) -> None:
+    source = opened(published(name, tmp_path)[1])
+    kept = [[0, 2], [1], [0], [1, 2]], [[1], [], [0, 1, 2], []]
+    members = [prune_source(source, mask_of(source, each)) for each in kept]
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    for member, logits in zip(members, fused.member_logits(images()), strict=True):
+        close(logits, build_model(member).member_logits(images())[0])
+
+
 def refusal(folder: Path) -> InputError:
     with pytest.raises(InputError) as caught:
         open_source(str(folder))
@@ -131,7 +145,7 @@ def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
     path = folder / "config.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"model_type": "m2m_100"}))
-    assert "its text tower is a 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
+    assert "its text tower is 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
     path.write_text(json.dumps(document | {"is_decoder": True}))
     assert "is a decoder" in refusal(folder).message
     path.unlink()

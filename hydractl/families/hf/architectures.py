@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
-from hydractl.families.hf import relative
+from hydractl.families.hf import dinov3, relative
 from hydractl.families.hf.decoders import at_last, last_token, normed, pooled, problem_of
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
@@ -115,6 +115,7 @@ LAYOUTS = {
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
+    "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
     "text_model": _CLIP,
@@ -218,6 +219,7 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
+    dinov3.NAME: ("model.attention", _class_token),
 }
 TWO_TOWERS = ("CLIPModel", "SiglipModel")
 """Classes of the library that compare images with texts."""

@@ -18,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf import clip, relative
+from hydractl.families.hf import clip, dinov3, relative
 from hydractl.families.hf.architectures import (
     LAYOUTS,
     TWO_TOWERS,
@@ -101,7 +101,7 @@ _NEVER = (
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
-_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"]}
+_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
@@ -110,7 +110,7 @@ _OTHER_TASKS = (
     r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\.(blocks\.\d+\.)?"
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
     r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
@@ -123,20 +123,20 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\."
+        "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
         r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\."
+        rf"|(({'|'.join(LAYOUTS)})\.)?"
         r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
         r"encoder\.LayerNorm)\.",
         "attention": rf"{_LAYER}(attention|attn|self_attn|relative_position_bias)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
-        "patch": r"\w+\.embeddings\.patch_embeddings?\.",
+        "patch": r"(\w+\.)?embeddings\.patch_embeddings?\.",
         "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
-        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
+        "class_token": r"(\w+\.)?embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
         "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
         "scale": r"logit_(scale|bias)$",
         "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
@@ -195,7 +195,7 @@ class HFEncoder(ModelFamily):
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
         if config.get("num_labels") == 0:
-            document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
+            document["architectures"] = [f"{class_name(config).partition('For')[0].removesuffix('Model')}Model"]
             del document["num_labels"]
             document.pop("absent", None)
         if labels is not None:
@@ -266,6 +266,8 @@ class HFEncoder(ModelFamily):
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
             return clip.stages(model, encoder_stem)
+        if type(model).__name__ == dinov3.NAME:
+            return dinov3.stages(model)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
         layers = [layer for _, layer in layers_of(base, layout)]
         reads = None if count is None else first_tokens(count)
@@ -340,6 +342,8 @@ class HFEncoder(ModelFamily):
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        if class_name(config) == dinov3.NAME:
+            raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
@@ -448,7 +452,7 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     name = class_name(config)
     if name in TWO_TOWERS:
         return config
-    if config["architectures"] != [name]:  # a body, perhaps with the head of another task
+    if config["architectures"] != [name] or name == dinov3.NAME:  # a body, perhaps with the head of another task
         config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
         names = published.get("id2label")
@@ -529,8 +533,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
-    """Height and width of the patch embedding; None for a model of texts."""
-    if model.config.model_type not in _PROCESSORS:
+    """Height and width of the patch embedding; None for a model of texts, and of images of any size."""
+    if model.config.model_type not in _PROCESSORS or type(model).__name__ == dinov3.NAME:
         return None
     _, base, _ = towers_of(model)[0]
     patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)

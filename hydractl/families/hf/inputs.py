@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ LONGEST_DEFAULT = 512
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
 """Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
 
+_PACKED, _MOST_UNPACKED = "zlib:", 1 << 27
 _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
 _NEEDED = {
@@ -51,7 +54,7 @@ _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normali
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 _PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
@@ -110,8 +113,7 @@ def text_preprocess(
     # Lengths are settings of a call; a file may still hold those of the last one.
     rust.no_truncation()
     rust.no_padding()
-    text = rust.to_str()
-    _check_size(text, folder)
+    text = _packed(rust.to_str(), folder)
     longest = int(min(tokenizer.model_max_length, positions))
     return {
         "kind": "text",
@@ -258,7 +260,7 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
     document = {k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")}
     # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
     document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
-    (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_unpacked(settings["json"]) + "\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
 
 
@@ -300,16 +302,38 @@ def _inside(value: Any) -> Iterator[dict[str, Any]]:
         yield from _inside(part)
 
 
-def _check_size(text: str, folder: Path) -> None:
-    """Refuse now what would make a checkpoint that cannot be opened again."""
-    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
-    size = len(canonical_json(canonical_json(text)).encode("utf-8"))
-    if size > MOST_BYTES:
+def _packed(text: str, folder: Path) -> str:
+    """A tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
+
+    Raises:
+        InputError: now, for one that would make a checkpoint that cannot be opened again.
+    """
+    packed = text
+    if _size(text) > MOST_BYTES:
+        packed = _PACKED + base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
+    if (size := _size(packed)) > MOST_BYTES:
         raise InputError(
             f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
             f"{MOST_BYTES / 2**20:.1f}",
             hint="remove the words that your texts do not use from the vocabulary, and their rows from the embeddings",
         )
+    return packed
+
+
+def _size(text: str) -> int:
+    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
+    return len(canonical_json(canonical_json(text)).encode("utf-8"))
+
+
+def _unpacked(text: str) -> str:
+    """The inverse of :func:`_packed`; a file that would fill the memory is refused."""
+    if not text.startswith(_PACKED):
+        return text
+    inflate = zlib.decompressobj()
+    inner = inflate.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True), _MOST_UNPACKED)
+    if not inflate.eof:
+        raise InputError(f"the stored tokenizer is cut off, or larger than {_MOST_UNPACKED / 2**20:.0f} MiB")
+    return inner.decode("utf-8")
 
 
 def _is_text(value: Any) -> bool:
@@ -344,9 +368,10 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tokenizer(settings: Mapping[str, Any]) -> Any:
     """One tokenizer per description: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
-        _check_ids(json.loads(settings["json"]), "the stored tokenizer")
+        text = _unpacked(settings["json"])
+        _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizers.Tokenizer.from_str(settings["json"]),
+            tokenizer_object=tokenizers.Tokenizer.from_str(text),
             **settings["special_tokens"],
             **{k: settings[k] for k in _NEEDED if k not in ("json", "special_tokens", "vocab_size")},
         )

@@ -62,7 +62,7 @@ def check_config(config: Any) -> str | None:
     """Why a text tower cannot be built of a configuration, or None; before it is built."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     if kind not in _KINDS:
-        return f"its text tower is a {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
+        return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
     settings = transformers.AutoConfig.for_model(**{**config, "model_type": kind})
     check_counts(settings, str(kind))
     if settings.is_decoder or getattr(settings, "position_embedding_type", None) not in (None, "absolute"):
