@@ -1,4 +1,4 @@
-"""Write the tables of docs/models.md: which classes of timm and transformers can be opened, and why others cannot.
+"""Write the tables of docs/models.md: what of timm, transformers and open_clip can be opened, and why others cannot.
 
 Every model of timm is built as its library names it, without memory for its weights; of transformers every class for
 sequences or images is looked up.
@@ -16,15 +16,19 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.families import get_family
-from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, class_name
+from hydractl.families.hf.architectures import ARCHITECTURES, BODIES, OTHER_BODIES, TWO_TOWERS, class_name, meta_model
 from hydractl.families.timm import check_model
 
 get_family("timm")
+get_family("open_clip")
 
+import open_clip  # noqa: E402
 import timm  # noqa: E402
 import transformers  # noqa: E402
 from timm.models import Beit, Eva, SwinTransformer, VisionTransformer, model_entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
+
+from hydractl.families.open_clip.models import skeleton, towers_of_coca  # noqa: E402
 
 OPENED = (VisionTransformer, Eva, Beit, SwinTransformer)
 MARK = "<!-- by docs/make_models.py -->\n"
@@ -84,11 +88,18 @@ def _several(names: list[str]) -> str:
 
 def transformers_rows() -> list[Row]:
     """One row for each class of the library that sorts sequences or images into classes."""
-    known: set[str] = set(ARCHITECTURES)
+    known: set[str] = {*ARCHITECTURES, *TWO_TOWERS}
     for task in ("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"):
         for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             known.update([names] if isinstance(names, str) else names)
-    bodies = {name: f"`{body}Model`, `{body}For...`" for body, name in BODIES.items()}
+    bodies = {
+        name: f"`{body}Model`, `{body}For...`"
+        for body, name in BODIES.items()
+        if f"{body}Model" not in TWO_TOWERS and body != name
+    }
+    for other, body in OTHER_BODIES.items():
+        bodies[BODIES[body]] += f", `{other}`"
+    bodies |= dict.fromkeys(TWO_TOWERS, "zero-shot: a tower of images and one of texts")
     return [(name, bodies.get(name, ""), _refusal(name)) for name in sorted(known)]
 
 
@@ -96,7 +107,13 @@ def _refusal(name: str) -> str:
     try:
         class_name({"architectures": [name]})
     except InputError as error:
-        return error.message.partition("its attention is ")[2] or "no attention of its own"
+        reason = error.message.partition("not supported: ")[2]
+        return reason.removeprefix("its attention is ") or "no attention of its own"
+    try:
+        if name not in TWO_TOWERS:
+            meta_model({"architectures": [name], "num_labels": 2, "num_hidden_layers": 1})
+    except InputError as error:
+        return error.message.partition(" is not supported: ")[2]
     return ""
 
 
@@ -116,9 +133,39 @@ def transformers_text() -> str:
     return f"{table((row for row in rows if not row[2]), 'bodies')}\n" + "\n".join(lines) + "\n"
 
 
+def open_clip_rows() -> list[Row]:
+    """One row for each pair of towers and each reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in open_clip.list_models():
+        config = open_clip.get_model_config(name)
+        vision, text = config["vision_cfg"], config["text_cfg"]
+        images = f"{vision['timm_model_name'].partition('_')[0]} of timm" if "timm_model_name" in vision else "its own"
+        texts = f"{text['hf_model_name']} of transformers" if text.get("hf_model_name") else "its own"
+        reason = _open_clip_reason(config)
+        found.setdefault((f"images: {images}; texts: {texts}", reason), []).append(name)
+    return sorted((towers, _several(names), reason) for (towers, reason), names in found.items())
+
+
+def _open_clip_reason(config: dict[str, Any]) -> str:
+    config = towers_of_coca(config)
+    name = config["text_cfg"].get("hf_model_name")
+    kinds = {"xlm-roberta": "xlm-roberta", "roberta": "roberta", "mt5": "mt5", "nllb": "m2m_100"}
+    if name:
+        kind = next(kind for start, kind in kinds.items() if name.rpartition("/")[2].startswith(start))
+        config["hf_config"] = {"model_type": kind}
+    try:
+        skeleton(config)
+    except InputError as error:
+        return error.message.partition("not supported: ")[2] or error.message
+    return ""
+
+
 if __name__ == "__main__":
     path = Path(__file__).with_name("models.md")
     text = path.read_text(encoding="utf-8").partition(MARK)[0]
     text += f"{MARK}\n## timm {timm.__version__}\n\n{table(timm_rows(timm_names()), 'models')}"
     text += f"\n## transformers {transformers.__version__}\n\n{transformers_text()}"
+    text += (
+        f"\n## open_clip {open_clip.__version__}\n\n{table(open_clip_rows(), 'models').replace('class', 'towers', 1)}"
+    )
     path.write_text(text, encoding="utf-8")

@@ -92,7 +92,7 @@ def filled(text: str) -> str:
         study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
         names = match[3].split()
         if names in (["verdict"], ["conclusion"]):
-            made = "\n".join(f"> {line}" for line in sentences(study, names[0]))
+            made = "\n>\n".join(f"> {line}" for line in sentences(study, names[0]))
         else:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
@@ -157,7 +157,7 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
     for pair in zip(parts["logits"], parts["features"], strict=True):
         row = pair[0]
         first = "" if row["name"] == "single" else interval(row["accuracy_minus_single"])
-        cells = [row["name"], f"{row['mac_ratio']:.2f}", first]
+        cells = [row["name"].replace("late", "last "), f"{row['mac_ratio']:.2f}", first]
         for one in pair:
             ((score, value),) = one["auroc"].items()
             cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]

@@ -153,12 +153,20 @@ class SelfCheck(Form):
     max_abs_logit: float = Field(description="The largest logit, without its sign.")
     member_max_abs: list[float] = Field(description="By member the largest difference of a logit: rounding.")
     merge_max_abs: list[float] = Field(description="By member the largest change of a logit by averaging.")
-    merge_agreement: list[float] = Field(description="By member the share of inputs whose answer averaging keeps.")
-    merge_log_p: list[float] = Field(description="By member the mean shift of log p by averaging, in nats.")
-    pool_max_abs: float = Field(description="The largest difference of an averaged probability: rounding.")
+    merge_agreement: list[float] | None = Field(
+        None, description="By member the share of inputs whose answer averaging keeps; not of bodies."
+    )
+    merge_log_p: list[float] | None = Field(
+        None, description="By member the mean shift of log p by averaging, in nats; not of bodies."
+    )
+    pool_max_abs: Number = Field(
+        None, description="The largest difference of an averaged probability: rounding; not of bodies."
+    )
     tolerance: float = Field(description="The largest difference of a logit that is allowed.")
-    mi: Number = Field(description="Mutual information of the fused members, in nats.")
-    disagreement: Number = Field(description="Share of pairs of fused members that disagree; null for one member.")
+    mi: Number = Field(None, description="Mutual information of the fused members, in nats; not of bodies.")
+    disagreement: Number = Field(
+        None, description="Share of pairs of fused members that disagree; null for one member, not of bodies."
+    )
 
 
 class Limits(Form):
@@ -178,8 +186,8 @@ class Averaging(Form):
     distance: list[float] = Field(description="By member the distance of its weights from the mean, relative to them.")
     limits: Limits = Field(description="What is allowed.")
     merge_max_abs: list[float] = Field(description="As of the self-check.")
-    merge_agreement: list[float] = Field(description="As of the self-check.")
-    merge_log_p: list[float] = Field(description="As of the self-check.")
+    merge_agreement: list[float] | None = Field(None, description="As of the self-check.")
+    merge_log_p: list[float] | None = Field(None, description="As of the self-check.")
     parameters: Count = Field(description="Parameters of the averaged model.")
 
 

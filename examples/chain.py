@@ -1,6 +1,6 @@
 """The whole chain as a study of one model: train, prune in several ways, fine-tune, fuse, evaluate, measure the cost.
 
-Every line printed after ``$`` is a command that can be typed as it stands. ``digits.py`` and ``fashion_mnist.py`` are
+Every line printed after ``$`` is a command that can be typed as it stands. ``fashion_mnist.py`` and ``sst2.py`` are
 two such studies; copy one of them to study a model of your own.
 """
 

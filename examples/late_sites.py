@@ -19,6 +19,8 @@ from chain import OBJECTIVES, hydractl
 from intervals import mult_adds, rows_of, value_at
 
 from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.studies.choosing import Candidate, own_score
+from hydractl.studies.measuring import fitted_temperature, measure
 
 VAL = "val.npz?part=2/2"
 SETS = {
@@ -67,11 +69,11 @@ def made() -> dict[str, str]:
     return models
 
 
-def table(of: str, rows: dict[str, str], name: str, *options: str) -> list[Any]:
-    """The rows of one evaluation of predictions."""
+def table(rows: dict[str, str], name: str, *options: str) -> list[Any]:
+    """The rows of one evaluation of predictions on test data, with their intervals."""
     path = Path(f"recipe/{name}.json")
-    models = [f"{row}={folder}/{of}/{row}.pred.st" for row, folder in rows.items()]
-    hydractl("eval", *models, *options, "-q", "-o", str(path))
+    models = [f"{row}={folder}/test/{row}.pred.st" for row, folder in rows.items()]
+    hydractl("eval", *models, *options, "--bootstrap", "1000", "-q", "-o", str(path))
     return rows_of(path)
 
 
@@ -80,7 +82,6 @@ def cells(row: Any, single: Any, scores: dict[str, str]) -> dict[str, Any]:
     gained = row.get("difference", {})
     return {
         "name": row["name"],
-        "members": len(row["members"]),
         "mac_ratio": mult_adds(row, single),
         "accuracy": row["id"]["accuracy"],
         "accuracy_minus_single": gained.get("id.accuracy"),
@@ -89,12 +90,11 @@ def cells(row: Any, single: Any, scores: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def best(row: Any, *, features: bool) -> str:
-    """The score of the highest mean AUROC, on logits alone or of all."""
-    means = {
-        name: one["ood_avg"]["auroc"] for name, one in row["scores"].items() if features or name not in ON_FEATURES
-    }
-    return max(means, key=lambda name: means[name] or 0)
+def best(predictions: Path, *, features: bool) -> str:
+    """The score that the rule of a study gives a row on validation data, of those on logits or of all."""
+    found = measure(predictions, fitted_temperature(predictions))
+    names = [name for name in found.scores if features or name not in ON_FEATURES]
+    return own_score([Candidate("", name, 1, None, 0, 0, found.aurocs(name, 1000, 0)) for name in names]).score
 
 
 def main() -> None:
@@ -112,16 +112,16 @@ def main() -> None:
     late = {"single": "study"} | {f"late{sites}": "recipe" for sites in LATE}
     recipes = dict.fromkeys(STUDIED, "study") | {name: "recipe" for name in models if name not in late}
 
-    rows = table("test", recipes, "recipes", "--ood-score", "all", "--bootstrap", "1000")
+    rows = table(recipes, "recipes", "--ood-score", "all")
     names = list(dict.fromkeys(name for row in rows for name in row["scores"]))
     keys = {name: f"scores.{name}.ood_avg.auroc" for name in names}
     found = [cells(row, rows[0], {name: key for name, key in keys.items() if name in row["scores"]}) for row in rows]
     document: dict[str, Any] = {"recipes": found, "late": {}}
-    chosen = table("choose", late, "late.choose", "--ood-score", "all")
     for which in ("logits", "features"):
-        scores = {row["name"]: best(row, features=which == "features") for row in chosen}
+        features = which == "features"
+        scores = {name: best(Path(at, "choose", f"{name}.pred.st"), features=features) for name, at in late.items()}
         each = [word for name, score in scores.items() for word in ("--ood-score", f"{name}={score}")]
-        rows = table("test", late, f"late.{which}", *each, "--bootstrap", "1000")
+        rows = table(late, f"late.{which}", *each)
         document["late"][which] = [cells(row, rows[0], {scores[row["name"]]: "ood_avg.auroc"}) for row in rows]
     Path("recipe/recipe.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

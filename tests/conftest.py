@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 
 THREADS = "1"
-LONG_VARIANTS = ("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late")
+LONG_VARIANTS = (
+    *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
+    *("hf-dinov2-registers", "clip-layer-scale"),
+    *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
+    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
+)
 """Pico models whose tests are long: what they have of their own is little."""
+ONE_OF_EACH = (
+    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
+    *("clip", "custom-text-own-attention", "hf-siglip"),
+)
+"""One pico model of each library and mechanism."""
 
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
@@ -34,7 +44,9 @@ os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for long tests alone."""
     for item in items:
-        if getattr(item, "callspec", None) and item.callspec.params.get("variant") in LONG_VARIANTS:
+        variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
+        rest = item.get_closest_marker("one_of_each") is not None and variant not in ONE_OF_EACH
+        if variant in LONG_VARIANTS or rest:
             item.add_marker("long")
         for marker in item.iter_markers("fault"):
             item.extra_keyword_matches.update(f"fault_{number:02}" for number in marker.args)

@@ -44,6 +44,7 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    "sapiens2": f"vit_large_patch16_sapiens2?{SMALL}&num_kv_heads=1",
     "beit-shared": f"beit_base_patch16_224?{SMALL}&use_shared_rel_pos_bias=true",
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
     "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
@@ -138,6 +139,15 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "EuroBertConfig",
         _DECODER,
     ),
+    "ernie": ("ErnieForSequenceClassification", "ErnieConfig", {**_TEXT, "type_vocab_size": 2}),
+    "data2vec": ("Data2VecTextForSequenceClassification", "Data2VecTextConfig", {**_TEXT, **_ROBERTA}),
+    "roberta-pre-norm": (
+        "RobertaPreLayerNormForSequenceClassification",
+        "RobertaPreLayerNormConfig",
+        {**_TEXT, **_ROBERTA},
+    ),
+    "hf-vit-msn": ("ViTMSNForImageClassification", "ViTMSNConfig", _IMAGE),
+    "hf-ijepa": ("IJepaForImageClassification", "IJepaConfig", _IMAGE),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -150,11 +160,11 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "hf-dinov2-swiglu": ("Dinov2ForImageClassification", "Dinov2Config", {**_IMAGE, "use_swiglu_ffn": True}),
 }
-PAIRS = ("bert", "electra", "electra-unprojected")
+PAIRS = ("bert", "electra", "electra-unprojected", "ernie")
 """The text models that tell the segments of a pair apart."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
-OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention")
+OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
 CLIP = (*OPEN_CLIP, *HF_CLIP)
 CLIP_TEXT = {"layers": 1}
 LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]
@@ -181,9 +191,10 @@ _TORCHVISION_PARTS = {
 }
 _HF_PARTS = {
     "BertForSequenceClassification": {
-        "mlp": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(intermediate|output)\.dense\.",
-        "norm": r"(bert|roberta|electra)\.encoder\.layer\.\d+\.(attention\.)?output\.LayerNorm\.",
-        "embed": r"(bert|roberta|electra)\.embeddings(_project)?\.",
+        "mlp": r"\w+\.encoder\.layer\.\d+\.(intermediate|output)\.dense\.",
+        "norm": r"\w+\.encoder\.layer\.\d+\.((attention|intermediate|output)\.){1,2}LayerNorm\."
+        r"|roberta_prelayernorm\.LayerNorm\.",
+        "embed": r"\w+\.embeddings(_project)?\.",
     },
     "DistilBertForSequenceClassification": {
         "mlp": r"distilbert\.transformer\.layer\.\d+\.ffn\.",
@@ -196,9 +207,9 @@ _HF_PARTS = {
         "embed": r"model\.embeddings\.",
     },
     "ViTForImageClassification": {
-        "mlp": r"(vit|deit)\.layers\.\d+\.mlp\.",
-        "norm": r"(vit|deit)\.(layers\.\d+\.layernorm_(before|after)|layernorm)\.",
-        "embed": r"(vit|deit)\.embeddings\.",
+        "mlp": r"(vit|deit|ijepa)\.layers\.\d+\.mlp\.",
+        "norm": r"(vit|deit|ijepa)\.(layers\.\d+\.layernorm_(before|after)|layernorm)\.",
+        "embed": r"(vit|deit|ijepa)\.embeddings\.",
     },
     "Dinov2ForImageClassification": {
         "mlp": r"dinov2\.encoder\.layer\.\d+\.mlp\.",
@@ -232,7 +243,7 @@ _HF_CLIP_PARTS = {
     r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
     "embed": r"(vision|text)_model\.embeddings\.",
 }
-for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra"):
+for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "Data2VecText", "RobertaPreLayerNorm"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {
     part: pattern.replace("dinov2", "dinov2_with_registers")
@@ -249,8 +260,9 @@ for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "Euro
         "norm": r"model\.(layers\.\d+\.\w+_layernorm|norm)\.",
         "embed": r"model\.embed_tokens\.",
     }
-for _name in ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"):
-    _HF_PARTS[_name] = _HF_PARTS["ViTForImageClassification"]
+for _name in ("DeiT", "ViTMSN", "IJepa"):
+    _HF_PARTS[f"{_name}ForImageClassification"] = _HF_PARTS["ViTForImageClassification"]
+_HF_PARTS["DeiTForImageClassificationWithTeacher"] = _HF_PARTS["ViTForImageClassification"]
 
 
 def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:

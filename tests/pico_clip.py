@@ -23,6 +23,7 @@ from hydractl.heads.mask import Head
 declare_operators()
 
 import open_clip  # noqa: E402
+import timm  # noqa: E402
 from open_clip.push_to_hf_hub import save_config_for_hf  # noqa: E402
 from open_clip.transform import PreprocessCfg  # noqa: E402
 
@@ -55,12 +56,41 @@ CLIP: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"block_type": "custom", "ls_init_value": 0.3},
     ),
     "custom-text": ({"custom_text": True}, {}, {}),
+    "siglip": (
+        {"custom_text": True, "init_logit_bias": -10.0, "embed_dim": 24},
+        {"timm_model_name": "vit_pico_map", "timm_pool": "map", "timm_proj": "none"},
+        {"no_causal_mask": True, "pool_type": "last", "proj_bias": True},
+    ),
+    "eva-tower": (
+        {"custom_text": True},
+        {"timm_model_name": "eva_pico", "timm_pool": "token", "timm_proj": None},
+        {},
+    ),
+    "timm-projected": ({}, {"timm_model_name": "vit_pico_map", "timm_pool": "avg", "timm_proj": "mlp"}, {}),
     "custom-text-own-attention": (
         {"custom_text": True, "init_logit_bias": 1.0},
         {},
         {"qk_norm": True, "pool_type": "first", "no_causal_mask": True},
     ),
 }
+
+
+# An image tower of timm is only named, so its sizes have to be those of a model that timm knows.
+@timm.models.register_model
+def vit_pico_map(pretrained: bool = False, **kwargs: Any) -> Any:
+    return _tower(timm.models.VisionTransformer, kwargs, class_token=False)
+
+
+@timm.models.register_model
+def eva_pico(pretrained: bool = False, **kwargs: Any) -> Any:
+    return _tower(timm.models.Eva, kwargs, use_rot_pos_emb=True, ref_feat_shape=(2, 2))
+
+
+def _tower(kind: Any, given: dict[str, Any], **settings: Any) -> Any:
+    given = {"global_pool": "map"} | {k: v for k, v in given.items() if k in ("num_classes", "global_pool")}
+    model = kind(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, **settings, **given)
+    model.default_cfg = {}  # which the library looks into
+    return model
 
 
 def clip_config(variant: str = "clip", **changes: Any) -> dict[str, Any]:
@@ -130,9 +160,10 @@ def zero_clip_columns(model: Any, removed: Iterable[Head]) -> Any:
     model = copy.deepcopy(model)
     for path, head in removed:
         attention = model.get_submodule(path)
-        width = attention.out_proj.in_features // attention.num_heads
+        out = attention.proj if hasattr(attention, "proj") else attention.out_proj  # of timm, of open_clip
+        width = out.in_features // attention.num_heads
         with torch.no_grad():
-            attention.out_proj.weight[:, head * width : (head + 1) * width] = 0
+            out.weight[:, head * width : (head + 1) * width] = 0
     return model
 
 
@@ -144,12 +175,13 @@ def clip_images(variant: str = "clip", count: int = 3, seed: int = 1) -> torch.T
 
 
 # Which parameters a merged part averages, by patterns on their names.
+_TRUNK = r"|visual\.trunk\."
 _PARTS = {
-    "mlp": r"(visual\.|text\.)?transformer\.resblocks\.\d+\.mlp\.",
+    "mlp": r"(visual\.|text\.)?transformer\.resblocks\.\d+\.mlp\." + _TRUNK + r"blocks\.\d+\.mlp\.",
     "norm": r"(visual\.|text\.)?transformer\.resblocks\.\d+\.ln_(1|2|attn)\."
-    r"|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
+    r"|visual\.ln_(pre|post)\.|(text\.)?ln_final\." + _TRUNK + r"(blocks\.\d+\.)?(fc_)?norm\d?\.",
     "embed": r"visual\.(conv1\.weight|class_embedding|positional_embedding)$"
-    r"|(text\.)?(token_embedding\.weight|positional_embedding)$",
+    r"|(text\.)?(token_embedding\.weight|positional_embedding)$" + _TRUNK + r"(patch_embed\.|pos_embed|cls_token)",
 }
 
 

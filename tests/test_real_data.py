@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 import hydractl
@@ -132,3 +133,125 @@ def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: p
     assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
     assert hydra["ood"]["rte"] == pytest.approx(deep["ood"]["rte"]) and hydra["ood"]["rte"]["n"] == 24
     assert len(hydra["members"]) == 2 and hydra["diversity"]["rte"]["mi"] > 0
+
+
+# --- a language model on SST-2 ----------------------------------------------------------------------------------------
+
+
+def publish_language_model(folder: Path, texts: list[str]) -> None:
+    """A small Llama of random weights, in 16 bits and several files, with a tokenizer of bytes and no padding token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    how = {"vocab_size": 400, "special_tokens": ["<s>", "</s>"], "initial_alphabet": letters, "show_progress": False}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(**how))
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "padding_side": "left", "model_max_length": 32}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=400, bos_token_id=0, eos_token_id=1)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="20KB")
+
+
+@pytest.mark.long
+def test_a_language_model_becomes_an_ensemble_of_classifiers(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = first(real_data / "text" / "sst2_train.jsonl.gz", 300)
+    publish_language_model(Path("lm"), [row["text"] for row in rows])
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = ["--data", "train.jsonl", "--steps", "3", "--batch-size", "16"]
+    run("finetune", "lm", "--init", "head", *train, "-o", "base.st")
+    assert "of another task, and left: lm_head.weight" in capsys.readouterr().err
+    run("prune", "base.st", "--method", "taylor", "--data", "train.jsonl", "--keep", "3", "-o", "a.st", "-q")
+    run("prune", "base.st", "--method", "random", "--keep", "2", "-o", "b.st", "-q")
+    run("finetune", "b.st", "--lora", "2,4", *train, "-o", "lora.st", "-q")
+    run("fuse", "a.st", "b.st", "-o", "one.st", "-q")
+    run("fuse", "a.st", "lora.st", "-o", "two.st", "-q")
+    test = str(real_data / "text" / "sst2_test.jsonl.gz")
+    models = ["base.st", "one.st", "a=a.st+b.st", "two.st"]
+    run("eval", *models, "--data", test, "--limit", "100", "-o", "e.json", "-q")
+    found = {row["name"]: row["id"] for row in json.loads(Path("e.json").read_text())["models"]}
+    assert found["one"]["nll"] == pytest.approx(found["a"]["nll"], rel=1e-4)
+    assert all(row["n"] == 100 for row in found.values())
+    run("prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "zeroed/", "-q")
+    run("prune", "a.st", "--method", "magnitude", "--keep", "2", "-o", "sliced.st", "-q")
+    sentences = [row["text"] for row in first(Path(test), 12)]
+    library, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        "zeroed", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values())
+    batch = transformers.AutoTokenizer.from_pretrained("zeroed")(
+        sentences, padding=True, truncation=True, max_length=32, return_tensors="pt"
+    )
+    assert not batch["attention_mask"][:, 0].all(), "some are padded on the left"
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    ours = hydractl.load("sliced.st", device="cpu")
+    with torch.no_grad():
+        close(ours(ours.preprocess(sentences)), library.eval()(**given).logits.log_softmax(-1))
+
+
+# --- the paper's way, from a language model ---------------------------------------------------------------------------
+
+
+def published_language_model(sentences: list[str], folder: Path) -> None:
+    """A BERT as it comes from pre-training, but small and untrained, with a WordPiece tokenizer of these sentences."""
+    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(sentences, vocab_size=2000)
+    folder.mkdir()
+    tokenizer.save_model(str(folder))
+    transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+
+
+@pytest.mark.long
+def test_from_a_language_model_to_an_ensemble(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = real_data / "text"
+    rows = first(text / "sst2_train.jsonl.gz", 5500)
+    for name, part in (("val", rows[:300]), ("train", rows[3000:])):  # the first 3,000 are validation data
+        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    published_language_model([row["text"] for row in rows[3000:]], Path("bert"))
+    data = ["--recipe", "sst2", "--data", "train.jsonl", "--val", "val.jsonl", "--max-length", "64"]
+    run("finetune", "bert", *data, "--init", "head", "--lr", "2e-3", "--epochs", "3", "-o", "base.st")
+    said = capsys.readouterr().err
+    assert "bert has no classifier; drawn by --seed 0: bert.pooler" in said and "classifier.weight" in said
+    search = ["--data", "val.jsonl", "--ood", str(text / "agnews_val.jsonl.gz"), "--limit", "100"]
+    run("extract-circuit", "base.st", *search, "--objective", "acc,ood,avg", "--keep", "2", "-o", "paper.json", "-q")
+    for objective in ("acc", "ood", "avg"):
+        run("prune", "base.st", "--circuit", f"paper.{objective}.json", "-o", f"{objective}.st", "-q")
+        run("finetune", f"{objective}.st", *data, "--steps", "10", "-o", f"{objective}.tuned.st", "-q")
+    run("fuse", "acc.tuned.st", "ood.tuned.st", "avg.tuned.st", "-o", "hydra.st", "-q")
+    sets = [
+        "--ood",
+        f"reviews:near={text / 'customer_reviews.jsonl.gz'}",
+        "--ood",
+        f"trec:far={text / 'trec.jsonl.gz'}",
+    ]
+    run(
+        "eval",
+        "base.st",
+        "hydra.st",
+        "--data",
+        str(text / "sst2_test.jsonl.gz"),
+        *sets,
+        "--limit",
+        "300",
+        "-o",
+        "e.json",
+    )
+    single, hydra = json.loads(Path("e.json").read_text())["models"]
+    assert single["id"]["accuracy"] > 0.6 and hydra["id"]["accuracy"] > 0.55, "more than the half of a guess"
+    assert len(hydra["members"]) == 3 and {*hydra["ood"]} == {"reviews", "trec"}
+    model, theirs = hydractl.load("hydra.st", device="cpu"), transformers.AutoTokenizer.from_pretrained("bert")
+    sentences = [row["text"] for row in first(text / "sst2_test.jsonl.gz", 8)]
+    expected = theirs(sentences, padding=True, truncation=True, max_length=64, return_tensors="pt")
+    assert torch.equal(model.preprocess(sentences)["input_ids"], expected["input_ids"])

@@ -71,16 +71,7 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
 
 
 def _run(verb: str, models: Sequence[str], given: Mapping[str, Any]) -> Outcome:
-    """Run a verb.
-
-    Args:
-        verb: its name.
-        models: MODEL arguments.
-        given: options by name; None is "not given".
-
-    Raises:
-        HydraError: as the command would fail.
-    """
+    """Run a verb."""
     options = {one.name: one for one in options_of(SETTINGS[verb]) if one.name not in OF_A_TERMINAL}
     values = {name: value for name, value in given.items() if value is not None}
     for name in values:
@@ -98,12 +89,7 @@ def _run(verb: str, models: Sequence[str], given: Mapping[str, Any]) -> Outcome:
 
 @contextlib.contextmanager
 def _held(models: Iterable[ModelLike], *, as_files: bool = False) -> Iterator[list[str]]:
-    """The reference of each model: a text stays one, what was opened is found in memory.
-
-    Args:
-        models: of which some may be several.
-        as_files: for other processes and for commands to repeat, which know no memory of this one.
-    """
+    """The reference of each model: a text stays one, what was opened is found in memory."""
     held: dict[str, Source] = dict(HELD.get({}))  # of the models before, where each is held by itself
     refs = []
     for model in models:

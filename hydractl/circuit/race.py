@@ -325,12 +325,7 @@ def _inverted(inside: Values, outside: Values) -> int:
 
 
 def _greedy(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first.
-
-    Args:
-        alone: of each batch, ``[N]``.
-        paired: of each pair of batches, ``[N, N]``.
-    """
+    """Each time the batch that adds most to the loss on the batches so far, a little foresight deciding the first."""
     gain = alone + 0.1 * paired.sum(axis=1)
     order: list[int] = []
     for _ in range(len(gain)):

@@ -19,26 +19,9 @@ from hydractl.model.source import Source, pruned
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search.
+    """The options of a search, each as the option of this name; None is "not given".
 
-    Attributes:
-        data, ood: SPECs of the ID and the OOD validation samples.
-        limit: the first samples of each only.
-        objective: what is maximised, one ranking each.
-        ood_score: tells OOD from ID samples.
-        algorithm: ``greedy`` or ``headmap``.
-        approx: ``shortlist:N``; None: exact.
-        bounds: give up candidates that cannot win.
-        check_against: an exact circuit to compare with.
-        keep, budget: how many heads are kept a site, or removed in all; neither where a constraint ends the search.
-        max_drop: how far accuracy may fall, as a share of the samples; the search ends before.
-        subject_to: what every removal has to keep.
-        tower, sites: whose heads are candidates.
-        start_mask, share_from, share_sites: which heads are gone at the beginning.
-        batch_size, dtype, device, workers, memory: how the model runs.
-        seed: of the provenance.
-        resume, force: what becomes of a journal that is there.
-        allow_other_base: take a mask or a circuit that was made from other weights.
+    ``data`` and ``ood`` are SPECs. Neither ``keep`` nor ``budget`` is given where a constraint ends the search.
     """
 
     data: str

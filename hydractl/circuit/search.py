@@ -341,13 +341,7 @@ def _is_record(
         step = step_of(record)
         whole = record["of" if "of" in record else "removed"] in objectives
         whole = whole and ("of" not in record or isinstance(record["given_up"], list))
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # something is missing, or of another type
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
         return False
     return whole and all(
         _is_candidate(one.candidate, heads) and _are_counts(one.measured, sizes) for one in (step, *step.rivals)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from hydractl.families.base import State
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
-from hydractl.model.projections import HeadBank, MemberProjections
+from hydractl.model.projections import HeadBank, MemberProjections, is_linear
 from hydractl.model.runtime import HydraModel
 
 Candidate = tuple[int, int]
@@ -225,7 +226,8 @@ class BlockCost:
     def of(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
         """From the block of a model, the attention in it, and its share and windows."""
         bank = attention.only.bank
-        linear = sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
+        layers: list[Any] = [module for module in block.modules() if is_linear(module)]
+        linear = sum(layer.weight.numel() for layer in layers)
         keys = bank.heads if bank.packing.keys is None else bank.packing.keys
         return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)
 

@@ -31,10 +31,6 @@ class CaptionedImages(Dataset):
 
     The fingerprint of a sample is that of its image, whatever its caption: an image that a model has been trained on
     is no test image any more. That of the whole set is of images and captions.
-
-    Args:
-        images: the images.
-        captions: one for each, not empty.
     """
 
     kind = PAIRS
@@ -114,13 +110,7 @@ def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _texts(spec: Spec, rows: Iterable[Row], columns: dict[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The texts of some columns, and the place of each row.
-
-    Args:
-        spec: where they are from.
-        rows: the rows.
-        columns: by what is in them, ``image`` or ``caption``; none: the keys of the first row decide.
-    """
+    """The texts of some columns, and the place of each row."""
     texts: dict[str, list[str]] = {key: [] for key in _NAMES}
     places, problems = [], []
     for row in rows:
@@ -142,11 +132,7 @@ def _texts(spec: Spec, rows: Iterable[Row], columns: dict[str, str]) -> tuple[di
 
 
 def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
-    """The column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name.
-
-    Raises:
-        InputError: naming the columns there are, for one that is not there, or several that may be meant.
-    """
+    """The column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name."""
     asked = spec.query.get(key)
     found = [name for name in (_NAMES[key] if asked is None else [asked]) if name in there]
     if len(found) == 1 and list(there).count(found[0]) == 1:
@@ -160,11 +146,7 @@ def _column(spec: Spec, key: str, there: Sequence[str], what: str) -> str:
 
 
 def _text(row: Row, column: str, what: str) -> str:
-    """A path or a caption of one row.
-
-    Raises:
-        ValueError: with the rest of a sentence that starts with the place of the row.
-    """
+    """A path or a caption of one row."""
     value: Any = row.values.get(column)
     if value is None:
         raise ValueError(f"has no {column!r}")

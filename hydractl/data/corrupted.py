@@ -38,11 +38,6 @@ class CorruptedImages(Dataset):
     Random numbers are drawn from a generator seeded by the corruption, the severity and the sample's index, so that
     neither the order of reading nor the number of workers matters. Ids and labels are those of the clean images.
 
-    Args:
-        clean: the data set, of images.
-        name: one of :data:`hydractl.settings.expressions.CORRUPTIONS`.
-        severity: 1 to 5.
-
     Raises:
         UsageError: for texts.
     """

@@ -59,10 +59,6 @@ def label_set(name: str) -> LabelSet:
 def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
     """Positions of the classes of a data set among the labels of a model, if those are one of the built-in lists.
 
-    Args:
-        labels: of the model.
-        names: of classes in the data.
-
     Returns:
         By name in the data, the position in ``labels``; a name that the data set does not publish is left out. Case,
         and whether words are parted by spaces, ``_``, ``-`` or ``/``, does not matter.

@@ -171,11 +171,7 @@ class _Index:
             self.labels.append(label)
 
     def _image(self, key: str, members: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
-        """The image of a sample.
-
-        Raises:
-            ValueError: where there is none, or more than one.
-        """
+        """The image of a sample."""
         asked = self.spec.query.get("image")
         images = [ending for ending in members if (ending in _IMAGES if asked is None else ending == asked.lower())]
         if len(images) != 1:
@@ -187,11 +183,7 @@ class _Index:
         return ("cls", "json") if self.asked is None else (self.asked.partition(".")[0].lower(),)
 
     def _label(self, key: str, contents: dict[tuple[str, str], bytes]) -> int | str | None:
-        """The label of a sample; None where there is none.
-
-        Raises:
-            ValueError: for what is no label.
-        """
+        """The label of a sample; None where there is none."""
         ending = next((e for e in self._label_endings() if (key, e) in contents), None)
         if ending is None:
             return None
@@ -241,12 +233,7 @@ _MOST_SHARDS = 1_000_000
 
 
 def _shard_paths(spec: Spec) -> list[str]:
-    """The tar files that a SPEC names, in order.
-
-    Raises:
-        UsageError: for a scheme of the network, or braces that cannot be expanded.
-        InputError: for a folder without tar files, and listing all files that are missing.
-    """
+    """The tar files that a SPEC names, in order."""
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
     path = os.path.expanduser(spec.path)

@@ -227,11 +227,7 @@ def _is(members: Collection[Member]) -> str:
 
 
 def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
-    """The sets asked for: all that are tested, or those named.
-
-    Raises:
-        UsageError: listing the names that cannot be tested.
-    """
+    """The sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
     if not choice.sets:
         return [member for member in tested if not member.stands_in]

@@ -243,11 +243,7 @@ class _Collector:
         self.labels.append(sys.intern(label) if type(label) is str else label)
 
     def _text(self, row: Row, columns: Columns) -> Text:
-        """The text of one row.
-
-        Raises:
-            ValueError: with the rest of a sentence that starts with the place of the row.
-        """
+        """The text of one row."""
         parts = []
         for name in filter(None, (columns.text, columns.text_b)):
             value = row.values.get(name)
@@ -280,12 +276,6 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
     """Count the texts that a model cuts, and warn of them.
-
-    Args:
-        dataset: any data set.
-        collate: the model's ``preprocess``.
-        log: hears of it.
-        indices: the samples that are used; None: all.
 
     Returns:
         How many are cut; None for images, which are never cut.

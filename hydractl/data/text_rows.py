@@ -174,15 +174,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
-    """Numbered lines with their ends. Lines end at a line feed and nowhere else.
-
-    Args:
-        spec: the SPEC of the file.
-        bom: whether to take away the byte order mark that spreadsheets write before the first line.
-
-    Raises:
-        InputError: naming a file that cannot be read, or line and byte of what is no UTF-8.
-    """
+    """Numbered lines with their ends. Lines end at a line feed and nowhere else."""
     path = Path(os.path.expanduser(spec.path))
     opener: Callable[[Path, str], IO[bytes]] = gzip.open if path.suffix.lower() == ".gz" else open  # type: ignore[assignment]
     try:

@@ -22,13 +22,7 @@ NAMES: tuple[str, ...] = (
 
 
 class TorchvisionImages(Dataset):
-    """A torchvision data set.
-
-    Args:
-        spec: of the set.
-        rows: which of its samples.
-        source: torchvision's own data set, giving ``(PIL image, label)``.
-    """
+    """A torchvision data set."""
 
     def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
         super().__init__(spec.text, spec.where, [f"torchvision:{spec.path}#{i}" for i in rows])

@@ -145,10 +145,6 @@ def sentences() -> dict[str, str]:
 def conventions(rows: Sequence[Mapping[str, Any]], models: Sequence[Model]) -> dict[str, Any]:
     """One sentence on everything in the rows and on each OOD score; which row has which score; how texts are cut and
     zero-shot models are prompted.
-
-    Args:
-        rows: of the answer.
-        models: what they are about.
     """
     there = {"probability", *(key for row in rows for key in _keys(row))}
     explained: dict[str, Any] = {key: text for key, text in sentences().items() if key in there}

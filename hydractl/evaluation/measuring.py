@@ -34,11 +34,6 @@ from hydractl.metrics.samples import Samples
 class Measuring:
     """Makes the rows of one command, one after another.
 
-    Args:
-        sets: all data sets.
-        options: of the evaluation.
-        log: hears of the progress.
-
     Attributes:
         warnings: of the rows measured so far.
     """

@@ -525,12 +525,6 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
 def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """The rows of the answer, found and checked by their headers.
 
-    Args:
-        texts: the MODEL arguments.
-        opening: what the command says about them.
-        options: of the evaluation.
-        log: hears of what they read when they run.
-
     Raises:
         UsageError: two rows of one name, or options that a model does not take.
         InputError: what is wrong with the files.
@@ -591,7 +585,10 @@ def _classes_of_fit(
     data = open_data(options.fit, labels=labels, need_labels=True, **how)
     assert data.labels is not None
     names = data.label_names
-    return names, len(names) if names is not None else int(data.labels.max()) + 1
+    count = len(names) if names is not None else int(data.labels.max()) + 1
+    if count < 2:
+        raise InputError(f"{data.where} has one class", hint="a probe tells classes apart: give more of them")
+    return names, count
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:

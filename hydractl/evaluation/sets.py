@@ -88,10 +88,6 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
 
     Where only prediction files are measured and ``--data`` is not given, the test sets are those of the first file.
 
-    Args:
-        options: of the data.
-        models: the rows.
-
     Raises:
         UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
     """

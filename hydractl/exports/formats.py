@@ -370,12 +370,6 @@ def relocated(path: Path, location: str) -> bytes:
 def compare(path: Path, run: Runner, runtime: str, expected: Expected) -> dict[str, Any]:
     """Run a file and compare it with its model.
 
-    Args:
-        path: what to call it.
-        run: the file, loaded.
-        runtime: what it was loaded by.
-        expected: as of :func:`expectations`.
-
     Returns:
         The sizes tried, the largest differences of each output, the largest logit and the tolerance.
 

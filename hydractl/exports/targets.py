@@ -110,12 +110,7 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
 
 
 class Claim:
-    """Exported files on their way.
-
-    Args:
-        targets: what to write.
-        outputs: every file of them, claimed.
-    """
+    """Exported files on their way."""
 
     def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
         self._targets, self._outputs = targets, outputs

@@ -205,7 +205,8 @@ class LoadedModel:
     """A model of a library as it was found, before hydractl touches it.
 
     Attributes:
-        left: names of the stored tensors that are no part of the model: those of another task's head.
+        left: names of the stored tensors that are no part of the model, those of another task's head; a star stands
+            for any end.
         origin: where it was published, as ``ORG/NAME@COMMIT`` of the hub; None for a local one.
     """
 

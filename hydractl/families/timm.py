@@ -286,11 +286,16 @@ def _build(config: Mapping[str, Any]) -> Any:
     with torch.device("meta"):
         model = _create(config)
     check_model(model)
-    for module in model.modules():  # the library makes its buffers anew: they are no part of a checkpoint
+    fill_buffers(model)
+    return model.eval()
+
+
+def fill_buffers(model: nn.Module) -> None:
+    """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
+    for module in model.modules():
         module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
     reinit_non_persistent_buffers(model)
     timm_relative.make_masks(model)
-    return model.eval()
 
 
 def _create(config: Mapping[str, Any]) -> Any:

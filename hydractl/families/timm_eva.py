@@ -78,8 +78,6 @@ def check(model: Any) -> None:
         problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
     elif any(not isinstance(one.norm, nn.Identity) for one in attention):
         problem = f"its {type(attention[0]).__name__} normalises across heads, so its heads cannot be separated"
-    elif any(getattr(one, "num_kv_groups", 1) > 1 for one in attention):
-        problem = f"in its {type(attention[0]).__name__} several heads share keys and values"
     elif model.rope_mixed:
         problem = f"in its {type(attention[0]).__name__} each head has rotary frequencies of its own (rope_type mixed)"
     elif model.patch_drop is not None:
@@ -117,6 +115,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 def site(path: str, attention: Any) -> Site:
     """The site of one attention of the library."""
+    layout, sharing = layout_name(attention), getattr(attention, "num_kv_groups", 1)
     return Site(
-        path, attention.num_heads, attention.head_dim, attention.proj.out_features, layout=layout_name(attention)
+        path, attention.num_heads, attention.head_dim, attention.proj.out_features, layout=layout, sharing=sharing
     )

@@ -86,7 +86,7 @@ class TorchvisionViT(ModelFamily):
         if options.pop("pretrained", True):
             raise InputError(
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
-                hint=f"{CONVERT}, then give OUT with --arch torchvision:{name}",
+                hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
         foreign = sorted(options.keys() - {*_SIZES, "representation_size"})
         if foreign:

@@ -16,9 +16,6 @@ _NUMBERS = ("loss", "val_accuracy", "val_nll")
 def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
     """The trainings of the members of one row or file, of those that came straight from one.
 
-    Args:
-        descriptions: of the files, in order.
-
     Returns:
         For each: ``member`` (its number), ``steps``, ``kept_epoch``, ``n`` and ``n_val`` (samples, null where they are
         not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the steps of the

@@ -83,7 +83,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
     if not plan.averaged:
         return Checked(plan, check, None)
     distance = distances(plan, sources)
-    harmful = max(distance) > APART or max(check["merge_log_p"]) > MOVED
+    harmful = max(distance) > APART or max(check.get("merge_log_p", [0.0])) > MOVED
     averaging = {
         "asked": "auto" if auto else list(merge),
         "parts": list(plan.description.merge or ()),
@@ -91,7 +91,7 @@ def plan_checked(sources: Sequence[Source], merge: Sequence[str], device: torch.
         "harmful": harmful,
         "distance": distance,
         "limits": {"distance": APART, "log_p": MOVED},
-        **{key: check[key] for key in EFFECT},
+        **{key: check[key] for key in EFFECT if key in check},
         "parameters": parameters(plan.tensors),
     }
     if averaging["done"]:
@@ -131,13 +131,6 @@ def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: RunOptions, log: Log
 ) -> dict[str, Any]:
     """What averaging does to accuracy on labelled data.
-
-    Args:
-        dataset: the samples.
-        plan: of the fused model.
-        members: its members, whose classes are named.
-        run: how to compute.
-        log: receives the progress.
 
     Returns:
         ``data`` (fingerprint) and ``n``; ``before`` and ``after`` averaging, each with the accuracy of the ``members``

@@ -29,6 +29,7 @@ TOLERANCE = 1e-5
 EFFECT = ("merge_max_abs", "merge_agreement", "merge_log_p")
 """The measures of the effect of averaging on each member."""
 
+_OF_ANSWERS = (*EFFECT[1:], "pool_max_abs", "mi", "disagreement")
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 Classes = tuple[Sequence[str], Sequence[str]]
@@ -76,18 +77,12 @@ def self_check(
     Two comparisons: every fused member against that member run alone with the averaged weights in place (the runtime
     must be exact), and against the member as it was (what averaging changed, zero where nothing was averaged).
 
-    Args:
-        plan: of the fused model.
-        sources: its members.
-        device: where to compute.
-        seed: draws the inputs.
-        log: receives the result.
-
     Returns:
         ``member_max_abs`` (runtime error), what :func:`moved_answers` says of averaging, ``pool_max_abs`` (averaged
         prediction against the mean of softmaxes), each per member or overall, the tolerance, and how much the fused
-        members differ (``mi``, ``disagreement``). Rounding errors are given as the power of ten they stay below, the
-        rest to three digits, so that the file does not depend on how a machine orders its sums.
+        members differ (``mi``, ``disagreement``). Of bodies, whose features are no answers, only what compares numbers.
+        Rounding errors are given as the power of ten they stay below, the rest to three digits, so that the file does
+        not depend on how a machine orders its sums.
 
     Raises:
         HydraError: when the runtime is not exact to the tolerance.
@@ -136,6 +131,8 @@ def self_check(
             key: value and round(value, 6) for key, value in diversity_block(samples_of(together.cpu().numpy())).items()
         },
     }
+    if sources[0].classes == 0:
+        result = {key: value for key, value in result.items() if key not in _OF_ANSWERS}
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_error):.1e}")
     return result
 
@@ -220,9 +217,9 @@ def compute_in_float32(model: HydraModel) -> HydraModel:
         if not weights or id(module) in done:
             continue
         done.update(id(m) for m in (module.modules() if whole else [module]))
-        if isinstance(module, nn.Embedding):
+        if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
-        elif id(module) in blocks:
+        elif id(module) in blocks or isinstance(module, nn.Embedding):  # a library's own computes what it looks up
             _widen_while_running(module, weights)
         else:
             for weight in weights:

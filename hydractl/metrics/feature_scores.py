@@ -83,9 +83,6 @@ def _whitening(centred: Floats) -> Floats:
 
     Directions in which the features spread by no more than rounding in float32 are left out, as a norm in front of the
     classifier, or fewer samples than features, leave some without any spread.
-
-    Raises:
-        InputError: the features do not spread at all.
     """
     values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     kept = values > values[-1] * len(values) * _EPSILON**2

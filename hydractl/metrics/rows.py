@@ -146,12 +146,7 @@ def _curve(inside: Floats | None, outside: Floats | None) -> Curve | None:
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
-    """The dotted keys of the numbers that the row of one model may hold, for ``--require``.
-
-    Args:
-        ood_sets: names of the OOD data sets.
-        scores: the OOD scores that are reported beside.
-    """
+    """The dotted keys of the numbers that the row of one model may hold, for ``--require``."""
     sets = list(ood_sets)
     places = ("", *(f"scores.{score}." for score in scores))
     groups = [f"{place}{group}" for place in places for group in (*(f"ood.{name}" for name in sets), *AVERAGES)]

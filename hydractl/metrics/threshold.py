@@ -104,15 +104,7 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
 def threshold_block(
     score: str, value: float, rule: str, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """What the row of a model says of its threshold.
-
-    Args:
-        score: the name of the OOD score.
-        value: the threshold.
-        rule: how it was chosen, or ``given``.
-        id_scores: [N].
-        ood_scores: of each OOD data set, by its name.
-    """
+    """What the row of a model says of its threshold, from the OOD scores ``[N]`` of each data set."""
     return {
         "score": score,
         "value": value,

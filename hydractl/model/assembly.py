@@ -24,12 +24,6 @@ from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, u
 class Assembly:
     """The networks of all members, in the making.
 
-    Args:
-        description: of the model.
-        family: of the model.
-        tensors: its weights.
-        device, dtype: where and in what the model computes.
-
     Attributes:
         networks: the library's model of each member, with :class:`HeadAttention` in it. Only the blocks of the first
             run; those of the others are wrapped in them, or shared with them.

@@ -43,11 +43,7 @@ class _Inputs:
 
 
 def _heads(model: Network) -> list[list[nn.Linear]]:
-    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read.
-
-    Raises:
-        UsageError: the family does not name them.
-    """
+    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read."""
     pattern = model.family.named_parts.get("head", "$.")
     heads = [
         [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
@@ -165,12 +161,6 @@ class Detector:
 
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
     """The detector that a checkpoint holds.
-
-    Args:
-        score: its score.
-        document: ``ood_score`` of its description.
-        tensors: its tensors.
-        members: of the model.
 
     Raises:
         InputError: it is not whole.

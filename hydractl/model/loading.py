@@ -253,11 +253,6 @@ def with_classes(arguments: Sequence[ModelArgument], data: str, limit: int | Non
     A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
     the same ensemble before that of another row; where none does, those of the data.
 
-    Args:
-        arguments: one for each row.
-        data: the SPEC of ``--data``.
-        limit: its first samples only.
-
     Raises:
         InputError: where the data have no class names either.
     """

@@ -306,6 +306,12 @@ class MemberProjections(nn.Module):
         return zeros if self.bank.out_bias is None else zeros + self.bank.out_bias
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether this is a linear layer, also one of a library's own, whose weight may stand transposed."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+
+
 def runs_of(positions: Collection[int]) -> list[slice]:
     """Positions as ascending runs of neighbours."""
     runs: list[slice] = []

@@ -75,12 +75,7 @@ class PromptedClasses:
         return features
 
     def read(self, log: Log, title: str) -> None:
-        """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time.
-
-        Args:
-            log: where progress is shown.
-            title: of the task.
-        """
+        """Compute the features now, if they can be kept, and show how far it is: 80,000 prompts take their time."""
         with torch.no_grad():
             if not self._in_motion() and (self._features is None or self._weights_written()):
                 self._features = self._read(log, title)

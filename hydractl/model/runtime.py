@@ -316,12 +316,7 @@ class HydraModel(nn.Module):
         return self.ood_score(inputs) >= float(threshold["value"])
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error.
-
-        Args:
-            *args: those of :func:`torch.compile`.
-            **options: likewise.
-        """
+        """torch.compile of the whole network, in place and as one graph: what cannot be compiled is an error."""
         vars(self).pop("member_logits", None)
         self._compiled = (args, options)
         self.member_logits = torch.compile(self.member_logits, *args, **{"fullgraph": True, **options})  # type: ignore[method-assign]
@@ -350,11 +345,7 @@ class HydraModel(nn.Module):
 
 
 def _calibration(description: Description) -> tuple[list[float], list[float]] | None:
-    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them.
-
-    Raises:
-        InputError: for what no version of hydractl writes.
-    """
+    """Scale and bias of log p, one for all classes or one for each, that the checkpoint holds; None without them."""
     stored = description.extra.get("calibration")
     if stored is None:
         return None

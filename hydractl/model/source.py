@@ -20,6 +20,7 @@ from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.checkpoint import FileTensors, TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
+from hydractl.files.state_dict import STATE_DICT, StateDict
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.jsonio import canonical_json
 from hydractl.model.stored import MemberTensors, check_tensors, held_mask, sites_stored_once, sliced, zeroed
@@ -222,17 +223,17 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
-    if path.suffix.lower() in PICKLES:
-        raise InputError(
-            f"{path} may hold a pickle, which hydractl never opens",
-            hint=CONVERT,
-        )
+    pickled = path.suffix.lower() in PICKLES
+    if pickled and (arch is None or path.suffix.lower() != STATE_DICT):
+        raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
+    if pickled:
+        return _open_bare(path, StateDict(path), arch, seed, name)
     file = FileTensors(path)
     document = file.header.description
     if document is None:
-        return _open_bare(file, arch, seed, name)
+        return _open_bare(path, file, arch, seed, name)
     return _open_file(file, Description.from_json(document, str(path)), name or path.stem)
 
 
@@ -321,11 +322,11 @@ def _open_folder(path: Path, name: str | None) -> Source:
     )
 
 
-def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None) -> Source:
-    """A safetensors file that does not describe itself, with ``--arch`` to say what it is."""
+def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
+    """A file that does not describe itself, with ``--arch`` to say what it is."""
     if arch is None:
         raise InputError(
-            f"{file.path} does not describe itself",
+            f"{path} does not describe itself",
             hint="say what it is, for example: --arch timm:vit_base_patch16_224",
         )
     kind, _, rest = arch.partition(":")
@@ -339,7 +340,7 @@ def _open_bare(file: FileTensors, arch: str | None, seed: int, name: str | None)
     options = {**_parse_query(query), "pretrained": False}
     loaded = family.load_name(bare, options, seed)
     assert not isinstance(loaded, Path), "what is built by name is no file"
-    return _from_loaded(kind, replace(loaded, tensors=file), name or file.path.stem)
+    return _from_loaded(kind, replace(loaded, tensors=tensors), name or path.stem)
 
 
 def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
@@ -385,10 +386,6 @@ def _open_file(file: FileTensors, description: Description, name: str) -> Source
 
 def member_source(source: Source, member: int) -> Source:
     """One member of a fused checkpoint as a model of its own.
-
-    Args:
-        source: of a fused model.
-        member: its number, from 0.
 
     Returns:
         A pruned model that holds what the fused model holds for this member, averaged weights included.

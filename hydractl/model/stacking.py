@@ -111,9 +111,6 @@ class PerMember(nn.Module):
     """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
 
     Linear layers, and layer norms over the last dimension, can run for all members at once.
-
-    Args:
-        modules: one for each member.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:

@@ -29,12 +29,7 @@ _COSTS = {
 
 
 def render_card(document: Mapping[str, Any], index: int) -> bytes:
-    """The card of one row, UTF-8; the same document gives the same bytes.
-
-    Args:
-        document: ``hydractl.eval/1``, checked.
-        index: the number of the row.
-    """
+    """The card of one row, UTF-8; the same document gives the same bytes."""
     from huggingface_hub import ModelCard, ModelCardData
 
     row = document["models"][index]

@@ -20,15 +20,7 @@ from hydractl.report.texts import shown_name
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Where to write what; None for what is not asked for.
-
-    Attributes:
-        report: the page.
-        plots: the folder of the pictures.
-        card: the model card.
-        card_model: the name of the row that the card is about; None for the last one.
-        force: whether files that exist are replaced.
-    """
+    """Where to write what, None for what is not asked for; without ``card_model`` the card is of the last row."""
 
     report: str | None = None
     plots: str | None = None
@@ -56,10 +48,6 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
     pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
     stay as they are.
-
-    Args:
-        options: where to write what.
-        names: of the rows, in order.
 
     Raises:
         OutputError: as :class:`hydractl.files.atomic.Output` does, for any of the files.

@@ -48,8 +48,13 @@ _WHOLE = "--merge none keeps members whole"
 
 
 def _effect(averaging: dict[str, Any], moves: str) -> str:
-    kept, shift = min(averaging["merge_agreement"]), max(averaging["merge_log_p"])
     far, most = averaging["limits"]["distance"], averaging["limits"]["log_p"]
+    if "merge_log_p" not in averaging:
+        apart = f"weights lie up to {max(averaging['distance']):.2g} of their size from their mean (limit {far:g})"
+        return (
+            f"{apart}, and averaging {moves} features on random inputs by up to {max(averaging['merge_max_abs']):.2g}"
+        )
+    kept, shift = min(averaging["merge_agreement"]), max(averaging["merge_log_p"])
     return (
         f"weights lie up to {max(averaging['distance']):.2g} of their size from their mean (limit {far:g}), and "
         f"averaging {moves} log p on random inputs by up to {shift:.2g} nats (limit {most:g}) and up to {1 - kept:.0%} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -20,7 +21,7 @@ _OF_ID = 5
 def study_table(document: dict[str, Any], width: int) -> RenderableType:
     """The verdict, then the rows on the test data; of a dry run the commands."""
     if document.get("dry_run"):
-        return _plan(document)
+        return _plan(document, width)
     rows = [_row(row) for row in document["rows"]]
     title = "test data; * chosen on validation data, each row with its own score and temperature"
     shown = [table(title, (*_NAMES, *_COLUMNS), rows, left=3)]
@@ -47,8 +48,18 @@ def _row(row: dict[str, Any]) -> list[str]:
     return ["*" if row["chosen"] else "", row["name"], row["score"], ratio, own, *(number(one, 3) for one in values)]
 
 
-def _plan(document: dict[str, Any]) -> RenderableType:
-    lines = [f"{place}. hydractl {shlex.join(argv)}" for place, argv in enumerate(document["steps"], 1)]
+def _plan(document: dict[str, Any], width: int) -> RenderableType:
+    lines = [_typed([f"{place}.", "hydractl", *argv], width) for place, argv in enumerate(document["steps"], 1)]
     lines += [f"to stay within the budget, {text}" for text in document["cut"]]
     lines.append(f"the study takes about {duration_text(document['seconds'])}")
     return Group(*map(Text, lines))
+
+
+def _typed(words: Sequence[str], width: int) -> str:
+    """A command in lines that a shell takes as one."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > width:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)

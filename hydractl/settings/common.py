@@ -89,7 +89,8 @@ class Common:
         choices=("visual", "text", "both"),
     )
     arch: str | None = file_option(
-        "The architecture of a bare safetensors file, such as timm:vit_base_patch16_224 [default: what the file says]",
+        "The architecture of a bare safetensors or .pth file, such as timm:vit_base_patch16_224 "
+        "[default: what the file says]",
         metavar="NAME",
     )
     force: bool = file_option("Replace an output that exists", False, often=True)

@@ -149,11 +149,7 @@ def _text_of(node: Node) -> str:
 
 
 def _pairs(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """The entries of a mapping with the line of each key, the keys with ``_`` for ``-`` unless ``plain``.
-
-    Raises:
-        UsageError: if it is no mapping or has a key twice.
-    """
+    """The entries of a mapping with the line of each key, the keys with ``_`` for ``-`` unless ``plain``."""
     if node is None:  # an empty file
         return
     if node.id != "mapping":

@@ -299,11 +299,7 @@ class Training:
             self._interrupt()
 
     def _interrupt(self) -> NoReturn:
-        """Save and go.
-
-        Raises:
-            Interrupted: always.
-        """
+        """Save and go."""
         self.save()
         file = self.context.checkpointing.file
         if file is None:

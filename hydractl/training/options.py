@@ -154,10 +154,6 @@ class Cycles:
     Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2: with T steps in all and M cycles,
     each has ceil(T / M) steps, the last one those that are left, and the learning rate starts each at its peak.
 
-    Attributes:
-        total: steps of all cycles.
-        count: number of cycles.
-
     Raises:
         UsageError: where so few steps leave none to the last cycle.
     """

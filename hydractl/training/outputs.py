@@ -103,12 +103,6 @@ def numbered(output: str, number: int) -> str:
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
     """Write the weights that are kept, or the snapshot at the end of each cycle.
 
-    Args:
-        outputs: claimed: one, or one for each cycle.
-        opened: data and model as the training started.
-        decisive: the settings and data that decided the result.
-        trained: the outcome.
-
     Returns:
         The SHA-256 of each.
 

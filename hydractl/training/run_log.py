@@ -222,10 +222,6 @@ def first_new_step(saved: Saved | None, about: Mapping[str, Any]) -> int:
     """The first step that a run makes anew: 0, or the one after the step it was saved at.
 
     Saved between the last step of an epoch and its validation, the point of that validation comes again.
-
-    Args:
-        saved: the unfinished run.
-        about: ``samples`` and ``steps`` of the training.
     """
     if saved is None or "steps" not in saved.progress:
         return 0

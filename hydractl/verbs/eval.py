@@ -132,11 +132,7 @@ def _default_name(first: str, settings: EvalSettings) -> str:
 
 
 def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
-    """The sets of ``--ood-suite``, found below ``--ood-root``.
-
-    Raises:
-        InputError: listing those that are missing.
-    """
+    """The sets of ``--ood-suite``, found below ``--ood-root``."""
     choice = settings.suite()
     if choice is None:
         return None
@@ -231,11 +227,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _write_answer(output: Output, document: dict[str, Any], settings: EvalSettings) -> Path:
-    """Write the answer; with ``--resume``, leave the one of the same command that is there.
-
-    Raises:
-        OutputError: the file there is of another command.
-    """
+    """Write the answer; with ``--resume``, leave the one of the same command that is there."""
     if settings.resume and not settings.force and output.path.exists():
         if read_json_file(output.path) != document:
             raise OutputError(f"{output.path} holds another answer", hint="give another -o, or add --force")

@@ -55,15 +55,7 @@ DECISIVE = tuple(o.name for o in recipe_options() if o.name not in (*_SPEED, *_R
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that is known and checked before a training begins.
-
-    Attributes:
-        settings: of the verb.
-        options: of the training.
-        opened: data and model as it starts.
-        files: it writes.
-        plan: for its answer.
-    """
+    """Everything that is known and checked before a training begins."""
 
     settings: FinetuneSettings
     options: TrainOptions

@@ -146,11 +146,7 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
 def _checked(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Check everything that can be checked before the first process is started.
-
-    Returns:
-        The answers of those that were finished before, and the plans, both by name.
-    """
+    """Check everything that can be checked before the first process is started."""
     done: dict[str, dict[str, Any]] = {}
     plans: dict[str, dict[str, Any]] = {}
     of_model: dict[str, dict[str, Any]] = {}
@@ -237,12 +233,7 @@ def _answer(name: str, ended: Child) -> dict[str, Any]:
 def _raise_failures(
     members: Sequence[Member], ended: dict[str, Child], done: dict[str, dict[str, Any]], *, interrupted: bool
 ) -> None:
-    """Say which members are not trained, if any.
-
-    Raises:
-        Interrupted: because of a signal.
-        HydraError: because of themselves; the exit code is that of the first.
-    """
+    """Say which members are not trained, if any."""
     written = [m.name for m in members if m.name in done or (m.name in ended and ended[m.name].code == 0)]
     if len(written) == len(members):
         return

@@ -24,7 +24,7 @@ from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameter
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source, open_sources
+from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.fuse_words import averaging_words, data_words, sharing_words, warnings_of
 from hydractl.report.texts import count_text
 from hydractl.settings.members import FuseSettings
@@ -40,7 +40,9 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 def run(settings: FuseSettings, log: Log) -> Outcome:
     """Plan, write and check a fused model, or export one model as it is."""
     resolve_device(settings.device)
-    sources = open_sources(settings.model, model_options(settings))
+    sources = open_sources(settings.model, model_options(settings, bodies=True))
+    for source in sources if settings.export or settings.data is not None else ():
+        need_classifier(source)
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hydractl.data.names import read_labels, read_prompts
+from hydractl.files.state_dict import StateDict
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
 from hydractl.model.source import ModelOptions, Source
@@ -39,6 +40,8 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
     for source in sources:
         if source.drawn_by is not None:
             log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
+        if isinstance(source.tensors, StateDict):
+            log.info(f"{source.name}: the numbers of its pickle are read as data, and nothing in it is run")
         if source.left:
             log.info(f"{source.name}: of another task, and left: {', '.join(source.left)}")
     sizes = {source.name: weight_bytes(source.tensors) for source in sources}

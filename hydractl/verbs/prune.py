@@ -336,11 +336,7 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
 
 
 def _stock_config(source: Source, counts: Sequence[int]) -> dict[str, Any]:
-    """The library's configuration of a model with so many heads at each site.
-
-    Raises:
-        UsageError: the library has none.
-    """
+    """The library's configuration of a model with so many heads at each site."""
     hint = "use --layout zeroed, or write a .st file"
     config = source.family.with_heads(source.description.config, counts[0]) if counts[0] else None
     if len({*counts}) > 1 or not counts[0]:

@@ -120,11 +120,7 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
 def _with_data(
     source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
 ) -> tuple[Source, HydraModel, Calibration, dict[str, Any], list[Entry]]:
-    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them.
-
-    Returns:
-        Beside them what the provenance says, and what the leak guard notes.
-    """
+    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them."""
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.
@@ -193,11 +189,7 @@ def _sequential(
 def _by_head(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """The scores of the heads present as one of every head of the original numbering.
-
-    Raises:
-        NonFiniteError: when a score is not finite.
-    """
+    """The scores of the heads present as one of every head of the original numbering."""
     by_site = {}
     for i, present in scores.items():
         site = model.sites[i]

@@ -53,7 +53,7 @@ def _texts(variant: str, count: int, seed: int, size: int) -> list[dict[str, tor
         tokens = int(lengths.max())
         mask = (torch.arange(tokens)[None] < lengths[:, None]).long()
         ids = torch.randint(5, 40, (rows, tokens), generator=draw)
-        pad = 1 if "pad_token_id" in HF[variant][2] else 0
+        pad = HF[variant][2].get("pad_token_id", 0)
         batch = {"input_ids": torch.where(mask == 1, ids, pad), "attention_mask": mask}
         if variant in PAIRS:
             batch["token_type_ids"] = torch.zeros_like(ids)

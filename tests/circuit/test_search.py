@@ -48,19 +48,11 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 
 
 # Draws of the data of which the reference refuses none.
-DRAWS = {
-    "class-token": 1,
-    "average-pooling": 0,
-    "qk-norm": 0,
-    "bert": 3,
-    "distilbert": 14,
-    "clip": 31,
-    "beit": 0,
-    "swin": 7,
-}
+DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31, "beit": 0}
+DRAWS |= {"llama": 0, "swin": 7}
 
 
-LONG = ("average-pooling", "qk-norm", "distilbert", "beit", "swin", "deberta-v3")
+LONG = ("average-pooling", "qk-norm", "distilbert", "llama", "beit", "swin", "deberta-v3")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.data import batches, open_data
 from hydractl.data.text import report_cut
+from hydractl.errors import InputError
 from hydractl.families.hf import inputs as hf_tokenizer
 from hydractl.log import Log
 from tests.pico import publish, stock
@@ -263,7 +264,17 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
     size = len(stored) + 2  # with quotes around it
     monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", size)
     assert main(["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "b.st"]) == 0
+    # One that is too large is compressed, and the same; only one that is still too large is refused.
     monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", size - 1)
+    assert main(["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "packed.st"]) == 0
+    assert b'\\"json\\":\\"zlib:' in Path("packed.st").read_bytes()
+    packed, plain = (hydractl.load(name).preprocess(["a fine film", "so dull"]) for name in ("packed.st", "a.st"))
+    assert all(torch.equal(packed[name], plain[name]) for name in plain)
+    for broken in ("zlib:eJw", "zlib:!", "zlib:" + hf_tokenizer._packed("{" * size, Path())[5:-8]):
+        settings = {**hydractl.load("a.st").description.preprocess["tokenizer"], "json": broken}
+        with pytest.raises(InputError, match="the stored tokenizer"):
+            hf_tokenizer.tokenizer_of({"tokenizer": settings})
+    monkeypatch.setattr(hf_tokenizer, "MOST_BYTES", 10)
     capsys.readouterr()
     for command in (["prune", "bert", "--method", "magnitude", "--keep", "2", "-o", "c.st"], ["finetune", "bert"]):
         assert main([*command, "--data", "data.jsonl"]) == 3

@@ -81,6 +81,19 @@ def test_members_have_probes_of_their_own(run: Any, answer: Callable[..., Any], 
     )
 
 
+def test_fused_bodies_are_their_members(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
+    for number, method in enumerate(("random", "magnitude")):
+        run("prune", BODY, "--method", method, "--keep", "2", "-o", f"m{number}.st", "-q")
+    run("fuse", "m0.st", "m1.st", "-o", "bodies.st")
+    assert "equal in all members: nothing changes" in capsys.readouterr().err
+    fused, apart = answer("bodies.st", "apart=m0.st+m1.st", *TEST, *FIT, "--probe", "linear")["models"]
+    assert len(fused["members"]) == 2 and fused["cost"]["params"] < apart["cost"]["params"]
+    assert fused["id"]["nll"] == pytest.approx(apart["id"]["nll"], abs=1e-4)
+    run("prune", BODY, "--method", "random", "--keep", "2", "--seed", "5", "-o", "other.st", "-q")
+    run("fuse", "m0.st", "other.st", "-o", "strangers.st")  # drawn by another seed: nothing in common
+    assert "keeps members whole: weights lie up to" in capsys.readouterr().err
+
+
 def test_models_that_have_classes_are_probed_too(run: Any, answer: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,9 +38,15 @@ BODIES = {
     "ElectraForPreTraining": "electra",
     "ModernBertForMaskedLM": "modernbert-mean",
     "ModernBertModel": "modernbert",
+    "LlamaForCausalLM": "llama",
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma3ForCausalLM": "gemma3",
+    "EuroBertForMaskedLM": "eurobert",
     "ViTModel": "hf-vit",
     "DeiTModel": "hf-deit",
     "Dinov2Model": "hf-dinov2",
+    "RobertaPreLayerNormForMaskedLM": "roberta-pre-norm",
+    "IJepaModel": "hf-ijepa",
     "DebertaV2Model": "deberta-v3",
     "DebertaV2ForMaskedLM": "deberta-v3",
     "MPNetForMaskedLM": "mpnet",
@@ -55,7 +62,10 @@ TIMM = {
     "swin": pico.TIMM["swin"].replace("num_classes=5", "num_classes=0"),
     "aimv2": "aimv2_large_patch14_224?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
 }
+TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
+"""Those whose head of words is the embedding."""
 ALLOWED = ModelOptions(bodies=True)
+PARTS = ("embed", "norm", "attention", "mlp", "own")
 
 
 @cache
@@ -69,7 +79,7 @@ def published_body(name: str, folder: Path) -> Path:
     variant = BODIES[name]
     stock_body(name).save_pretrained(folder)
     if "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta="pad_token_id" in HF[variant][2])
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
     return folder
 
 
@@ -97,7 +107,7 @@ def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tm
     close(build_model(made).member_logits(inputs(variant))[0], logits(expected, inputs(variant)))
     inside = {n.removeprefix(f"{type(expected).base_model_prefix}.") for n in body.tensors.names()}
     assert not {n for n in body.left if n in inside}, "only tensors of another task are left"
-    assert bool(body.left) is (name not in ALONE)
+    assert bool(body.left) is (name not in (*ALONE, "IJepaModel", *TIED))
 
 
 def test_what_is_missing_from_a_body_or_unknown_is_refused(tmp_path: Path) -> None:
@@ -186,13 +196,24 @@ def test_the_classes_of_a_new_classifier(bert: Path, capsys: Any) -> None:
     assert hydractl.load("out.st", device="cpu").labels == ["bad", "fair", "good"]
 
 
+def test_a_body_is_probed(bert: Path, capsys: Any) -> None:
+    Path("new.csv").write_text("text,label\nunkind film,bad\nso fine !,good\n")
+    run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "train.csv", "--probe", "linear", "-o", "e.json", "-q")
+    row = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["id"]["n"] == 2 and row["id"]["nll"] > 0 and row["probe"]["c"] == [1.0]
+    Path("one.csv").write_text("text,label\nunkind film,bad\nso fine !,bad\n")
+    said = run(capsys, "eval", "bert", "--data", "new.csv", "--fit", "one.csv", "--probe", "linear", code=3)[1]
+    assert "--fit one.csv has one class" in said
+
+
 NEED_A_CLASSIFIER = {
     "eval": ["eval", "bert", "--data", "train.csv"],
     "finetune": ["finetune", "bert", "--data", "train.csv"],
     "score": ["score", "bert", "--data", "train.csv", "--method", "taylor"],
     "extract-circuit": ["extract-circuit", "bert", "--data", "train.csv", "--objective", "acc", "--keep", "2"],
     "bench": ["bench", "bert"],
-    "fuse": ["fuse", "bert", "bert", "-o", "h.st"],
+    "fuse": ["fuse", "bert", "bert", "--data", "train.csv", "-o", "h.st"],
+    "export": ["fuse", "bert", "--export", "pt2", "-o", "h"],
 }
 
 
@@ -213,3 +234,52 @@ def test_a_folder_of_a_body_is_one_of_its_library(bert: Path, capsys: Any) -> No
     assert again.classes == 0 and len(again.description.mask.removed_heads) == 3
     word = "embeddings.word_embeddings.weight"
     assert torch.equal(model.state_dict()[word], again.tensors.read(f"bert.{word}"))
+
+
+# --- DINOv3 of transformers, which has no classifier ------------------------------------------------------------------
+
+
+@pytest.fixture
+def dinov3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library's own model, published as ``dinov3/``."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {key: HF["hf-vit"][2][key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
+    model = transformers.DINOv3ViTModel._from_config(config, attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.save_pretrained("dinov3")
+    transformers.DINOv3ViTImageProcessor(size={"height": 16, "width": 24}).save_pretrained("dinov3")
+    return model
+
+
+@torch.no_grad()
+def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
+    source = open_source("dinov3", ALLOWED)
+    images = source.family.example_inputs(source.description.preprocess, 2, seed=0)
+    assert source.classes == 0 and images.shape == (2, 3, 16, 24), "it takes images of any size"
+    parts = {part: sum(source.family.part(n, source.sites) == part for n in source.tensors.names()) for part in PARTS}
+    assert parts == {"embed": 5, "norm": 14, "attention": 21, "mlp": 12, "own": 6}
+    close(build_model(source).member_logits(images)[0], dinov3(images).pooler_output)
+    for method in ("random", "magnitude"):
+        run(capsys, "prune", "dinov3", "--method", method, "--keep", "2", "-o", f"{method}.st", "-q")
+        run(capsys, "prune", "dinov3", "--method", method, "--keep", "2", "-o", f"{method}/", "-q")
+    run(capsys, "fuse", "random.st", "magnitude.st", "-o", "both.st", "-q")
+    both = build_model(open_source("both.st", ALLOWED)).member_logits(images)
+    for member, method in enumerate(("random", "magnitude")):
+        zeroed = transformers.AutoModel.from_pretrained(method, dtype=torch.float32)
+        assert type(zeroed) is type(dinov3)
+        close(both[member], zeroed(images).pooler_output)
+    assert not torch.allclose(both[0], both[1], atol=1e-2)
+
+
+def test_dinov3_is_probed_and_gets_no_classifier(dinov3: Any, capsys: Any) -> None:
+    random = np.random.default_rng(0)
+    np.savez("data.npz", x=random.integers(0, 256, (30, 20, 20, 3), np.uint8), y=np.arange(30) % 2)
+    np.savez("new.npz", x=random.integers(0, 256, (6, 20, 20, 3), np.uint8), y=np.arange(6) % 2)
+    run(capsys, "eval", "dinov3", "--data", "new.npz", "--fit", "data.npz", "--probe", "knn", "-o", "e.json", "-q")
+    assert json.loads(Path("e.json").read_text())["models"][0]["id"]["n"] == 6
+    train = ["finetune", "dinov3", "--data", "data.npz", "--init", "head", "-o", "a.st"]
+    assert "transformers has no classifier for DINOv3" in run(capsys, *train, code=2)[1]

@@ -140,13 +140,13 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
             state = block(state)
         outputs.append(stages.readout(state))
     together, expected = source.family.logits(reference, outputs), stock_logits(variant)
-    if len(outputs) == 1:
+    if len(outputs) == 1 and variant != "eurobert-late":  # the library takes the mean of logits
         assert torch.equal(together, expected)
     close(together, expected)  # a shorter text is summed in another order
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "eurobert", "eurobert-late"))
+READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "eurobert", "eurobert-late", "hf-ijepa"))
 READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-swin"))
 
 
@@ -181,6 +181,7 @@ PARTS = {
     "torchvision": {"heads.head.weight": "own", "class_token": "embed", "encoder.ln.weight": "norm"},
     "eva": {"blocks.1.attn.q_bias": "attention", "blocks.1.norm2.bias": "norm", "cls_token": "embed"},
     "eva-post-norm": {"blocks.1.attn.k_proj.weight": "attention", "blocks.1.norm2.bias": "norm"},
+    "sapiens2": {"blocks.1.attn.k_proj.weight": "attention", "cls_token": "embed"},
     "dinov3": {"blocks.1.gamma_1": "own", "reg_token": "embed"},
     "beit": {"blocks.1.attn.relative_position_bias_table": "attention", "blocks.1.gamma_1": "own"},
     "swin": {

@@ -35,7 +35,7 @@ from tests.pico import (
     shared_stock,
     source_of,
 )
-from tests.pico_hf_clip import HF_CLIP, publish_hf_clip
+from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
 
 import transformers  # isort: skip - behind the families, which make it importable
 
@@ -80,14 +80,30 @@ def test_a_mask_that_the_tokenizer_makes_is_part_of_siglips_texts(tmp_path: Path
     close(build_model(source).member_logits(images())[0], expected)
 
 
-def test_positions_in_older_files_are_no_weights(tmp_path: Path) -> None:
+@torch.no_grad()
+def test_files_as_older_versions_wrote_them(tmp_path: Path) -> None:
+    """Positions among the weights, an end of texts by mistake, sizes of images as numbers, a tokenizer in parts."""
     weights = published("hf-clip", tmp_path) / "model.safetensors"
     tensors = safetensors.torch.load_file(weights)
     older = {**tensors, "text_model.embeddings.position_ids": torch.arange(20)[None]}
     safetensors.torch.save_file(older, weights, {"format": "pt"})
-    source = open_source(str(tmp_path))
-    assert all(torch.equal(source.tensors.read(name), tensors[name]) for name in source.tensors.names())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"] |= {"eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"text_config_dict": None}))
+    images_before = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 16, "crop_size": 16, "resample": 3}
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images_before))
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]))
+    source = with_labels(open_source(str(tmp_path)), LABELS, ["{}"])
     assert source.tensors.names() == sorted(tensors)
+    tokens = tokenizer_of("hf-clip")(LABELS, padding=True, truncation=True, return_tensors="pt")
+    library = transformers.CLIPModel.from_pretrained(tmp_path).eval()
+    one = build_model(source)
+    close(one.member_logits(images())[0], library(pixel_values=images(), **tokens).logits_per_image)
+    assert one.preprocess(photos()).shape == (2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("variant", HF_CLIP)

@@ -19,10 +19,14 @@ from PIL import Image
 from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
+from hydractl.fusion.plan import plan_fusion
 from hydractl.heads.mask import Site
 from hydractl.model.attention import HeadAttention
+from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank, MemberProjections
-from tests.pico import close
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import open_source, with_labels
+from tests.pico import close, mask_of, prune_source
 from tests.pico_clip import (
     CLIP,
     class_features,
@@ -246,7 +250,9 @@ def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
     reference = dict(pico_clip(variant).named_buffers())
     skeleton = FAMILY.build(clip_config(variant))
     built = dict(skeleton.named_buffers())
-    assert sorted(built) == sorted(reference) and (bool(built) or variant in ("clip-both-ways", CUSTOM_BOTH_WAYS))
+    assert sorted(built) == sorted(reference) and (
+        bool(built) or variant in ("clip-both-ways", CUSTOM_BOTH_WAYS, "siglip")
+    )
     assert all(torch.equal(built[name], reference[name]) for name in built)
     assert all(parameter.is_meta for parameter in skeleton.parameters()) and not skeleton.training
     assert list(skeleton.state_dict()) == list(pico_clip(variant).state_dict())
@@ -285,8 +291,12 @@ def test_every_parameter_belongs_to_a_part(variant: str) -> None:
         "clip-last": set(),
         "clip-attentional-pool": {"text_projection", "attn_pool"},
         CUSTOM_BOTH_WAYS: {"text_projection", "logit_bias"},
+        "siglip": {"text_projection.weight", "text_projection.bias", "logit_bias", "attn_pool"},
+        "eva-tower": {"text_projection", "visual.trunk.head.weight", "visual.trunk.head.bias"},
+        "timm-projected": {"text_projection", *(f"visual.head.mlp.fc{n}" for n in ("1.bias", "1.weight", "2.weight"))},
     }
-    assert own == {"visual.proj", "logit_scale"} | expected.get(variant, {"text_projection"})
+    proj = set() if "timm_model_name" in clip_config(variant)["vision_cfg"] else {"visual.proj"}
+    assert own == {"logit_scale"} | proj | expected.get(variant, {"text_projection"})
 
 
 def test_there_is_no_classifier() -> None:
@@ -438,7 +448,7 @@ def test_a_published_folder_holds_the_model(variant: str, dtype: torch.dtype, tm
     state = reference.state_dict()
     assert loaded.tensors.names() == sorted(state) == sorted(FAMILY.build(loaded.config).state_dict())
     assert all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
-    assert loaded.arch == ("CustomTextCLIP" if variant.startswith("custom") else "CLIP")
+    assert loaded.arch == ("CustomTextCLIP" if clip_config(variant).get("custom_text") else "CLIP")
     size = clip_config(variant)["vision_cfg"]["image_size"]
     assert loaded.preprocess["size"] == (size if isinstance(size, list) else [size, size])
 
@@ -489,28 +499,57 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
     assert loaded is not None and all(torch.equal(loaded.tensors.read(name), state[name]) for name in state)
 
 
+@torch.no_grad()
+def test_the_two_towers_of_a_coca(tmp_path: Path) -> None:
+    """Without the decoder of captions, as zero-shot classifier."""
+    text, decoder = {"embed_cls": True, "output_tokens": True}, {"width": 24, "heads": 3, "layers": 1}
+    pooled = {"attentional_pool": True, "attn_pooler_queries": 3, "attn_pooler_heads": 2, "output_tokens": True}
+    changes = {"text_cfg": text, "vision_cfg": pooled, "multimodal_cfg": {"context_length": 16, **decoder}}
+    reference = open_clip.CoCa(**clip_config("clip", **json.loads(json.dumps(changes)))).eval()
+    for parameter in reference.parameters():
+        if parameter.dim():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.3)
+    folder = publish_clip(reference, "clip", tmp_path, **changes)
+    source = with_labels(open_source(str(folder)), LABELS, THREE)
+    assert source.left == ("text_decoder.*",) and source.description.config["custom_text"]
+    expected = zero_shot_logits(reference, "clip", clip_images(), LABELS, THREE)
+    close(build_model(source).member_logits(clip_images())[0], expected)
+    # The first head of every block is gone, and one block has none.
+    kept = [[1, 2], [1, 2], [], [1, 2]]
+    removed = [(s.path, h) for s, k in zip(source.sites, kept, strict=True) for h in range(3) if h not in k]
+    expected = zero_shot_logits(zero_clip_columns(reference, removed), "clip", clip_images(), LABELS, THREE)
+    pruned = prune_source(source, mask_of(source, kept))
+    close(build_model(pruned).member_logits(clip_images())[0], expected)
+    plan = plan_fusion([source, pruned])
+    close(HydraModel(plan.description, plan.tensors).member_logits(clip_images())[1], expected)
+    own = [name for name in source.tensors.names() if source.family.part(name, source.sites) == "own"]
+    assert any(name.startswith("visual.attn_pool.") for name in own)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 OWN = {"block_type": "custom"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "timm": ({"vision_cfg": {"timm_model_name": "resnet50"}}, "CLIP is not supported: its visual tower is a TimmModel"),
+    "timm": (
+        {"vision_cfg": {"timm_model_name": "resnet50"}},
+        "CLIP is not supported: its visual tower is a TimmModel: timm's ResNet is not supported: it has no attention",
+    ),
+    "timm-size": (
+        {"vision_cfg": {"timm_model_name": "vit_pico_map", "timm_pool": "map", "image_size": 32}},
+        "CLIP is not supported: its image_size is [32, 32], its timm tower takes [16, 16]",
+    ),
+    "timm-width": (
+        {"vision_cfg": {"timm_model_name": "vit_pico_map", "timm_pool": "map", "timm_proj": "none"}},
+        "CLIP is not supported: its timm tower has features of 24 numbers and no projection to 16",
+    ),
     "resnet": ({"vision_cfg": {"layers": [1, 1, 1, 1]}}, "CLIP is not supported: its visual tower is a ModifiedResNet"),
-    "hf-text": (
-        {"text_cfg": {"hf_model_name": "roberta-base"}},
-        "CustomTextCLIP is not supported: its text tower is an HFTextEncoder",
-    ),
-    "hf-tokenizer": (
-        {"text_cfg": {"hf_tokenizer_name": "t5-base"}},
-        "CLIP is not supported: its texts are read by an HFTokenizer",
-    ),
-    "coca": (
-        {"custom_text": True, "multimodal_cfg": {"layers": 1}},
-        "CoCa is not supported: its MultimodalTransformer attends across towers",
+    "tokenizer-mode": (
+        {"text_cfg": {"hf_tokenizer_name": "bert-base-uncased", "tokenizer_mode": "clips"}},
+        "CLIP is not supported: its HFTokenizer has a mode of its own (tokenizer_mode)",
     ),
     "class-token": (
-        {"custom_text": True, "text_cfg": {"embed_cls": True}},
-        "CustomTextCLIP is not supported: its TextTransformer pools at a class token of its own (embed_cls), "
-        "as CoCa does",
+        {"text_cfg": {"embed_cls": True}},
+        "CLIP is not supported: its TextTransformer has a class token (embed_cls), which CLIP leaves out",
     ),
     "image-tokens": (
         {"vision_cfg": {"output_tokens": True}},
@@ -669,10 +708,10 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
         ("ViT-B-32", {"pretrained": False, "x": 1, "text_cfg.y": 2}, UsageError, "no setting text_cfg.y, x", "_cfg."),
         ("RN50/openai", {}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
         ("RN50", {"pretrained": False}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
-        ("ViTamin-S/datacomp1b", {}, InputError, "its visual tower is a TimmModel", "ViT-B-32"),
-        ("coca_ViT-B-32", {"pretrained": False}, InputError, "open_clip's CoCa is not supported", "ViT-B-32"),
-        ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "its texts are read by an HFTokenizer", "ViT-B-32"),
-        ("roberta-ViT-B-32", {"pretrained": False}, InputError, "its text tower is an HFTextEncoder", "ViT-B-32"),
+        ("MobileCLIP-S1", {"pretrained": False}, InputError, "timm's FastVit is not supported", "ViT-B-32"),
+        ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
+        ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "a tokenizer of transformers", "open a folder"),
+        ("roberta-ViT-B-32", {"pretrained": False}, InputError, "do not come with: roberta-base", "open a folder"),
     ],
 )  # fmt: skip
 def test_names_that_cannot_be_opened_say_what_can(
@@ -690,7 +729,7 @@ class Hub:
         self.folder = folder
         self.asked: list[tuple[str, str]] = []
 
-    def __call__(self, repo: str, file: str) -> str:
+    def __call__(self, repo: str, file: str, revision: str | None = None) -> str:
         self.asked.append((repo, file))
         if not (self.folder / file).exists():
             raise FileNotFoundError(file)

@@ -51,7 +51,7 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
     return sources, expected
 
 
-CASES = spread(VARIANTS, MASKS, [True, False], each=2) + marked_long(spread(MORE, MASKS, [True, False], each=2))
+CASES = spread(VARIANTS, MASKS, [True, False]) + marked_long(spread(MORE, MASKS, [True, False]))
 
 
 @pytest.mark.parametrize(("variant", "case", "side_by_side"), CASES)

@@ -112,6 +112,7 @@ def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object
     return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("variant", "dtype", "merge"), spread(VARIANTS, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
 )

@@ -182,6 +182,20 @@ def _npz(data: bytes, draw: Random) -> bytes:
     return whole.getvalue()
 
 
+def _zip(data: bytes, draw: Random) -> bytes:
+    """One part of the archive broken, left out or named otherwise."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name, whole = draw.choice(sorted(parts)), io.BytesIO()
+    content = _bytes(parts.pop(name), draw)
+    if draw.randint(0, 4):
+        parts[draw.choice([name, name, name, "../x", "x/data.pkl"])] = content
+    with zipfile.ZipFile(whole, "w", draw.choice([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED])) as archive:
+        for part, content in parts.items():
+            archive.writestr(part, content)
+    return whole.getvalue()
+
+
 def _tar(data: bytes, draw: Random) -> bytes:
     """A member with another name, kind, size or content."""
     whole = io.BytesIO()
@@ -252,6 +266,7 @@ FORMS: dict[str, Callable[[bytes, Random], bytes]] = {
     "tsv": _table("\t"),
     "st": _safetensors,
     "npz": _npz,
+    "zip": _zip,
     "tar": _tar,
     "png": _png,
     "gz": _gzip,

@@ -62,6 +62,14 @@ def _model(path: Path) -> None:
     check_finite(source.name, source.tensors)
 
 
+def _state_dict(path: Path) -> None:
+    from hydractl.files.state_dict import StateDict
+
+    found = StateDict(path)
+    for name in found.names():
+        found.read(name)
+
+
 def _folder(path: Path) -> None:
     _model(path.parent)
 
@@ -143,6 +151,7 @@ READERS: dict[str, Reader] = {
         "case.st",
         _model,
     ),
+    "state-dict": Reader("zip", [["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]], "case.pth", _state_dict),
     "mask": Reader(
         "json",
         [["--info", CASE], ["prune", "vit.st", "--mask", CASE, "--dry-run"]],

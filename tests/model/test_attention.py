@@ -15,7 +15,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.rotary import Rotary
 from hydractl.heads.weights import HeadWeights
 from hydractl.model.attention import HeadAttention
-from hydractl.model.context import RunContext
+from hydractl.model.context import QueryTokens, RunContext
 from hydractl.model.projections import HeadBank, MemberProjections
 from hydractl.model.stacking import PerMember
 
@@ -325,8 +325,11 @@ def test_heads_share_keys_and_values(kept: list[list[int]], bias: bool) -> None:
     expected = reference(x, members)
     module = attention(members)
     close(module(x), expected)
-    batched = RunContext(batched=True)
-    close(batched.run(lambda state: module(state.hidden), State(x)), expected)
+    last = torch.full((BATCH, 1), TOKENS - 1)
+    for batched in (False, True):
+        close(RunContext(batched=batched).run(lambda state: module(state.hidden), State(x)), expected)
+        context = RunContext(batched=batched, queries=QueryTokens(last, x))
+        close(context.run(lambda state: module(state.hidden), State(x[:, -1:])), expected[:, -1:])
     for one, projections, heads in zip(members, module.projections, kept, strict=True):
         assert_bitwise(projections.weights(), one)
         full = one.expanded(heads, 6, (0, 0, 0, 1, 1, 1))

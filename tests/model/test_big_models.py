@@ -408,6 +408,7 @@ def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytes
         assert torch.equal(plan.tensors.read(name), (total / 3).float())
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stored_heads_are_those_of_the_model(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)

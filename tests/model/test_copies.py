@@ -43,6 +43,7 @@ def storages(model: HydraModel) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("variant", "batched"), [*((v, False) for v in VARIANTS), *((v, True) for v in FEW)])
 @torch.no_grad()
 def test_a_copy_is_a_model_of_its_own(variant: str, batched: bool) -> None:
@@ -75,6 +76,7 @@ def test_what_is_shared_stays_shared_within_a_copy() -> None:
     assert not torch.equal(copied.member_logits(inputs("class-token")), model.member_logits(inputs("class-token")))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_a_pickle_gives_the_same_bits(variant: str) -> None:

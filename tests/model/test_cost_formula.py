@@ -3,7 +3,7 @@
 One block with h heads of width dk, d-wide tokens of which q ask and T answer:
 
     Q and O           2 q d h dk        (and q d h dk more where the library gates the heads)
-    K and V           2 T d h dk
+    K and V           2 T d h dk        (h of keys and values, where heads share them)
     both products     2 q T h dk
     MLP               q times the elements of its matrices: 2 q d d_ff, or 3 q d d_ff for a gated one
 
@@ -41,15 +41,20 @@ UNKNOWN = {"map-pooling", "hf-siglip", "swin", "deberta-v3"}
 
 @dataclass(frozen=True)
 class Run:
-    """What one block runs: the heads of each run, how many attend once for all (None: each its own), and who asks."""
+    """What one block runs: the heads of each run, how many attend once for all (None: each its own), and who asks.
+
+    Of heads that share keys and values, also how many of those all runs have (None: as many as heads).
+    """
 
     heads: Sequence[int]
     pool: int | None = None
     last_only: bool = False
+    keys: int | None = None
 
     def macs(self, d: int, dk: int, mlp: int, gated: bool, asking: int, tokens: int) -> int:
         attending = sum(self.heads) if self.pool is None else self.pool
-        attention = attending * dk * (asking * d + 2 * tokens * d + 2 * asking * tokens)
+        keys = attending if self.keys is None else self.keys
+        attention = attending * dk * (asking * d + 2 * asking * tokens) + keys * dk * 2 * tokens * d
         outputs = (2 if gated else 1) * sum(self.heads) * dk * asking * d
         return attention + outputs + len(self.heads) * asking * mlp
 
@@ -60,9 +65,11 @@ def runs_of(source: Source) -> tuple[int, list[Run]]:
     chain, masks, runs = model.chain_of_samples, source.description.masks, []
     for index in chain.sites:
         path, last = model.sites[index].path, index == chain.sites.stop - 1
-        counts = [len(mask.kept[path]) for mask in masks]
-        pool = len(union(masks, path)) if chain.start.pooled(index) else None
-        runs.append(Run(counts[:1], None, last) if chain.start.once(index) else Run(counts, pool, last))
+        kept = [mask.kept[path] for mask in (masks[:1] if chain.start.once(index) else masks)]
+        pool = union(masks, path) if chain.start.pooled(index) else None
+        attending = kept if pool is None else [pool]
+        keys = sum(len({head // source.sites[index].sharing for head in heads}) for heads in attending)
+        runs.append(Run([len(heads) for heads in kept], None if pool is None else len(pool), last, keys))
     return 1 if chain.start.shared_stem else len(masks), runs
 
 
@@ -133,10 +140,12 @@ def test_gates_and_gated_mlps_are_counted() -> None:
 FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("variant", "fused"), spread(sorted(set(VARIANTS) - UNKNOWN), FUSED))
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
-    whole = [Run([site.heads]) for site in source.sites if site.tower == tower_of_samples(source)]
+    sites = [site for site in source.sites if site.tower == tower_of_samples(source)]
+    whole = [Run([site.heads], keys=site.heads // site.sharing) for site in sites]
     assert macs(source.description, source.tensors, whole_last_block=True) == formula(source, 1, whole)
     assert macs(source.description, source.tensors) == formula(source, *runs_of(source))
     seeds, merge = fused
@@ -147,6 +156,7 @@ def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence
     assert macs(plan.description, plan.tensors, batch=2) == 2 * formula(together, *runs_of(together))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("variant", "whole"), spread(sorted(VARIANTS), [False, True]))
 def test_the_single_model_behind_a_pruned_one(variant: str, whole: bool) -> None:
     source = source_of(shared_stock(variant), variant)

@@ -104,8 +104,15 @@ def test_a_call_inside_a_call() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-@pytest.mark.parametrize(("side_by_side", "batched"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("variant", "side_by_side", "batched"),
+    [
+        ("class-token", True, True),
+        ("bert", False, False),
+        ("clip", True, False),
+        pytest.param("clip", True, True, marks=pytest.mark.long),
+    ],
+)
 def test_many_calls_at_once(variant: str, side_by_side: bool, batched: bool) -> None:
     model = own_weights(variant, NEARLY)
     model.side_by_side, model.batched = side_by_side, batched

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -199,3 +200,7 @@ def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
         words = console.export_text().split()
         for row in document["rows"]:
             assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(study_table({"dry_run": True, "steps": document["steps"], "cut": [], "seconds": 1.0}, 80))
+    typed = shlex.split(console.export_text().replace("\\\n", ""))  # as a shell reads it
+    assert all(" ".join(step) in " ".join(typed) for step in document["steps"])

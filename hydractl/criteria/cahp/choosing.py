@@ -89,11 +89,7 @@ def decide(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Labels as positions among the classes that occur, and those classes.
-
-    Raises:
-        InputError: for fewer than two classes, or too few samples of one.
-    """
+    """Labels as positions among the classes that occur, and those classes."""
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")

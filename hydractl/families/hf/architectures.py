@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import AttentionLayout, State
-from hydractl.families.hf import relative
+from hydractl.families.hf import dinov3, relative
 from hydractl.families.hf.decoders import at_last, last_token, normed, pooled, problem_of
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
@@ -100,9 +100,13 @@ LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
     "electra": _BERT,
+    "ernie": _BERT,
+    "data2vec_text": _BERT,
+    "roberta_prelayernorm": replace(_BERT, norm="attention.LayerNorm"),
     "distilbert": _DISTILBERT,
     "vit": _VIT,
     "deit": _VIT,
+    "ijepa": _VIT,
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
@@ -111,6 +115,7 @@ LAYOUTS = {
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
+    "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
     "text_model": _CLIP,
@@ -149,6 +154,14 @@ def _class_token(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(base.layernorm(state.hidden)[:, 0, :])
 
 
+def _normed_head(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.LayerNorm(state.hidden))
+
+
+def _mean(model: Any, base: Any, state: State) -> Tensor:
+    return model.classifier(base.layernorm(state.hidden).mean(dim=1))
+
+
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
     hidden = base.layernorm(state.hidden)
     return (model.cls_classifier(hidden[:, 0, :]) + model.distillation_classifier(hidden[:, 1, :])) / 2
@@ -182,8 +195,13 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "XLMRobertaForSequenceClassification": ("roberta", _head),
     "CamembertForSequenceClassification": ("roberta", _head),
     "ElectraForSequenceClassification": ("electra", _head),
+    "ErnieForSequenceClassification": ("ernie", _pooler),
+    "Data2VecTextForSequenceClassification": ("data2vec_text", _head),
+    "RobertaPreLayerNormForSequenceClassification": ("roberta_prelayernorm", _normed_head),
     "DistilBertForSequenceClassification": ("distilbert", _pre_classifier),
     "ViTForImageClassification": ("vit", _class_token),
+    "ViTMSNForImageClassification": ("vit", _class_token),
+    "IJepaForImageClassification": ("ijepa", _mean),
     "DeiTForImageClassification": ("deit", _class_token),
     "DeiTForImageClassificationWithTeacher": ("deit", _two_tokens),
     "Dinov2ForImageClassification": ("dinov2", _token_and_mean),
@@ -201,24 +219,25 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
+    dinov3.NAME: ("model.attention", _class_token),
 }
 TWO_TOWERS = ("CLIPModel", "SiglipModel")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
 
-
-# Bodies that are not named like their classifier.
-_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
+"""Bodies that are not named like their classifier -> how its name starts."""
 
 
 def is_decoder(model: Any) -> bool:
     """Whether a token sees only those before it."""
-    return ARCHITECTURES[type(model).__name__][1] is last_token
+    name = type(model).__name__
+    return name in ARCHITECTURES and ARCHITECTURES[name][1] is last_token
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm") if hasattr(base, name)]
+    norms = [getattr(base, name) for name in ("layernorm", "final_norm", "norm", "LayerNorm") if hasattr(base, name)]
     return (norms[0] if norms else nn.Identity())(state.hidden)[:, 0]
 
 
@@ -229,10 +248,11 @@ def _last_token(model: Any, base: Any, state: State) -> Tensor:
 def readout_of(model: Any) -> tuple[Readout, int | None]:
     """What the library does after the last layer, and the number of first tokens it uses (None: all).
 
-    Of a body it is the first token, or of one without a class token their mean. Of decoders it is always the last,
-    whatever the number.
+    Of a body it is the first token, or the mean where there is none for that. Of decoders it is always the last one.
     """
     readout = ARCHITECTURES[type(model).__name__][1]
+    if readout is _mean:
+        return readout, None
     if not model.config.num_labels:
         if readout is _swin:
             return _swin_mean, None
@@ -260,7 +280,7 @@ def meta_model(config: Mapping[str, Any]) -> Any:
     """
     with torch.device("meta"):
         model = library_model(config)
-    _fill_buffers(model)
+    fill_buffers(model)
     _check_layers(model)
     return model.eval()
 
@@ -283,11 +303,16 @@ def library_model(config: Mapping[str, Any]) -> Any:
         library_config = cls.config_class.from_dict({**settings, "num_labels": labels or 2})
         _check_config(library_config, name)
         model = cls._from_config(library_config, attn_implementation=implementation(cls), dtype=torch.float32)
+        model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
         if not labels:
             for path in settings.get("absent", ()):
                 model.set_submodule(path, nn.Identity())
             model.config.num_labels = 0
     return model
+
+
+def _no_warning(*_: Any) -> None:
+    """In the place of a warning for which GPT-2 looks at the numbers of its inputs, which may be on the meta device."""
 
 
 def implementation(cls: Any) -> str:
@@ -308,7 +333,7 @@ def absent_from(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return absent
 
 
-def _fill_buffers(model: Any) -> None:
+def fill_buffers(model: Any) -> None:
     """Make the buffers real, with the numbers that the library itself gives them."""
     for module in model.modules():
         empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
@@ -321,7 +346,9 @@ def _fill_buffers(model: Any) -> None:
 def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
     for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
-        _check_counts(part, name)
+        check_counts(part, name)
+        if (problem := problem_of(part)) is not None:
+            raise InputError(f"this {name} is not supported: {problem}")
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
@@ -331,11 +358,10 @@ def _check_config(config: Any, name: str) -> None:
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:
         raise InputError(f"this {name} is not supported: it must choose one of several classes", problems=problems)
-    if (problem := problem_of(config)) is not None:
-        raise InputError(f"this {name} is not supported: {problem}")
 
 
-def _check_counts(config: Any, name: str) -> None:
+def check_counts(config: Any, name: str) -> None:
+    """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them."""
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", 1)
     image, patch = (getattr(config, key, None) for key in ("image_size", "patch_size"))
     if type(image) is int and type(patch) is int and patch > 0:
@@ -347,15 +373,18 @@ def _check_counts(config: Any, name: str) -> None:
         raise InputError(f"{name} has {shown(heads)} attention heads")
     if type(positions) is not int or not 0 < positions <= _MOST_POSITIONS:
         raise InputError(f"{name} takes {shown(positions)} tokens")
+    if (problem := problem_of(config)) is not None:
+        raise InputError(f"this {name} is not supported: {problem}")
 
 
 def _check_layers(model: Any) -> None:
     """Refuse attention that is not what the layout says, as in another version of the library."""
     for tower in towers_of(model):
-        _check_tower(type(model).__name__, *tower[1:])
+        check_tower(type(model).__name__, *tower[1:])
 
 
-def _check_tower(name: str, base: Any, layout: Layout) -> None:
+def check_tower(name: str, base: Any, layout: Layout) -> None:
+    """Refuse an encoder, of the class that ``name`` starts with, that is not what the layout says."""
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
@@ -364,14 +393,14 @@ def _check_tower(name: str, base: Any, layout: Layout) -> None:
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
             hint="pip install -U transformers",
         ) from error
+    kind = name.partition("For")[0].removesuffix("Model")
     # Attention that several classes have is named after none of them.
-    own = name.partition("For")[0].removesuffix("Text").removesuffix("Model") + layout.core_class
+    expected = [f"{one}{layout.core_class}" for one in (kind.removesuffix("Text"), kind, "")]
     for block, core in zip(blocks, cores, strict=True):
         projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
         linear = Conv1D if layout.heads.transposed else nn.Linear
-        expected = type(core).__name__ in (own, layout.core_class)
-        if not expected or any(type(p) is not linear for p in projections):
-            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {own}")
+        if type(core).__name__ not in expected or any(type(p) is not linear for p in projections):
+            raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
         width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
         if width and scale and not math.isclose(scale, width**-0.5):
             what = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({width})"
@@ -425,7 +454,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     if isinstance(name, str) and (name in ARCHITECTURES or name in TWO_TOWERS):
         return name
     body = re.fullmatch(r"(\w+?)(Model|For\w+)", name) if isinstance(name, str) else None
-    encoder = None if body is None else _BODIES.get(body[0], body[1])
+    encoder = None if body is None else OTHER_BODIES.get(body[0], body[1])
     if body and encoder in BODIES and hasattr(transformers, body[0]):
         return BODIES[encoder]
     raise InputError(

@@ -28,12 +28,18 @@ def problem_of(config: Any) -> str | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     each = [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
     by_length = sorted({*_BY_LENGTH} & {str(one.get("rope_type")) for one in each})
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {_FULL, _SLIDING}
+    window = getattr(config, "sliding_window", None)
     if keys is not None and (type(keys) is not int or keys < 1 or heads % keys):
         return f"{heads} heads cannot share {shown(keys)} heads of keys and values"
     if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens see those behind them too (use_bidirectional_attention)"
+    if kinds:
+        return f"its layers are {', '.join(sorted(map(shown, kinds)))}"
+    if window is not None and (type(window) is not int or window < 1):
+        return f"its tokens see {shown(window)} tokens"
     if by_length:
         return f"its rotary positions depend on the length of a text (rope_type {by_length[0]})"
     return None
@@ -72,8 +78,11 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
     back = back[:, None] - back[None]  # [T, T]: how far a key is behind a query
     visible = (back >= 0) if window is None else (back >= 0) & (back < window)
     visible = visible.expand(samples, 1, -1, -1)
-    # A token sees itself, also one of padding before a text, which nothing is read from: else it would see none.
-    return visible if seen is None else visible & (seen | (back == 0))
+    if seen is None:
+        return visible
+    visible = visible & seen
+    # Padding before a text would see nothing, which not every kernel can do. Nothing is read from it.
+    return visible | ((back == 0) & ~visible.any(dim=-1, keepdim=True))
 
 
 def _last(config: Any, ids: Tensor) -> Tensor:
@@ -111,19 +120,21 @@ def at_last(state: State, values: Tensor) -> Tensor:
 
 def last_token(model: Any, base: Any, state: State) -> Tensor:
     """As ``GenericForSequenceClassification`` of the library."""
-    return at_last(state, model.score(normed(base, state)))
+    return model.score(at_last(state, normed(base, state)))
 
 
 def pooled(model: Any, base: Any, state: State) -> Tensor:
     """As ``EuroBertForSequenceClassification`` of the library."""
     hidden, tokens = normed(base, state), state.context["tokens"]
+    late = model.classifier_pooling == "late"
+    if late:  # the library takes the mean of logits, which are linear in these features
+        hidden = model.activation(model.dense(hidden))
     if model.classifier_pooling == "bos":
-        return model.classifier(model.activation(model.dense(hidden[:, 0])))
-    weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
-    if model.classifier_pooling == "late":
-        hidden = model.classifier(model.activation(model.dense(hidden)))
-    mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-    return mean if model.classifier_pooling == "late" else model.classifier(model.activation(model.dense(mean)))
+        features = hidden[:, 0]
+    else:
+        weights = torch.ones_like(hidden[..., :1]) if tokens is None else tokens.unsqueeze(-1)  # [B, T, 1]
+        features = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+    return model.classifier(features if late else model.activation(model.dense(features)))
 
 
 def with_padding(config: Mapping[str, Any], padding: int, origin: str) -> dict[str, Any]:

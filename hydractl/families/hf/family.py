@@ -18,10 +18,11 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages, State, first_tokens
-from hydractl.families.hf import clip, relative
+from hydractl.families.hf import clip, dinov3, relative
 from hydractl.families.hf.architectures import (
     LAYOUTS,
     TWO_TOWERS,
+    Layout,
     absent_from,
     class_name,
     implementation,
@@ -37,6 +38,7 @@ from hydractl.families.hf.architectures import (
 )
 from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
 from hydractl.families.hf.inputs import (
+    TOKENIZER_FILES,
     image_collate,
     image_format,
     image_preprocess,
@@ -91,15 +93,15 @@ class _InPlace(nn.Module):
 
 _WEIGHTS = "model.safetensors"
 _OTHER_FILES = (
-    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES),
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    *("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
 _NEVER = (
     ("auto_map", "code of its own", "where its class is one of transformers itself, remove auto_map from config.json"),
     ("quantization_config", "quantized weights", "transformers writes plain ones: model.dequantize(), save_pretrained"),
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
+_PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
@@ -108,7 +110,7 @@ _OTHER_TASKS = (
     r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
 )
-_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\.(blocks\.\d+\.)?"
+_LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
     r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
@@ -121,20 +123,20 @@ class HFEncoder(ModelFamily):
     name = "hf"
     version = transformers.__version__
     parts = {  # noqa: RUF012 - as the protocol declares it
-        "embed": rf"({'|'.join(LAYOUTS)})\."
+        "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
         r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
-        rf"|({'|'.join(LAYOUTS)})\."
-        r"((pooler\.)?layernorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
+        rf"|(({'|'.join(LAYOUTS)})\.)?"
+        r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
         r"encoder\.LayerNorm)\.",
         "attention": rf"{_LAYER}(attention|attn|self_attn|relative_position_bias)\.",
         "mlp": rf"{_LAYER}(intermediate|output|ffn|mlp)\.",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
-        "patch": r"\w+\.embeddings\.patch_embeddings?\.",
+        "patch": r"(\w+\.)?embeddings\.patch_embeddings?\.",
         "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
-        "class_token": r"\w+\.embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
+        "class_token": r"(\w+\.)?embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
         "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
         "scale": r"logit_(scale|bias)$",
         "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
@@ -193,7 +195,7 @@ class HFEncoder(ModelFamily):
         """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
         document = dict(config)
         if config.get("num_labels") == 0:
-            document["architectures"] = [f"{class_name(config).partition('For')[0]}Model"]
+            document["architectures"] = [f"{class_name(config).partition('For')[0].removesuffix('Model')}Model"]
             del document["num_labels"]
             document.pop("absent", None)
         if labels is not None:
@@ -252,35 +254,25 @@ class HFEncoder(ModelFamily):
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        core: Any = model.get_submodule(site.path).get_submodule(layout_of(site.path).core)
-        if hasattr(core, "resid_dropout"):
-            return float(core.attn_dropout.p), float(core.resid_dropout.p)
-        rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
-        rate = getattr(rate, "p", rate)
-        return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+        return dropouts_of(model, site.path, layout_of(site.path))
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
         layout = layout_of(site.path)
         layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
-        attention = relative.stand_in(attention, layer) or _InPlace(attention)
-        if not layout.core:
-            super().install(model, site, attention)
-            return
-        block: Any = model.get_submodule(site.path)
-        setattr(block, layout.core, attention)
-        if layout.heads.out == "output.dense":
-            block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
 
     def stages(self, model: Any) -> list[Stages]:
         """Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
         if type(model).__name__ in TWO_TOWERS:
-            return clip.stages(model, _stem)
+            return clip.stages(model, encoder_stem)
+        if type(model).__name__ == dinov3.NAME:
+            return dinov3.stages(model)
         ((prefix, base, layout),), (readout, count) = towers_of(model), readout_of(model)
         layers = [layer for _, layer in layers_of(base, layout)]
         reads = None if count is None else first_tokens(count)
         if hasattr(base, "embeddings"):
-            begin, blocks = partial(_stem, base), [partial(_run, layer) for layer in layers]
+            begin, blocks = partial(encoder_stem, base), [partial(run_layer, layer) for layer in layers]
         else:
             kinds = kinds_of_layers(base.config)
             begin = partial(stem, base, is_decoder(model))
@@ -350,6 +342,8 @@ class HFEncoder(ModelFamily):
 
     def with_classes(self, config: Mapping[str, Any], classes: int) -> dict[str, Any]:
         """``num_labels``, and no more names of the old ones; a pooler where the body of a classifier has one."""
+        if class_name(config) == dinov3.NAME:
+            raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
@@ -372,7 +366,32 @@ class HFEncoder(ModelFamily):
         return {**config, key: rate}
 
 
-def _stem(base: Any, inputs: Any) -> State:
+def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, float]:
+    """As :meth:`HFEncoder.dropouts`, of the attention at ``path``."""
+    core: Any = model.get_submodule(path).get_submodule(layout.core)
+    if hasattr(core, "resid_dropout"):
+        return float(core.attn_dropout.p), float(core.resid_dropout.p)
+    rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
+    rate = getattr(rate, "p", rate)
+    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+
+
+def put_in_place(
+    model: nn.Module, path: str, layout: Layout, attention: nn.Module, stand_in: nn.Module | None = None
+) -> None:
+    """As :meth:`HFEncoder.install`, of the attention at ``path``; ``stand_in`` calls it where the library calls other
+    than usually."""
+    inside = stand_in or _InPlace(attention)
+    if not layout.core:
+        model.set_submodule(path, inside)
+        return
+    block: Any = model.get_submodule(path)
+    setattr(block, layout.core, inside)
+    if layout.heads.out == "output.dense":
+        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+
+
+def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
     pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
     if pixels is None:
@@ -401,7 +420,7 @@ def _stem(base: Any, inputs: Any) -> State:
     return State(hidden, context)
 
 
-def _run(layer: Any, state: State) -> State:
+def run_layer(layer: Any, state: State) -> State:
     context = state.context
     if "angles" not in context:
         return relative.run(layer, state)
@@ -411,7 +430,7 @@ def _run(layer: Any, state: State) -> State:
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    return getattr(layer, norm)(state.hidden) if norm else state.hidden
+    return layer.get_submodule(norm)(state.hidden) if norm else state.hidden
 
 
 def _is_text(preprocess: Mapping[str, Any]) -> bool:
@@ -433,7 +452,7 @@ def _kept(published: Mapping[str, Any], origin: str) -> dict[str, Any]:
     name = class_name(config)
     if name in TWO_TOWERS:
         return config
-    if config["architectures"] != [name]:  # a body, perhaps with the head of another task
+    if config["architectures"] != [name] or name == dinov3.NAME:  # a body, perhaps with the head of another task
         config |= {"architectures": [name], "num_labels": 0}
     if "num_labels" not in config:
         names = published.get("id2label")
@@ -502,7 +521,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
     (prefix, base, _), config = towers_of(model)[0], model.config
     if config.model_type not in _PROCESSORS:
         # RoBERTa counts positions from behind the padding token's number, MPNet from behind 1.
-        skipped = (config.pad_token_id or 0) + 1 if prefix == "roberta" else 2 if prefix == "mpnet" else 0
+        counted = prefix in ("roberta", "roberta_prelayernorm", "data2vec_text")
+        skipped = (config.pad_token_id or 0) + 1 if counted else 2 if prefix == "mpnet" else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
         positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
@@ -513,8 +533,8 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
-    """Height and width of the patch embedding; None for a model of texts."""
-    if model.config.model_type not in _PROCESSORS:
+    """Height and width of the patch embedding; None for a model of texts, and of images of any size."""
+    if model.config.model_type not in _PROCESSORS or type(model).__name__ == dinov3.NAME:
         return None
     _, base, _ = towers_of(model)[0]
     patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)

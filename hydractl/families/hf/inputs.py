@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ LONGEST_DEFAULT = 512
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
 """Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
 
+_PACKED, _MOST_UNPACKED = "zlib:", 1 << 27
 _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
 _NEEDED = {
@@ -40,12 +43,18 @@ _NEEDED = {
     "vocab_size": int,
 }
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
+)
+"""What a folder of the hub may hold of its tokenizer."""
+
 _LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
 _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 _PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
@@ -104,8 +113,7 @@ def text_preprocess(
     # Lengths are settings of a call; a file may still hold those of the last one.
     rust.no_truncation()
     rust.no_padding()
-    text = rust.to_str()
-    _check_size(text, folder)
+    text = _packed(rust.to_str(), folder)
     longest = int(min(tokenizer.model_max_length, positions))
     return {
         "kind": "text",
@@ -132,6 +140,15 @@ def _opened(folder: Path) -> Any:
     if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
         raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {named} removes")
     return tokenizer
+
+
+def tokenizer_of(preprocess: Any) -> Any:
+    """The tokenizer that :func:`text_preprocess` describes.
+
+    Raises:
+        InputError: for what describes none.
+    """
+    return _tokenizer(_settings(preprocess if isinstance(preprocess, Mapping) else {}))
 
 
 def text_collate(preprocess: Mapping[str, Any]) -> TextCollate:
@@ -168,7 +185,7 @@ class TextCollate:
         """Tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
 
         Raises:
-            InputError: for what is no text, and for one text alone.
+            InputError: for what is no text or has no token, and for one text alone.
         """
         if isinstance(samples, str):  # it would be read letter by letter
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
@@ -179,6 +196,9 @@ class TextCollate:
             batch = self._tokenizer(*columns, padding="longest", return_tensors="pt", **options)
         else:  # texts and pairs in one batch
             batch = self._tokenizer.pad([self._tokenizer(*row, **options) for row in rows], return_tensors="pt")
+        whole = batch["attention_mask"].bool().any(dim=1)
+        if not bool(whole.all()):  # of a tokenizer that adds none of its own
+            raise InputError(f"this text has no token that can be read: {shown(rows[int(whole.int().argmin())])}")
         return dict(batch)
 
     def cut(self, samples: Iterable[Any]) -> int:
@@ -216,8 +236,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], whole: bool) -> dict[st
     Raises:
         InputError: for preprocessing that describes no tokenizer.
     """
-    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
-    tokenizer, padding = _tokenizer(_settings(preprocess)), "max_length" if whole else "longest"
+    tokenizer, padding = tokenizer_of(preprocess), "max_length" if whole else "longest"
     options: dict[str, Any] = {"max_length": preprocess["max_length"], "truncation": True, "return_tensors": "pt"}
     return dict(tokenizer(list(texts), padding=padding, **options))
 
@@ -241,7 +260,7 @@ def write_tokenizer(folder: Path, preprocess: Mapping[str, Any]) -> None:
     document = {k: v for k, v in settings.items() if k not in ("json", "special_tokens", "vocab_size")}
     # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
     document |= {"tokenizer_class": "PreTrainedTokenizerFast", **settings["special_tokens"]}
-    (folder / "tokenizer.json").write_text(settings["json"] + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_unpacked(settings["json"]) + "\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
 
 
@@ -283,16 +302,38 @@ def _inside(value: Any) -> Iterator[dict[str, Any]]:
         yield from _inside(part)
 
 
-def _check_size(text: str, folder: Path) -> None:
-    """Refuse now what would make a checkpoint that cannot be opened again."""
-    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
-    size = len(canonical_json(canonical_json(text)).encode("utf-8"))
-    if size > MOST_BYTES:
+def _packed(text: str, folder: Path) -> str:
+    """A tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
+
+    Raises:
+        InputError: now, for one that would make a checkpoint that cannot be opened again.
+    """
+    packed = text
+    if _size(text) > MOST_BYTES:
+        packed = _PACKED + base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
+    if (size := _size(packed)) > MOST_BYTES:
         raise InputError(
             f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
             f"{MOST_BYTES / 2**20:.1f}",
             hint="remove the words that your texts do not use from the vocabulary, and their rows from the embeddings",
         )
+    return packed
+
+
+def _size(text: str) -> int:
+    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
+    return len(canonical_json(canonical_json(text)).encode("utf-8"))
+
+
+def _unpacked(text: str) -> str:
+    """The inverse of :func:`_packed`; a file that would fill the memory is refused."""
+    if not text.startswith(_PACKED):
+        return text
+    inflate = zlib.decompressobj()
+    inner = inflate.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True), _MOST_UNPACKED)
+    if not inflate.eof:
+        raise InputError(f"the stored tokenizer is cut off, or larger than {_MOST_UNPACKED / 2**20:.0f} MiB")
+    return inner.decode("utf-8")
 
 
 def _is_text(value: Any) -> bool:
@@ -327,9 +368,10 @@ def _settings(preprocess: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tokenizer(settings: Mapping[str, Any]) -> Any:
     """One tokenizer per description: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
-        _check_ids(json.loads(settings["json"]), "the stored tokenizer")
+        text = _unpacked(settings["json"])
+        _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizers.Tokenizer.from_str(settings["json"]),
+            tokenizer_object=tokenizers.Tokenizer.from_str(text),
             **settings["special_tokens"],
             **{k: settings[k] for k in _NEEDED if k not in ("json", "special_tokens", "vocab_size")},
         )

@@ -20,19 +20,39 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
+from hydractl.families import timm, timm_eva
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
+from hydractl.families.hf import family as hf
+from hydractl.families.hf.inputs import TOKENIZER_FILES, text_collate, write_tokenizer
+from hydractl.families.open_clip.hf_text import LAYOUT, TRANSFORMER, hf_text, is_of_transformers
+from hydractl.families.open_clip.hf_text import config_in as hf_text_config
 from hydractl.families.open_clip.inputs import (
+    cleaned,
     image_collate,
     image_preprocess,
+    own_tokenizer,
     pooled_at,
     published_preprocess,
+    text_settings,
     tokenizer_of,
+    tokens_of,
 )
-from hydractl.families.open_clip.models import SECTIONS, blocks_of, skeleton, text_stages, text_tower, visual_stages
+from hydractl.families.open_clip.models import (
+    DECODER,
+    SECTIONS,
+    TRUNK,
+    blocks_of,
+    library_model,
+    skeleton,
+    text_stages,
+    text_tower,
+    towers_of_coca,
+    visual_stages,
+)
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates, scaled_cosines
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config
-from hydractl.files.checkpoint import DictTensors
+from hydractl.files.checkpoint import DictTensors, MappedTensors, TensorSource
 from hydractl.heads.mask import Site
 
 _TOP = ("embed_dim", "quick_gelu", "custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
@@ -66,12 +86,12 @@ class OpenClip(ModelFamily):
         "mlp": rf"{_BLOCK}mlp\.",
         "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
         "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
-        r"|(text\.)?token_embedding\.",
+        r"|(text\.)?token_embedding\.|text\.cls_emb$",
     }
     named_parts = {  # noqa: RUF012 - as the protocol declares it
-        "patch": r"visual\.conv1\.",
-        "position": r"((visual|text)\.)?positional_embedding$",
-        "class_token": r"visual\.class_embedding$",
+        "patch": r"visual\.(conv1|trunk\.patch_embed)\.",
+        "position": r"((visual|text)\.)?positional_embedding$|visual\.trunk\.pos_embed$",
+        "class_token": r"visual\.(class_embedding|trunk\.(cls|reg)_token)$",
         "words": r"(text\.)?token_embedding\.",
         "scale": r"logit_(scale|bias)$",
     }
@@ -86,18 +106,29 @@ class OpenClip(ModelFamily):
         config = published.get("model_cfg")
         if not isinstance(config, dict):
             raise InputError(f"{folder / CONFIG} has no model_cfg")
+        coca, config = "multimodal_cfg" in config, towers_of_coca(config)
+        if (name := (config.get("text_cfg") or {}).get("hf_model_name")) is not None:
+            config["hf_config"] = hf_text_config(folder, name)
         model = skeleton(config)
         weights = folder / WEIGHTS
         hint = (
             "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
             f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
         )
+        tensors: TensorSource = published_weights(weights, hint)
+        if coca:
+            names = [name for name in tensors.names() if not name.startswith(DECODER)]
+            tensors = MappedTensors({name: tensors.info(name) for name in names}, tensors.read)
         return LoadedModel(
             arch=_arch_of(config),
             config=config,
-            tensors=published_weights(weights, hint),
-            preprocess=image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
+            tensors=tensors,
+            preprocess={
+                **image_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {}),
+                **({} if own_tokenizer(config) else {"texts": text_settings(folder, config)}),
+            },
             labels=None,
+            left=[f"{DECODER}*"] if coca else (),
         )
 
     def load_name(self, name: str, options: Mapping[str, Any], seed: int) -> LoadedModel:
@@ -113,14 +144,16 @@ class OpenClip(ModelFamily):
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
         published = _published(arch, tag)
-        skeleton(config)  # refuses what cannot be used before anything is fetched
+        if not config["text_cfg"].get("hf_model_name"):
+            skeleton(config)  # refuses what cannot be used before anything is fetched
         repo, file = os.path.split(published.get("hf_hub", ""))
         if not repo or file:
             raise InputError(
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS])
+        others = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
+        loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], others)
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
         if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
@@ -138,6 +171,12 @@ class OpenClip(ModelFamily):
         if published.get("quick_gelu"):
             config["quick_gelu"] = True
         config = _changed(config, options, name)
+        if not own_tokenizer(config):
+            raise InputError(
+                f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
+                f"{config['text_cfg']['hf_tokenizer_name']}",
+                hint="open a folder of model and tokenizer",
+            )
         model = skeleton(config)
         return LoadedModel(
             arch=_arch_of(config),
@@ -152,10 +191,16 @@ class OpenClip(ModelFamily):
     ) -> str:
         """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
 
-        open_clip's tokenizer comes with the library, and its folders know no class names.
+        Beside it, of towers and tokenizers of transformers, what transformers reads of them. open_clip's own tokenizer
+        comes with the library, and its folders know no class names.
         """
-        document = {"model_cfg": dict(config), "preprocess_cfg": published_preprocess(preprocess)}
+        published = {key: value for key, value in config.items() if key != "hf_config"}
+        document = {"model_cfg": published, "preprocess_cfg": published_preprocess(preprocess)}
         write_config(folder / CONFIG, document)
+        if "hf_config" in config:
+            write_config(folder / "config.json", config["hf_config"])
+        if "texts" in preprocess:
+            write_tokenizer(folder, preprocess["texts"])
         return WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
@@ -168,6 +213,14 @@ class OpenClip(ModelFamily):
         """``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn`` and so on."""
         sites = []
         for path, block in blocks_of(skeleton(config)):
+            if path.startswith(TRUNK):
+                sites.append(dataclasses.replace(timm_eva.site(f"{path}.attn", block.attn), tower="visual"))
+                continue
+            if is_of_transformers(path):
+                attention, width = block.attention.self, block.attention.output.dense.out_features
+                sizes = attention.num_attention_heads, attention.attention_head_size, width
+                sites.append(Site(f"{path}.{LAYOUT.block}", *sizes, "text"))
+                continue
             width, heads = block.attn.out_proj.in_features, block.attn.num_heads
             tower = "visual" if path.startswith("visual.") else "text"
             sites.append(Site(f"{path}.attn", heads, width // heads, width, tower))
@@ -185,22 +238,45 @@ class OpenClip(ModelFamily):
         Where no token behind the end of a text counts (a causal tower that pools there), what lies behind the longest
         of these texts is left out: the features are the same, for a small part of the work.
         """
-        texts = filled_templates(labels, templates)
-        text = tokenizer_of(config)(texts)
-        tower = text_tower(skeleton(config))
-        if tower.ends_early:
+        text, model = tokens_of(config, preprocess, filled_templates(labels, templates)), skeleton(config)
+        if own_tokenizer(config) and not hf_text(model) and (tower := text_tower(model)).ends_early:
             text = text[:, : int(pooled_at(text, tower.pool, tower.eos).max()) + 1]
         return {"text": text.reshape(len(labels), len(templates), -1)}
 
+    def layout(self, site: Site) -> AttentionLayout:
+        """Of a tower of another library as of the family of that library."""
+        if is_of_transformers(site.path):
+            return LAYOUT.heads
+        return timm_eva.LAYOUTS[site.layout] if site.path.startswith(TRUNK) else self.attention
+
+    def part(self, name: str, sites: Sequence[Site]) -> str:
+        """Of a tower of another library as of the family of that library."""
+        if is_of_transformers(name):
+            return hf.FAMILY.part(f"bert.{name.removeprefix(TRANSFORMER)}", sites)
+        if name.startswith(TRUNK):
+            return timm.FAMILY.part(name.removeprefix(TRUNK), sites)
+        return super().part(name, sites)
+
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Rates of the attention weights and of the output; no configuration of open_clip sets them."""
+        if site.path.startswith(TRUNK):
+            return timm.FAMILY.dropouts(model, site)
+        if is_of_transformers(site.path):
+            return hf.dropouts_of(model, site.path, LAYOUT)
         attention: Any = model.get_submodule(site.path)
         if isinstance(attention, nn.MultiheadAttention):
             return attention.dropout, 0.0
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace ``resblocks.N.attn``."""
+        """Replace ``resblocks.N.attn``, or ``blocks.N.attn`` of timm."""
+        if site.path.startswith(TRUNK):
+            inner = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
+            timm.FAMILY.install(model.visual.trunk, inner, attention)  # type: ignore[union-attr,arg-type]
+            return
+        if is_of_transformers(site.path):
+            hf.put_in_place(model, site.path, LAYOUT, attention)
+            return
         block: Any = model.get_submodule(site.path.removesuffix(".attn"))
         super().install(model, site, _InPlace(attention) if isinstance(block, ResidualAttentionBlock) else attention)
 
@@ -220,6 +296,8 @@ class OpenClip(ModelFamily):
 
     def collate(self, preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
         """open_clip's own evaluation transform on PIL images; returns ``[B, 3, H, W]``."""
+        if "texts" in preprocess:
+            text_collate(preprocess["texts"])  # refuses what it does not understand
         return image_collate(preprocess)
 
     def example_inputs(self, preprocess: Mapping[str, Any], batch: int, seed: int) -> Tensor:
@@ -234,13 +312,16 @@ class OpenClip(ModelFamily):
 
     def drawn(self, config: Mapping[str, Any]) -> nn.Module:
         """By open_clip's own initialisation."""
-        settings = {key: value for key, value in config.items() if key != "custom_text"}
-        return type(skeleton(config))(**settings)
+        skeleton(config)  # refuses what cannot be built
+        return library_model(config)
 
     def too_long(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[int, int]:
-        """By open_clip's own tokenizer, whose marks of start and end count."""
+        """By open_clip's own tokenizer or that of the checkpoint, whose marks of start and end count."""
+        if not own_tokenizer(config):
+            collate = text_collate(preprocess["texts"])
+            return collate.cut(cleaned(config, texts)), collate.max_length
         tokenizer = tokenizer_of(config)
         most = tokenizer.context_length
         return sum(len(tokenizer.encode(text)) + 2 > most for text in texts), most
@@ -260,9 +341,11 @@ class OpenClip(ModelFamily):
     adds_dropout = True
 
     def add_dropout(self, model: Any, rate: float) -> None:
-        """Behind ``ls_1`` and ``ls_2`` of the visual blocks: what these give is added to the residual stream."""
-        for block in model.visual.transformer.resblocks:
-            for name in ("ls_1", "ls_2"):
+        """Behind ``ls_1`` and ``ls_2`` of the visual blocks (of timm's, ``drop_path1`` and ``drop_path2``): what these
+        give is added to the residual stream."""
+        trunk = getattr(model.visual, "trunk", None)
+        for block in model.visual.transformer.resblocks if trunk is None else trunk.blocks:
+            for name in ("ls_1", "ls_2") if trunk is None else ("drop_path1", "drop_path2"):
                 setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(rate).eval()))
 
 
@@ -284,7 +367,7 @@ def _known_config(arch: str) -> dict[str, Any]:
             f"open_clip {open_clip.__version__} has no architecture {arch!r}",
             hint=f"near names: {', '.join(near)}" if near else listing,
         )
-    return open_clip.get_model_config(arch)
+    return towers_of_coca(open_clip.get_model_config(arch))
 
 
 def _published(arch: str, tag: str) -> Mapping[str, Any]:
@@ -327,12 +410,12 @@ def _arch_of(config: Mapping[str, Any]) -> str:
 
 @cache
 def _known_architectures() -> dict[str, Any]:
-    return {name: _filled(open_clip.get_model_config(name)) for name in open_clip.list_models()}
+    return {name: _filled(_known_config(name)) for name in open_clip.list_models()}
 
 
 def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration in which every setting is there, so that two of the same model are equal."""
-    filled = {key: value for key, value in config.items() if value not in (None, False)}
+    filled = {key: value for key, value in config.items() if value not in (None, False) and key != "hf_config"}
     return filled | {section: dataclasses.asdict(cls(**config[section])) for section, cls in SECTIONS.items()}
 
 

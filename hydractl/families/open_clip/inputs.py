@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
+from open_clip.tokenizer import get_clean_fn
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
+from hydractl.families.hf.inputs import prompt_tokens, text_preprocess
+from hydractl.families.hf.inputs import tokenizer_of as hf_tokenizer
 from hydractl.families.pixels import images_of, in_mode, is_size
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import canonical_json, shown
@@ -25,6 +29,8 @@ _CHOICES = {
     "resize_mode": ("shortest", "longest", "squash"),
 }
 _FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
+_CLEANED = ("canonicalize", "lower", "whitespace")
+_HF_TOKENIZER = ("clean", "strip_sep_token")
 # The other settings of the tokenizer name a file of this machine, or drop words by chance.
 _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 
@@ -112,6 +118,51 @@ def _is_number(value: Any) -> bool:
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def own_tokenizer(config: Mapping[str, Any]) -> bool:
+    """Whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
+    return not config["text_cfg"].get("hf_tokenizer_name")
+
+
+def text_settings(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.inputs.text_preprocess`.
+
+    Raises:
+        InputError: for a folder without one, and for one of another model.
+    """
+    text = config["text_cfg"]
+    _hf_settings(text)
+    length = text.get("context_length", 77)
+    vocabulary = config["hf_config"]["vocab_size"] if text.get("hf_model_name") else text.get("vocab_size", 49408)
+    texts = text_preprocess(folder, length, vocabulary, ("input_ids",))
+    texts["max_length"] = texts["tokenizer"]["model_max_length"] = length  # the library asks no tokenizer
+    return texts
+
+
+def _hf_settings(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = text.get("tokenizer_kwargs") or {}
+    plain = isinstance(settings, Mapping) and set(settings) <= set(_HF_TOKENIZER)
+    if not plain or settings.get("clean", "whitespace") not in _CLEANED:
+        hint = f"supported: {', '.join(_HF_TOKENIZER)}, to clean by {', '.join(_CLEANED)}"
+        raise InputError(f"the settings of its HFTokenizer are not supported: {shown(settings)}", hint=hint)
+    return settings
+
+
+def cleaned(config: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
+    """Texts as open_clip gives them to a tokenizer of transformers."""
+    clean = get_clean_fn(_hf_settings(config["text_cfg"]).get("clean", "whitespace"))
+    return [clean(text) for text in texts]
+
+
+def tokens_of(config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]) -> Tensor:
+    """Tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer`` does it."""
+    if own_tokenizer(config):
+        return tokenizer_of(config)(list(texts))
+    ids = prompt_tokens(preprocess.get("texts"), cleaned(config, texts), whole=True)["input_ids"]
+    if config["text_cfg"].get("tokenizer_kwargs", {}).get("strip_sep_token"):
+        ids = torch.where(ids == hf_tokenizer(preprocess["texts"]).sep_token_id, 0, ids)
+    return ids
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.timm_model import TimmModel
 from open_clip.transformer import (
     Attention,
     CustomResidualAttentionBlock,
@@ -22,21 +23,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
+from hydractl.families import timm
 from hydractl.families.base import Stages, State, first_tokens
-from hydractl.families.open_clip.inputs import tokenizer_of
+from hydractl.families.open_clip.hf_text import (
+    LAYOUT,
+    TRANSFORMER,
+    check_config,
+    hf_text,
+    is_of_transformers,
+    named,
+    obstacles,
+    stages,
+)
+from hydractl.families.open_clip.inputs import own_tokenizer, tokenizer_of
 from hydractl.families.prompts import mean_features
 from hydractl.families.reading import kept, refused_as
 from hydractl.jsonio import shown
 
 SECTIONS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
 _MOST_LAYERS, _MOST_TOKENS = 1000, 1 << 12  # the causal mask holds the square of the latter
-_SUPPORTED = "supported are CLIP and CustomTextCLIP with open_clip's own two transformers, such as ViT-B-32 or ViT-L-14"
+_SUPPORTED = (
+    "supported are CLIP and CustomTextCLIP of open_clip's own transformers, or with a ViT or Eva of timm for images: "
+    "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
+)
+TRUNK = "visual.trunk."
+"""How the names start of what an image tower of timm is built of."""
+DECODER = "text_decoder."
+"""How the names of what a CoCa has beside its two towers start."""
 # Settings that make open_clip build something else than its own transformers, and what that is.
 _FOREIGN = (
-    ("vision_cfg", "timm_model_name", "its visual tower is a TimmModel"),
-    ("text_cfg", "hf_model_name", "its text tower is an HFTextEncoder"),
-    ("text_cfg", "hf_tokenizer_name", "its texts are read by an HFTokenizer"),
-    ("text_cfg", "embed_cls", "its TextTransformer pools at a class token of its own (embed_cls), as CoCa does"),
+    ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
     ("vision_cfg", "output_tokens", "its VisionTransformer gives tokens beside features (output_tokens)"),
     ("text_cfg", "output_tokens", "its TextTransformer gives tokens beside features (output_tokens)"),
 )
@@ -68,7 +84,8 @@ def text_tower(model: Any) -> TextTower:
     """The text tower of a model."""
     if isinstance(model, open_clip.CLIP):
         return TextTower(model, "", model.text_pool_type, getattr(model, "text_eos_id", None))
-    return TextTower(model.text, "text.", model.text.pool_type, getattr(model.text, "eos_id", None))
+    pool = model.text.pool_type if model.text.cls_emb is None else "last"
+    return TextTower(model.text, "text.", pool, getattr(model.text, "eos_id", None))
 
 
 @kept
@@ -79,17 +96,40 @@ def skeleton(config: dict[str, Any]) -> Any:
         InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
     """
     _check_config(config)
-    custom = config.pop("custom_text", False)
     with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
-        model: Any = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config, cast_dtype=None)
-    for reason in _obstacles(model):
+        model = library_model(config)
+    for reason in _obstacles(model, config):
         raise _refusal(type(model).__name__, reason)
-    holder = text_tower(model).module
-    if holder.attn_mask is not None:
+    if isinstance(model.visual, TimmModel):
+        timm.fill_buffers(model.visual.trunk)
+    holder = None if hf_text(model) else text_tower(model).module
+    if holder is not None and holder.attn_mask is not None:
         # The one buffer. CLIP throws away the TextTransformer that knows how to make it.
         tokens = SimpleNamespace(num_pos=holder.positional_embedding.shape[0])
         holder.attn_mask = TextTransformer.build_causal_mask(tokens)
     return model.eval()
+
+
+def library_model(config: Mapping[str, Any]) -> Any:
+    """The library's model of a configuration, on the default device, with weights of its own initialisation."""
+    custom = config.get("custom_text") or config["text_cfg"].get("hf_model_name")
+    settings = {key: value for key, value in config.items() if key not in ("custom_text", "hf_config")}
+    if "timm_model_name" in config["vision_cfg"]:  # the library would ask the hub for weights
+        settings["vision_cfg"] = {**config["vision_cfg"], "timm_model_pretrained": False}
+    with named(config["text_cfg"], config.get("hf_config")) as text:
+        settings["text_cfg"] = text
+        return (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**settings, cast_dtype=None)
+
+
+def towers_of_coca(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; of any other model its own.
+
+    Left out is the decoder that writes captions: it attends across the towers, and no classifier by names needs it.
+    """
+    if "multimodal_cfg" not in config:
+        return dict(config)
+    towers = {section: {**config[section], "output_tokens": False} for section in SECTIONS if section in config}
+    return {k: v for k, v in config.items() if k not in ("multimodal_cfg", "pad_id")} | towers | {"custom_text": True}
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
@@ -98,11 +138,11 @@ def _check_config(config: Mapping[str, Any]) -> None:
         if not isinstance(config.get(section), Mapping):
             raise InputError(f"the configuration of the model has no {section}")
     vision, text = config["vision_cfg"], config["text_cfg"]
-    if "multimodal_cfg" in config:
-        raise _refusal("CoCa", "its MultimodalTransformer attends across towers")
     name = "CustomTextCLIP" if config.get("custom_text") or text.get("hf_model_name") else "CLIP"
     if isinstance(vision.get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
+    if text.get("embed_cls") and name == "CLIP":
+        raise _refusal(name, "its TextTransformer has a class token (embed_cls), which CLIP leaves out")
     for section, key, reason in _FOREIGN:
         if config[section].get(key):
             raise _refusal(name, reason)
@@ -116,32 +156,57 @@ def _check_config(config: Mapping[str, Any]) -> None:
         problems.append(f"text_cfg has a context of {shown(length)} tokens")
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
+    if text.get("hf_model_name") and (problem := check_config(config.get("hf_config"))) is not None:
+        raise _refusal(name, problem)
+    if not own_tokenizer(config):
+        return
     vocabulary, known = text.get("vocab_size", 49408), tokenizer_of(config).vocab_size
     if type(vocabulary) is not int or vocabulary < known:
         raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
 
 
-def _obstacles(model: Any) -> Iterator[str]:
+def _obstacles(model: Any, config: Mapping[str, Any]) -> Iterator[str]:
     """Reasons why the heads of a built model cannot be separated, or its features not be compared."""
-    visual, text = model.visual, text_tower(model)
-    if type(visual) is not VisionTransformer:
+    visual, width = model.visual, config["embed_dim"]
+    if isinstance(visual, TimmModel):
+        yield from _trunk_obstacles(visual, width)
+    elif type(visual) is not VisionTransformer:
         yield f"its visual tower is a {type(visual).__name__}"
         return
-    if text.prefix and type(text.module) is not TextTransformer:
-        yield f"its text tower is a {type(text.module).__name__}"
-        return
-    if visual.pool_type == "none":
+    elif visual.pool_type == "none":
         what = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
         yield f"its VisionTransformer has {what}, so there is no one feature of an image"
+    if (encoder := hf_text(model)) is not None:
+        yield from obstacles(encoder)
+    else:
+        yield from _text_obstacles(text_tower(model), config)
+    for path, block in blocks_of(model):
+        if not (path.startswith(TRUNK) or is_of_transformers(path)):
+            yield from _block_obstacles(path, block)
+
+
+def _text_obstacles(text: TextTower, config: Mapping[str, Any]) -> Iterator[str]:
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     eos = tokenizer_of({"text_cfg": {}}).eot_token_id
-    if text.pool == "eos" and text.eos != eos:
+    if text.pool == "eos" and text.eos != eos and own_tokenizer(config):
         yield f"its TextTransformer pools at token {text.eos}, open_clip's SimpleTokenizer ends a text with {eos}"
-    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != visual.proj.shape[1]:
+    if text.module.text_projection is None and text.module.ln_final.weight.shape[0] != config["embed_dim"]:
         yield "its TextTransformer has no projection, and another width than the features of images"
-    for path, block in blocks_of(model):
-        yield from _block_obstacles(path, block)
+
+
+def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
+    """Of an image tower of timm, as the family of timm reads it; ``width`` is that of the features."""
+    try:
+        timm.check_model(visual.trunk)
+    except InputError as error:
+        yield f"its visual tower is a TimmModel: {error.message}"
+        return
+    size = visual.trunk.patch_embed.img_size
+    if size is not None and tuple(size) != tuple(visual.image_size):
+        yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"
+    if not len(visual.head) and not visual.trunk.num_classes and visual.trunk.num_features != width:
+        yield f"its timm tower has features of {visual.trunk.num_features} numbers and no projection to {width}"
 
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
@@ -164,12 +229,16 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """Module path and block, visual tower first."""
-    text = text_tower(model)
-    return [
-        (f"{prefix}transformer.resblocks.{index}", block)
-        for prefix, tower in (("visual.", model.visual), (text.prefix, text.module))
-        for index, block in enumerate(tower.transformer.resblocks)
-    ]
+    if isinstance(model.visual, TimmModel):
+        images = f"{TRUNK}blocks", model.visual.trunk.blocks
+    else:
+        images = "visual.transformer.resblocks", model.visual.transformer.resblocks
+    if (encoder := hf_text(model)) is not None:
+        texts = f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer
+    else:
+        tower = text_tower(model)
+        texts = f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks
+    return [(f"{start}.{index}", block) for start, blocks in (images, texts) for index, block in enumerate(blocks)]
 
 
 def _refusal(name: str, reason: str) -> InputError:
@@ -179,8 +248,11 @@ def _refusal(name: str, reason: str) -> InputError:
 # --- towers in stages ------------------------------------------------------------------------------------------------
 
 
-def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden, attn_mask=state.context.get("attn_mask")), state.context)
+def _run(block: Any, state: State) -> State:
+    mask = state.context.get("attn_mask")
+    if mask is not None and mask.dim() == 4 and isinstance(block.attn, nn.MultiheadAttention | Attention):
+        mask = mask.expand(-1, block.attn.num_heads, -1, -1).flatten(0, 1)  # [B, 1, T, T] -> [B * heads, T, T]
+    return State(block(state.hidden, attn_mask=mask), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -190,6 +262,8 @@ def _attention_input(block: Any, state: State) -> Tensor:
 def visual_stages(model: Any) -> Stages:
     """Stem and pooling are the library's own."""
     visual = model.visual
+    if isinstance(visual, TimmModel):
+        return _trunk_stages(visual)
 
     def readout(state: State) -> Tensor:
         pooled, _ = visual._pool(state.hidden)
@@ -209,30 +283,51 @@ def visual_stages(model: Any) -> Stages:
     )
 
 
+def _trunk_stages(visual: TimmModel) -> Stages:
+    """Of an image tower of timm: those of the family of timm, and the projection behind them."""
+    (trunk,) = timm.FAMILY.stages(visual.trunk)
+    return dataclasses.replace(
+        trunk,
+        block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
+        stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
+        readout=lambda state: F.normalize(visual.head(trunk.readout(state)), dim=-1),
+        tower="visual",
+        prefixes=("visual.",),
+    )
+
+
 def text_stages(model: Any) -> Stages:
     """As ``encode_text`` of the library, and its ``build_zero_shot_classifier`` over the prompts of a class."""
+    if (encoder := hf_text(model)) is not None:
+        return stages(encoder)
     tower = text_tower(model)
     holder, prefix = tower.module, tower.prefix
+    own_end = getattr(holder, "cls_emb", None)
 
     def stem(inputs: Mapping[str, Tensor]) -> State:
-        text = inputs["text"]
-        tokens = text.shape[-1]
+        text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
         # Written out, because the library's own stem asks the first block for its dtype, which may be another's.
-        hidden = holder.token_embedding(text.flatten(0, 1)) + holder.positional_embedding[:tokens]
-        mask = holder.attn_mask
+        hidden = holder.token_embedding(text)
+        if own_end is not None:
+            hidden = torch.cat([hidden, own_end.expand(len(text), 1, -1)], dim=1)
+        tokens = hidden.shape[1]
+        hidden, mask = hidden + holder.positional_embedding[:tokens], holder.attn_mask
         mask = None if mask is None else mask[:tokens, :tokens].to(hidden.dtype)
-        return State(hidden, {"text": text, "attn_mask": mask})
+        if own_end is not None:  # no token sees padding: the library's mask, which is the same for every head
+            padding = holder._build_additive_mask(text, tokens, hidden.dtype).unflatten(0, (len(text), -1))[:, :1]
+            mask = padding if mask is None else mask + padding
+        return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
     blocks = holder.transformer.resblocks
     return Stages(
         stem=stem,
         blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
-        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
+        stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=lambda state: _pooled_tokens(tower, state),
-        per_sample=("text",),
+        per_sample=("text",) if own_end is None else ("text", "attn_mask"),
         tower="text",
         of_labels=True,
         prefixes=(
@@ -262,5 +357,5 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
     """The position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
     text = state.context["text"].flatten(0, 1)
-    positions = torch.arange(text.shape[1], device=text.device).expand(len(text), -1)
+    positions = torch.arange(state.hidden.shape[1], device=text.device).expand(len(text), -1)
     return text_global_pool(positions[:, :, None], text, tower.pool, eos_token_id=tower.eos)

@@ -10,11 +10,13 @@ equations 1 and 5.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hydractl.model.projections import Packing
+from hydractl.model.projections import Packing, is_linear
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters.base import added_names
 
@@ -88,14 +90,12 @@ class BatchEnsemble:
         return added_names(model) | _biases(model)
 
 
-def _mlp_layers(model: HydraModel) -> list[nn.Linear]:
+def _mlp_layers(model: HydraModel) -> list[Any]:
     blocks = tuple(f"{path}." for path in model.block_paths)
     return [
         module
         for path, module in model.networks[0].named_modules()
-        if path.startswith(blocks)
-        and isinstance(module, nn.Linear)
-        and model.family.part(f"{path}.weight", model.sites) == "mlp"
+        if path.startswith(blocks) and is_linear(module) and model.family.part(f"{path}.weight", model.sites) == "mlp"
     ]
 
 

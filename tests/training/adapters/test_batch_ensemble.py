@@ -30,6 +30,7 @@ from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, tra
 STD = 0.3
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
@@ -104,6 +105,17 @@ def scaled(model: HydraModel, reference: Any, variant: str) -> list[Scaled]:
             made.append(Scaled(reference.get_submodule(name), r, s))
             setattr(reference.get_submodule(parent), leaf, made[-1])
     return made
+
+
+def test_layers_of_transposed_weights_have_factors() -> None:
+    reference = stock("gpt2")
+    model = build_model(source_of(reference, "gpt2"))
+    BatchEnsemble(STD).add(model, seed=4)
+    after, before = model.stock_tensors(), reference.state_dict()
+    for name in ("mlp.c_fc.weight", "mlp.c_proj.weight", "attn.c_proj.weight"):
+        ratio = after[f"transformer.h.1.{name}"] / before[f"transformer.h.1.{name}"]
+        assert not torch.allclose(ratio, torch.ones_like(ratio), atol=0.1)
+        assert float(torch.linalg.svdvals(ratio)[1]) < 1e-3, "a product of two vectors"
 
 
 @pytest.mark.parametrize("variant", LAYERS)

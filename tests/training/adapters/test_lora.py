@@ -26,6 +26,7 @@ from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, tra
 R, ALPHA = 2, 6.0
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)

@@ -1,0 +1,126 @@
+"""open_clip's text towers of transformers, read as the family of transformers reads them: BERT, RoBERTa, XLM-RoBERTa.
+
+open_clip only names such a tower; what it looks like says the ``config.json`` of transformers, which a folder holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
+from open_clip.hf_model import HFTextEncoder
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from hydractl.errors import InputError
+from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.hf.architectures import LAYOUTS, check_counts, check_tower, fill_buffers, without_traces
+from hydractl.families.hf.family import encoder_stem, run_layer
+from hydractl.families.prompts import mean_features
+from hydractl.families.reading import read_config, write_config
+from hydractl.jsonio import shown
+
+TRANSFORMER = "text.transformer."
+"""How the names start of what such a tower is built of."""
+LAYOUT = LAYOUTS["bert"]
+_KINDS = ("bert", "roberta", "xlm-roberta")
+_POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}  # tokens that they look at
+
+
+def hf_text(model: Any) -> HFTextEncoder | None:
+    """The text tower of a model, if it is one of transformers."""
+    text = getattr(model, "text", None)
+    return text if isinstance(text, HFTextEncoder) else None
+
+
+def is_of_transformers(name: str) -> bool:
+    """Whether a module or parameter of this name is one of transformers' text tower, not of open_clip's own."""
+    return name.startswith(TRANSFORMER) and not name.startswith(f"{TRANSFORMER}resblocks.")
+
+
+def config_in(folder: Path, name: str) -> dict[str, Any]:
+    """The configuration of the text tower that a folder names.
+
+    Raises:
+        InputError: where its ``config.json`` is not there.
+    """
+    config = read_config(folder / "config.json")
+    if config is None or "model_type" not in config:
+        raise InputError(
+            f"the text tower in {folder} is transformers' {shown(name)}, whose config.json is not there",
+            hint=f"transformers.AutoConfig.from_pretrained({name!r}).save_pretrained({str(folder)!r}) writes it",
+        )
+    return without_traces(config)
+
+
+def check_config(config: Any) -> str | None:
+    """Why a text tower cannot be built of a configuration, or None; before it is built."""
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    if kind not in _KINDS:
+        return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
+    settings = transformers.AutoConfig.for_model(**{**config, "model_type": kind})
+    check_counts(settings, str(kind))
+    if settings.is_decoder or getattr(settings, "position_embedding_type", None) not in (None, "absolute"):
+        return f"its text tower is a {kind} that is a decoder or has no absolute positions"
+    return None
+
+
+@contextlib.contextmanager
+def named(text_cfg: Mapping[str, Any], config: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The ``text_cfg`` of open_clip that names a folder with the configuration, from which the library builds it."""
+    if config is None:
+        yield dict(text_cfg)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder) / "config.json", config)
+        yield {**text_cfg, "hf_model_name": folder, "hf_model_pretrained": False}
+
+
+def obstacles(text: HFTextEncoder) -> Iterator[str]:
+    """Reasons why a built tower cannot be used."""
+    pooler = type(text.pooler).__name__
+    if pooler not in _POOLERS:
+        yield f"its text tower ends in a {pooler}, expected {', '.join(_POOLERS)}"
+    if not hasattr(text, "proj"):
+        yield "its text tower has no projection"
+    check_tower(type(text.transformer).__name__, text.transformer, LAYOUT)
+    fill_buffers(text.transformer)
+
+
+def stages(text: HFTextEncoder) -> Stages:
+    """As ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class."""
+    base: Any = text.transformer
+    layers, count = base.encoder.layer, _POOLERS[type(text.pooler).__name__]
+    return Stages(
+        stem=partial(_stem, base),
+        blocks=[partial(run_layer, layer) for layer in layers],
+        block_paths=[f"{TRANSFORMER}{LAYOUT.layers}.{index}" for index in range(len(layers))],
+        stem_prefixes=(f"{TRANSFORMER}embeddings.",),
+        readout=partial(_class_features, text),
+        attention_inputs=[lambda state: state.hidden] * len(layers),
+        reads=None if count is None else first_tokens(count),
+        per_sample=("text", "tokens", "attention_mask"),
+        tower="text",
+        of_labels=True,
+        prefixes=("text.",),
+    )
+
+
+def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
+    text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
+    tokens = (text != base.config.pad_token_id).long()
+    state = encoder_stem(base, {"input_ids": text, "attention_mask": tokens})
+    return State(state.hidden, {**state.context, "text": inputs["text"], "tokens": tokens})
+
+
+def _class_features(text: Any, state: State) -> Tensor:
+    """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    pooler = text.transformer.pooler
+    output = BaseModelOutputWithPooling(state.hidden, None if pooler is None else pooler(state.hidden))
+    features = text.proj(text.pooler(output, state.context["tokens"]))
+    return mean_features(features, state.context["text"].shape[1])

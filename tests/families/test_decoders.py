@@ -1,0 +1,336 @@
+"""Decoders as classifiers: heads that share keys and values, causal masks, and the last token, against transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydractl.criteria import get_criterion
+from hydractl.criteria.base import Calibration
+from hydractl.errors import InputError
+from hydractl.families.hf.family import FAMILY
+from hydractl.files.checkpoint import DictTensors, MappedTensors
+from hydractl.files.description import Description
+from hydractl.files.header import tensor_info
+from hydractl.fusion.plan import common_heads, plan_fusion
+from hydractl.heads.mask import HeadMask
+from hydractl.log import Log
+from hydractl.model.cost import cost_of
+from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import open_source
+from tests.pico import (
+    HF,
+    close,
+    inputs,
+    logits,
+    mask_of,
+    prune_source,
+    published,
+    shared_stock,
+    source_of,
+    stock,
+    zero_columns,
+)
+
+KEPT = [[0, 2, 3], [1], [0, 1, 3]]
+"""Of the first two heads, which share keys and values, and of the last two."""
+
+
+def labels() -> torch.Tensor:
+    return torch.tensor([3, 0, 1])
+
+
+def calibration() -> Calibration:
+    batch = inputs("llama")
+    return Calibration(lambda: iter([(batch, labels())]), 3, 0, Log())
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def padded_left(variant: str) -> dict[str, torch.Tensor]:
+    lengths = (~inputs(variant)["attention_mask"].bool()).sum(1).tolist()
+    return {
+        name: torch.stack([row.roll(shift) for row, shift in zip(rows, lengths, strict=True)])
+        for name, rows in inputs(variant).items()
+    }
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "mistral", "gemma3"])
+@torch.no_grad()
+def test_padding_on_either_side_one_text_and_no_mask(variant: str) -> None:
+    reference, source = shared_stock(variant), source_of(shared_stock(variant), variant)
+    model = build_model(source)
+    left, right = padded_left(variant), inputs(variant)
+    unseen = {**right, "input_ids": right["input_ids"].clamp(min=5)}  # the last token is one that the mask hides
+    if "sliding_window" in HF[variant][2]:  # within the window there is nothing to see
+        unseen = left
+    for batch in (left, unseen, {"input_ids": right["input_ids"]}, {k: v[1:2, :4] for k, v in right.items()}):
+        close(model.member_logits(batch)[0], logits(reference, batch))
+    # Padding behind a text changes nothing; before it the positions move, and what came before stays unseen.
+    close(model.member_logits({k: v[1:2, :4] for k, v in right.items()})[0], model.member_logits(right)[0, 1:2])
+    left["input_ids"][1, 0] = 17
+    close(model.member_logits(left)[0], logits(reference, left))
+
+
+def test_without_a_padding_token_texts_are_read_one_by_one() -> None:
+    source = source_of(shared_stock("llama"), "llama")
+    config = {**source.description.config, "pad_token_id": None}
+    (stages,) = FAMILY.stages(FAMILY.drawn(config))
+    one = stages.stem({"input_ids": torch.tensor([[5, 6, 7]])})
+    assert stages.reads is not None and stages.reads(one).tolist() == [[2]]
+    with pytest.raises(InputError, match="cannot be read together without a padding token"):
+        stages.stem({"input_ids": torch.tensor([[5, 6], [7, 8]])})
+
+
+# --- criteria ---------------------------------------------------------------------------------------------------------
+
+
+def naive_taylor(model: Any, site: str) -> list[float]:
+    """The paper's D.1.1: autograd on the library's model; the rows of a head of keys belong to all that share it."""
+    model.zero_grad()
+    F.cross_entropy(model(**inputs("llama")).logits, labels()).backward()
+    attention = model.get_submodule(site)
+    scores = []
+    for head in range(4):
+        places = {"q_proj": head, "k_proj": head // 2, "v_proj": head // 2}
+        weights = [(getattr(attention, name).weight, slice(6 * own, 6 * own + 6)) for name, own in places.items()]
+        scores.append(sum(float((w.detach()[rows] * w.grad[rows]).abs().mean()) for w, rows in weights) / 3)
+    return scores
+
+
+def test_taylor_equals_autograd() -> None:
+    source = source_of(shared_stock("llama"), "llama")
+    mask = mask_of(source, KEPT)
+    for one in (source, prune_source(source, mask)):
+        kept = one.description.mask
+        found = get_criterion("taylor").score(build_model(one), calibration(), range(3))
+        reference = zero_columns(stock("llama"), kept.removed_heads)
+        for site, (path, heads) in enumerate(kept.kept.items()):
+            expected = naive_taylor(reference, path)
+            assert found[site] == pytest.approx([expected[head] for head in heads], rel=1e-4)
+
+
+def test_gate_equals_finite_differences() -> None:
+    reference = stock("llama").double()
+    source = source_of(reference, "llama")
+    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
+    found = get_criterion("gate").score(model, calibration(), range(3))
+    step = 3e-3  # the library takes norms in float32, whatever its weights are
+    for site, path in enumerate(one.path for one in source.sites):
+        expected = []
+        for head in range(4):
+            losses = []
+            for gate in (1 + step, 1 - step):
+                changed = zero_columns(reference, [])
+                with torch.no_grad():
+                    changed.get_submodule(path).o_proj.weight[:, 6 * head : 6 * head + 6] *= gate
+                    losses.append(F.cross_entropy(changed(**inputs("llama")).logits, labels(), reduction="none"))
+            expected.append(float(((losses[0] - losses[1]) / (2 * step)).abs().mean()))
+        norm = sum(e * e for e in expected) ** 0.5
+        assert found[site] == pytest.approx([e / norm for e in expected], rel=2e-3)
+
+
+def test_magnitude_counts_shared_keys_for_each_head() -> None:
+    reference = shared_stock("llama")
+    pruned = prune_source(source := source_of(reference, "llama"), mask_of(source, KEPT))
+    found = get_criterion("magnitude").score(build_model(pruned), calibration(), [0])[0]
+    attention = reference.model.layers[0].self_attn
+    rows = {"q_proj": 1, "k_proj": 2, "v_proj": 2}
+    for score, head in zip(found, KEPT[0], strict=True):
+        parts = [getattr(attention, n).weight.unflatten(0, (-1, 6))[head // share] for n, share in rows.items()]
+        parts.append(attention.o_proj.weight.unflatten(1, (-1, 6))[:, head])
+        assert score == pytest.approx(sum(float(part.detach().abs().mean()) for part in parts) / 4, rel=1e-5)
+
+
+# --- fusing -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_keys_that_members_have_in_common_are_stored_once_if_they_are_equal() -> None:
+    reference = shared_stock("llama")
+    source = source_of(reference, "llama")
+    masks = [mask_of(source, kept) for kept in ([[0, 3], [0], []], [[1], [2, 3], [1]])]
+    first, second = (prune_source(source, mask) for mask in masks)
+    plan = plan_fusion([first, second])
+    path = source.sites[0].path
+    whole = source.tensors.read(f"{path}.k_proj.weight")
+    assert torch.equal(plan.tensors.read(f"{path}.k_proj.weight"), whole)  # of heads 0, 1 and 3: both
+    fused = HydraModel(plan.description, plan.tensors)
+    for member, mask in zip(fused.member_logits(inputs("llama")), masks, strict=True):
+        close(member, logits(zero_columns(reference, mask.removed_heads), inputs("llama")))
+    # No head is in both members, but head 0 of the first and head 1 of the second use the same keys.
+    tensors = {name: second.tensors.read(name) for name in second.tensors.names()}
+    tensors[f"{path}.k_proj.weight"] = tensors[f"{path}.k_proj.weight"] + 1
+    other = replace(second, tensors=DictTensors(tensors))
+    assert common_heads([first, other], source.sites[0]) is None
+    assert common_heads([first, other], source.sites[1]) is not None
+
+
+@pytest.mark.long
+def test_a_graph_without_breaks() -> None:
+    for variant in ("llama", "gpt2"):
+        source = source_of(shared_stock(variant), variant)
+        masks = [mask_of(source, kept) for kept in ([[0, 2], [1], [1, 2]], [[0, 1, 2], [2], []])]
+        plan = plan_fusion([prune_source(source, mask) for mask in masks])
+        model = HydraModel(plan.description, plan.tensors)
+        with torch.no_grad():
+            expected = model.member_logits(inputs(variant))
+            model.compile(backend="eager")
+            close(model.member_logits(inputs(variant)), expected)
+
+
+# --- published sizes --------------------------------------------------------------------------------------------------
+
+LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+QWEN |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960}
+SIZES = {  # parameters of the body as published, without a head of words
+    "Llama": (LLAMA, 1_235_814_400, (16, 32, 64, 4)),
+    "Qwen3": (QWEN, 596_049_920, (28, 16, 128, 2)),
+    "GPT2": ({}, 124_439_808, (12, 12, 64, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Qwen3", marks=pytest.mark.long), "GPT2"])
+def test_sites_parameters_and_multiply_adds_of_published_sizes(name: str) -> None:
+    settings, published_size, (sites, heads, width, sharing) = SIZES[name]
+    architecture = f"{name}ForSequenceClassification"
+    library_config = getattr(transformers, f"{name}Config")(**settings, pad_token_id=0)
+    config = {**library_config.to_diff_dict(), "architectures": [architecture], "num_labels": 2, "pad_token_id": 0}
+    found = FAMILY.sites(config)
+    assert {(len(found), one.heads, one.head_dim, one.sharing) for one in found} == {(sites, heads, width, sharing)}
+    library = FAMILY.build(config).to("meta")
+    state = library.state_dict()
+    tensors = MappedTensors({name: tensor_info(tensor) for name, tensor in state.items()}, state.__getitem__)
+    preprocess = {**source_of(shared_stock("llama"), "llama").description.preprocess, "max_length": 16}
+    what: dict[str, Any] = {"family": "hf", "family_version": "", "arch": architecture, "config": config}
+    masks = [HeadMask.full(found)]
+    description = Description(kind="dense", labels=None, preprocess=preprocess, masks=masks, **what)
+    cost = cost_of(description, tensors, whole_last_block=True)
+    assert cost["params"] == published_size + 2 * found[0].d_model
+    batch = FAMILY.example_inputs(preprocess, 1, 0)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        library(batch["input_ids"].to("meta"))
+    tokens = batch["input_ids"].shape[1]
+    scores_of_all_tokens = (tokens - 1) * 2 * found[0].d_model
+    assert cost["macs"] == counter.get_total_flops() // 2 - scores_of_all_tokens
+
+
+# --- refusals, and folders --------------------------------------------------------------------------------------------
+
+STRETCHED: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
+    """As older files say it; the library sets them when it builds its model, which here has no memory."""
+    stretched = {"rope_scaling": {"rope_type": kind, **STRETCHED[kind]}, "rope_theta": 500.0}
+    settings = {**HF["llama"][2], "max_position_embeddings": 64, "num_labels": 5, **stretched}
+    library = transformers.LlamaForSequenceClassification(transformers.LlamaConfig.from_dict(copy.deepcopy(settings)))
+    ours: Any = FAMILY.build({**settings, "architectures": ["LlamaForSequenceClassification"]})
+    positions = torch.arange(7)[None]
+    angles = [model.model.rotary_emb(torch.zeros(1, 7, 24), positions) for model in (library, ours)]
+    assert all(torch.equal(found, expected) for expected, found in zip(*angles, strict=True))
+    assert not torch.equal(angles[0][0], torch.ones_like(angles[0][0]))
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    folder = changed(published("llama", tmp_path / "a"), "tokenizer.json", post_processor=None)
+    source = open_source(str(folder))
+    collate = source.family.collate(source.description.preprocess)
+    assert collate(["a film", "fine"])["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    with pytest.raises(InputError, match=r"^this text has no token that can be read: \('',\)$"):
+        collate(["a film", ""])
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "capped": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}, "caps the scores of its attention (attn_logit"),
+    "both sides": ("Gemma", {"use_bidirectional_attention": True}, "its tokens see those behind them too"),
+    "by length": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    "no kind": (
+        "Qwen2",
+        {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+        "chunked_attention",
+    ),
+    "no window": ("Mistral", {"sliding_window": 0}, "its tokens see 0 tokens"),
+    "uneven": ("Llama", {"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys and values"),
+    "scaled": (
+        "Gemma3Text",
+        {"head_dim": 16, "query_pre_attn_scalar": 24},
+        "scales scores by 0.2041, not by 1 / sqrt(16)",
+    ),
+    "unscaled": ("GPT2", {"scale_attn_weights": False}, "scales scores by 1, not by 1 / sqrt(8)"),
+    "unknown": (
+        "Phi",
+        {},
+        "transformers' PhiForSequenceClassification is not supported: its attention is PhiAttention",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_opened_is_named_in_one_line(case: str) -> None:
+    name, changes, message = REFUSED[case]
+    config = {**HF["gpt2" if name == "GPT2" else "llama"][2], "num_labels": 5, **changes}
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        FAMILY.build({**config, "architectures": [f"{name}ForSequenceClassification"]})
+    assert "\n" not in caught.value.message
+
+
+def changed(folder: Path, file: str, **changes: Any) -> Path:
+    """A folder with some keys of a JSON file replaced, or with None removed."""
+    document = json.loads((folder / file).read_text(encoding="utf-8")) | changes
+    kept = {key: value for key, value in document.items() if value is not None}
+    (folder / file).write_text(json.dumps(kept), encoding="utf-8")
+    return folder
+
+
+def test_the_padding_token_is_that_of_config_and_tokenizer(tmp_path: Path) -> None:
+    folder = published("llama", tmp_path / "a")
+    changed(folder, "config.json", pad_token_id=None)
+    assert open_source(str(folder)).description.config["pad_token_id"] == 0  # the tokenizer's
+    changed(folder, "config.json", pad_token_id=3)
+    with pytest.raises(InputError, match="the tokenizer pads with token 0, config.json has pad_token_id 3$"):
+        open_source(str(folder))
+    changed(folder, "tokenizer_config.json", pad_token=None, eos_token="[SEP]")
+    assert _padding(folder) == (3, "[SEP]")
+    changed(folder, "config.json", pad_token_id=None)
+    assert _padding(folder) == (3, "[SEP]")  # the token that ends a text
+    changed(folder, "tokenizer_config.json", eos_token=None)
+    with pytest.raises(InputError, match="cannot be used") as caught:
+        open_source(str(folder))
+    assert caught.value.problems == ["it has no padding token"]
+
+
+def _padding(folder: Path) -> Sequence[Any]:
+    description = open_source(str(folder)).description
+    return description.config["pad_token_id"], description.preprocess["tokenizer"]["special_tokens"]["pad_token"]
+
+
+@torch.no_grad()
+def test_weights_of_16_bits_in_several_files(tmp_path: Path) -> None:
+    folder, model = published("llama", tmp_path / "a"), stock("llama").bfloat16()
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="8KB")
+    source = open_source(str(folder))
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert {source.tensors.info(name).dtype for name in source.tensors.names()} == {"BF16"}
+    close(build_model(source).member_logits(inputs("llama"))[0], logits(model.float(), inputs("llama")))

@@ -1,0 +1,204 @@
+"""open_clip's models with a text tower or a tokenizer of transformers, against open_clip itself, without any hub."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydractl.errors import InputError
+from hydractl.families.open_clip import FAMILY
+from hydractl.families.open_clip.inputs import image_preprocess, own_tokenizer, text_settings
+from hydractl.families.open_clip.models import towers_of_coca
+from hydractl.files.checkpoint import MappedTensors
+from hydractl.files.description import Description
+from hydractl.files.header import tensor_info
+from hydractl.fusion.plan import plan_fusion
+from hydractl.heads.mask import HeadMask
+from hydractl.model.cost import macs
+from hydractl.model.loading import build_model
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source, open_source, with_labels
+from hydractl.model.stored import zeroed
+from tests.pico import WORDS, close, images, mask_of, prune_source, write_tokenizer
+from tests.pico_clip import clip_config, publish_clip
+
+import open_clip  # isort: skip - behind the families, which make it importable
+import transformers  # isort: skip
+
+LABELS = ["film", "fine film", "dull film!", "not so fine, so dull"]
+TEMPLATES = ["a {}.", "{}"]
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32, "vocab_size": 40}
+OWN = {"vocab_size": 40, "no_causal_mask": True, "pool_type": "last"}
+
+# Name -> the configuration class of the text tower (none: open_clip's own), and text_cfg.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "xlm-roberta": ("XLMRobertaConfig", {"hf_pooler_type": "mean_pooler", "hf_proj_type": "mlp"}),
+    "roberta": ("RobertaConfig", {"hf_pooler_type": "cls_last_hidden_state_pooler", "hf_proj_type": "linear"}),
+    "bert": ("BertConfig", {"hf_pooler_type": "cls_pooler", "hf_proj_type": "linear"}),
+    "own-canonicalized": ("", {**OWN, "tokenizer_kwargs": {"clean": "canonicalize"}}),
+    "own-stripped": ("", {**OWN, "tokenizer_kwargs": {"strip_sep_token": True}}),
+}
+
+
+def published(name: str, folder: Path, **text: Any) -> tuple[Any, Path]:
+    """The library's own model, and a folder as the library saves it, with transformers' configuration beside it."""
+    kind, given = MODELS[name]
+    text = {"context_length": 12, "hf_tokenizer_name": "ORG/NAME", **given, **text}
+    if kind:
+        pad = 1 if "roberta" in name else 0
+        config = getattr(transformers, kind)(**SIZES, max_position_embeddings=20, pad_token_id=pad)
+        config.save_pretrained(folder)
+        text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
+    settings = clip_config("custom-text", text_cfg=text)
+    settings.pop("custom_text")
+    model = open_clip.CustomTextCLIP(**settings).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    write_tokenizer(folder, roberta="roberta" in name)
+    return model, publish_clip(model, "custom-text", folder, text_cfg=text)
+
+
+def opened(folder: Path) -> Source:
+    return with_labels(open_source(str(folder)), LABELS, TEMPLATES)
+
+
+@torch.no_grad()
+def logits(model: Any, folder: Path) -> torch.Tensor:
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
+    classes = open_clip.build_zero_shot_classifier(
+        model, tokenizer, LABELS, [t.replace("{}", "{0}") for t in TEMPLATES]
+    )
+    return model.logit_scale.exp() * model.encode_image(images(), normalize=True) @ classes
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_folder_is_the_librarys_zero_shot_classifier(name: str, tmp_path: Path) -> None:
+    model, folder = published(name, tmp_path)
+    source, expected = opened(folder), logits(model, folder)
+    assert float((expected - expected[:, :1]).abs().max()) > 1e-2, "the classes must differ"
+    close(build_model(source).member_logits(images())[0], expected)
+    # Without some heads: sliced, as zeros in the library's own model, and for the tokens that are read only.
+    mask = mask_of(source, [[0], [0, 1, 2], [1, 2], []])
+    without = copy.deepcopy(model)
+    tensors = zeroed(source.tensors, source.family, source.sites, mask_of(source, [range(3)] * 4), mask)
+    without.load_state_dict({n: tensors.read(n) for n in tensors.names()})
+    pruned = build_model(prune_source(source, mask))
+    close(pruned.member_logits(images())[0], logits(without, folder))
+    assert {source.family.part(n, source.sites) for n in source.tensors.names()} == {
+        *("attention", "mlp", "norm", "embed", "own")
+    }
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta", "own-canonicalized"])
+def test_an_exported_folder_loads_in_the_library(name: str, tmp_path: Path) -> None:
+    model, folder = published(name, tmp_path)
+    source, out = opened(folder), tmp_path / "out"
+    out.mkdir()
+    weights = FAMILY.export_folder(out, source.description.config, source.description.preprocess, None)
+    safetensors.torch.save_file({n: source.tensors.read(n) for n in source.tensors.names()}, out / weights)
+    stock = open_clip.create_model(f"local-dir:{out}", require_pretrained=True).eval()
+    assert torch.equal(logits(stock, out), logits(model, folder))
+    again = open_source(str(out)).description
+    assert (again.config, again.preprocess) == (source.description.config, source.description.preprocess)
+
+
+def test_long_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
+    _, folder = published("xlm-roberta", tmp_path)
+    source = open_source(str(folder))
+    config, preprocess = source.description.config, source.description.preprocess
+    long = " ".join(WORDS[:6] * 4)
+    assert FAMILY.prompts(config, preprocess, ["film", long], ["{}"])["text"].shape == (2, 1, 12)
+    assert FAMILY.too_long(config, preprocess, ["film", long]) == (1, 12)
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta", "bert"])
+@torch.no_grad()
+def test_a_fused_member_is_the_member_alone(name: str, tmp_path: Path) -> None:
+    source = opened(published(name, tmp_path)[1])
+    kept = [[0, 2], [1], [0], [1, 2]], [[1], [], [0, 1, 2], []]
+    members = [prune_source(source, mask_of(source, each)) for each in kept]
+    plan = plan_fusion(members)
+    fused = HydraModel(plan.description, plan.tensors)
+    for member, logits in zip(members, fused.member_logits(images()), strict=True):
+        close(logits, build_model(member).member_logits(images())[0])
+
+
+def refusal(folder: Path) -> InputError:
+    with pytest.raises(InputError) as caught:
+        open_source(str(folder))
+    return caught.value
+
+
+def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
+    _, folder = published("bert", tmp_path)
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"model_type": "m2m_100"}))
+    assert "its text tower is 'm2m_100' of transformers, expected bert, roberta" in refusal(folder).message
+    path.write_text(json.dumps(document | {"is_decoder": True}))
+    assert "is a decoder" in refusal(folder).message
+    path.unlink()
+    error = refusal(folder)
+    assert "whose config.json is not there" in error.message and "AutoConfig.from_pretrained" in str(error.hint)
+    path.write_text(json.dumps(document))
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer that transformers can read" in refusal(folder).message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("bert", {"hf_pooler_type": "max_pooler"}, "its text tower ends in a MaxPooler"),
+        ("own-stripped", {"tokenizer_kwargs": {"language": "eng_Latn"}}, "settings of its HFTokenizer"),
+        ("own-stripped", {"vocab_size": 10}, "cannot be used"),
+    ],
+)
+def test_settings_that_are_not_supported(name: str, text: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(published(name, tmp_path, **text)[1]).message
+
+
+# --- published sizes --------------------------------------------------------------------------------------------------
+
+TEXT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+ROBERTA = {"model_type": "roberta", **TEXT, "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
+# Name -> parameters of both towers, and heads of the blocks of the text tower.
+PUBLISHED = {
+    "ViT-B-16-SigLIP": (203_155_970, 12),
+    "coca_ViT-B-32": (152_592_641, 8),
+    "roberta-ViT-B-32": (212_723_457, 12),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
+    count, heads = PUBLISHED[name]
+    config = towers_of_coca(open_clip.get_model_config(name))
+    if name.startswith("roberta"):
+        config["hf_config"] = ROBERTA
+    sites, model = FAMILY.sites(config), FAMILY.build(config)
+    assert [(s.tower, s.heads, s.head_dim) for s in sites] == [("visual", 12, 64)] * 12 + [("text", heads, 64)] * 12
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    side = config["vision_cfg"]["image_size"]
+    write_tokenizer(tmp_path, roberta=name.startswith("roberta"))
+    texts = {} if own_tokenizer(config) else {"texts": text_settings(tmp_path, config)}
+    state = model.state_dict()
+    tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
+    preprocess = {**image_preprocess(side, {}), **texts}
+    full = [HeadMask.full(sites)]
+    description = Description("dense", "open_clip", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
+    library = model.to("meta").requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        library.encode_image(torch.empty(1, 3, side, side, device="meta"))
+    expected = counter.get_total_flops() // 2 + 3 * config["embed_dim"]
+    assert macs(description, tensors, whole_last_block=True) == expected
