@@ -503,6 +503,21 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("variant", ["siglip", "eva-tower"])
+def test_dropout_in_the_blocks_of_a_tower_of_timm(variant: str) -> None:
+    model, images = pico_clip(variant), clip_images(variant)
+    before = model.encode_image(images)
+    FAMILY.add_dropout(model, 0.5)
+    assert torch.equal(model.encode_image(images), before), "off until turned on"
+    added = [
+        module for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p == 0.5
+    ]
+    assert len(added) == 4 and not any(module.training for module in added)
+    added[0].train()
+    assert not torch.allclose(model.encode_image(images), before)
+
+
+@torch.no_grad()
 def test_the_two_towers_of_a_coca(tmp_path: Path) -> None:
     """Without the decoder of captions, as zero-shot classifier."""
     text, decoder = {"embed_cls": True, "output_tokens": True}, {"width": 24, "heads": 3, "layers": 1}
