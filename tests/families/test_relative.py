@@ -166,7 +166,6 @@ def test_criteria_are_those_of_the_library(variant: str) -> None:
 REFUSED = {
     "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[1,1,1,1]&dynamic_img_size=true": "every size of image",
     "timm:swinv2_cr_tiny_224?pretrained=0&depths=[1,1,1,1]": "WindowMultiHeadAttention",
-    "timm:swinv2_tiny_window8_256?pretrained=0&depths=[1,1,1,1]": "swin_transformer_v2.WindowAttention",
     "timm:swin_tiny_patch4_window7_224?pretrained=0&depths=[100,200]": "300 blocks",
 }
 

@@ -78,6 +78,8 @@ def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, to
         close(member, reference)
     for chain in fused.chains if together else []:
         assert chain.start.blocks == alone(MASKS[case], chain.sites)
+        for site, (_, windows) in zip(chain.sites, chain.spans, strict=False):
+            rows[site] //= windows
         first = rows[chain.sites.start] // (3 if chain.start.blocks == 0 else 1)
         assert [rows[s] for s in chain.sites] == [first if chain.start.once(s) else 3 * first for s in chain.sites]
         parting = chain.sites.start + chain.start.blocks
@@ -106,6 +108,16 @@ def changed(source: Source, where: str) -> Source:
     for name in touched:
         tensors[name] += 0.1 * torch.rand(tensors[name].shape, generator=generator)
     return Source(f"{source.name}+{where}", where, source.description, DictTensors(tensors))
+
+
+@torch.no_grad()
+def test_members_part_before_the_tokens_that_each_merges_for_itself() -> None:
+    source = source_of(shared_stock("swin"), "swin")
+    members = [source, changed(source, "downsample")]
+    fused = HydraModel((plan := plan_fusion(members, [])).description, plan.tensors)
+    assert fused.chains[0].start.blocks == 2 and not any(attention.pooled for attention in fused.attentions)
+    for member, found in zip(members, fused.member_logits(inputs("swin")), strict=True):
+        close(found, HydraModel(member.description, member.tensors).member_logits(inputs("swin"))[0])
 
 
 PARTS = {
