@@ -16,10 +16,11 @@ import numpy.typing as npt
 from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.fitting import Fitted, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, Reading, Sink, gather
-from hydractl.evaluation.models import Model, RunningModel, row_scores
+from hydractl.evaluation.models import Model, RunningModel
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
 from hydractl.files.checkpoint import TensorSource, replaced, write_checkpoint

@@ -97,7 +97,7 @@ def _scores_of(settings: EvalSettings) -> ScoreOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Everything that can be found and checked before any work."""
     from hydractl.evaluation.answer import known_keys
-    from hydractl.evaluation.models import check_scores, check_writable, find_rows
+    from hydractl.evaluation.rows import check_scores, check_writable, find_rows
     from hydractl.evaluation.sets import open_sets, seen_samples
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options

@@ -14,19 +14,14 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.criteria import get_criterion
 from hydractl.criteria.base import Calibration
 from hydractl.errors import InputError
 from hydractl.families.hf.family import FAMILY
-from hydractl.files.checkpoint import DictTensors, MappedTensors
-from hydractl.files.description import Description
-from hydractl.files.header import tensor_info
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import common_heads, plan_fusion
-from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_source
@@ -190,44 +185,6 @@ def test_a_graph_without_breaks() -> None:
             expected = model.member_logits(inputs(variant))
             model.compile(backend="eager")
             close(model.member_logits(inputs(variant)), expected)
-
-
-# --- published sizes --------------------------------------------------------------------------------------------------
-
-LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
-QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
-QWEN |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960}
-SIZES = {  # parameters of the body as published, without a head of words
-    "Llama": (LLAMA, 1_235_814_400, (16, 32, 64, 4)),
-    "Qwen3": (QWEN, 596_049_920, (28, 16, 128, 2)),
-    "GPT2": ({}, 124_439_808, (12, 12, 64, 1)),
-}
-
-
-@pytest.mark.parametrize("name", ["Llama", pytest.param("Qwen3", marks=pytest.mark.long), "GPT2"])
-def test_sites_parameters_and_multiply_adds_of_published_sizes(name: str) -> None:
-    settings, published_size, (sites, heads, width, sharing) = SIZES[name]
-    architecture = f"{name}ForSequenceClassification"
-    library_config = getattr(transformers, f"{name}Config")(**settings, pad_token_id=0)
-    config = {**library_config.to_diff_dict(), "architectures": [architecture], "num_labels": 2, "pad_token_id": 0}
-    found = FAMILY.sites(config)
-    assert {(len(found), one.heads, one.head_dim, one.sharing) for one in found} == {(sites, heads, width, sharing)}
-    library = FAMILY.build(config).to("meta")
-    state = library.state_dict()
-    tensors = MappedTensors({name: tensor_info(tensor) for name, tensor in state.items()}, state.__getitem__)
-    preprocess = {**source_of(shared_stock("llama"), "llama").description.preprocess, "max_length": 16}
-    what: dict[str, Any] = {"family": "hf", "family_version": "", "arch": architecture, "config": config}
-    masks = [HeadMask.full(found)]
-    description = Description(kind="dense", labels=None, preprocess=preprocess, masks=masks, **what)
-    cost = cost_of(description, tensors, whole_last_block=True)
-    assert cost["params"] == published_size + 2 * found[0].d_model
-    batch = FAMILY.example_inputs(preprocess, 1, 0)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        library(batch["input_ids"].to("meta"))
-    tokens = batch["input_ids"].shape[1]
-    scores_of_all_tokens = (tokens - 1) * 2 * found[0].d_model
-    assert cost["macs"] == counter.get_total_flops() // 2 - scores_of_all_tokens
 
 
 # --- refusals, and folders --------------------------------------------------------------------------------------------

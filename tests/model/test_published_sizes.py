@@ -26,6 +26,10 @@ import transformers  # noqa: E402
 
 _ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
 _BASE = {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+_LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+_LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256}
+_QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+_QWEN |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 # Name -> the pico model of its kind, heads of each site, parameters as published, and what is set of the configuration.
 SIZES: dict[str, tuple[str, int, int, Any]] = {
     "vit_base_patch16_224": ("class-token", 12, 86_567_656, 224),
@@ -39,6 +43,9 @@ SIZES: dict[str, tuple[str, int, int, Any]] = {
     "DistilBertForSequenceClassification": ("distilbert", 12, 66_955_010, {}),
     "ElectraForSequenceClassification": ("electra", 12, 109_483_778, _BASE),
     "ModernBertForSequenceClassification": ("modernbert", 12, 149_606_402, {}),
+    "LlamaForSequenceClassification": ("llama", 32, 1_235_814_400 + 2 * 2048, _LLAMA),
+    "Qwen3ForSequenceClassification": ("qwen3", 16, 596_049_920 + 2 * 1024, _QWEN),
+    "GPT2ForSequenceClassification": ("gpt2", 12, 124_439_808 + 2 * 768, {}),
     "ViT-B-32": ("clip", 12, 151_277_313, 224),
 }
 
@@ -72,7 +79,7 @@ def built(name: str, variant: str, settings: Any) -> tuple[dict[str, Any], Any, 
 
 
 LONG = ("deit_base_distilled_patch16_224", "vit_base_patch14_reg4_dinov2", "RobertaForSequenceClassification")
-LONG += ("DistilBertForSequenceClassification", "ElectraForSequenceClassification")
+LONG += ("DistilBertForSequenceClassification", "ElectraForSequenceClassification", "Qwen3ForSequenceClassification")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in SIZES])
@@ -89,8 +96,10 @@ def test_a_published_model(name: str) -> None:
     description = replace(pico, config=config, masks=[HeadMask.full(sites)], preprocess=preprocess)
     tensors = Skeleton(dict(family.build(config).state_dict()))
     assert parameters(tensors) == sum(p.numel() for p in stock.parameters()) == params
-    assert {(site.heads, site.head_dim) for site in sites if site.tower != "text"} == {(heads, 64)}
-    assert len(sites) == {"distilbert": 6, "modernbert": 22, "clip": 24}.get(variant, 12)
+    width = 128 if variant == "qwen3" else 64
+    assert {(site.heads, site.head_dim) for site in sites if site.tower != "text"} == {(heads, width)}
+    assert len(sites) == {"distilbert": 6, "modernbert": 22, "clip": 24, "llama": 16, "qwen3": 28}.get(variant, 12)
+    assert {site.sharing for site in sites} == {{"llama": 4, "qwen3": 2}.get(variant, 1)}
     given = family.example_inputs(preprocess, 1, 0)
     given = {k: v.to("meta") for k, v in given.items()} if isinstance(given, dict) else given.to("meta")
     torch.backends.mha.set_fastpath_enabled(False)  # one operator, which the counter does not know
@@ -100,4 +109,6 @@ def test_a_published_model(name: str) -> None:
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
     compared = len(LABELS) * 512 if variant == "clip" else 0  # the image's features with those of the classes
+    if variant in ("llama", "qwen3", "gpt2"):  # the library has logits of every token
+        compared -= (given["input_ids"].shape[1] - 1) * stock.score.weight.numel()
     assert macs(description, tensors, whole_last_block=True) == counter.get_total_flops() // 2 + compared

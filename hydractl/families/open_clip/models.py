@@ -202,6 +202,9 @@ def _trunk_obstacles(visual: TimmModel, width: int) -> Iterator[str]:
     except InputError as error:
         yield f"its visual tower is a TimmModel: {error.message}"
         return
+    if not hasattr(visual.trunk, "blocks"):
+        yield f"its timm tower is a {type(visual.trunk).__name__}, whose blocks come in stages"
+        return
     size = visual.trunk.patch_embed.img_size
     if size is not None and tuple(size) != tuple(visual.image_size):
         yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"

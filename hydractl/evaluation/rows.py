@@ -1,0 +1,175 @@
+"""The rows of an evaluation, found from the MODEL arguments, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydractl.data import open_data
+from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.models import Model, PredictedModel, RunningModel, warn_of_left_out
+from hydractl.evaluation.options import DataOptions, EvalOptions, FitOptions, RowScores
+from hydractl.evaluation.predictions.reading import Concatenated, is_predictions, read_predictions
+from hydractl.evaluation.sets import FIT, EvalSet, of_role
+from hydractl.files.header import read_header
+from hydractl.log import Log
+from hydractl.metrics.ood_scores import OF_CLASSIFIER, ON_FEATURES
+from hydractl.model.loading import ModelArgument, find_models, with_classes
+from hydractl.model.source import ModelOptions, split_model
+
+
+def check_writable(models: Sequence[Model], keep_logits: bool, calibrated: bool) -> None:
+    """Refuse files that no row, or none of this kind, can be written to.
+
+    Raises:
+        UsageError: the logits of predictions are to be written again, or ``--calibrated`` has no checkpoint to write.
+    """
+    if keep_logits:
+        for model in models:
+            if isinstance(model, PredictedModel):
+                raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
+    if calibrated:
+        only = models[0]
+        if not isinstance(only, RunningModel) or len(only.argument.sources) > 1:
+            hint = "fuse the members first, or leave --calibrated out" if isinstance(only, RunningModel) else None
+            raise UsageError(f"--calibrated writes a checkpoint, and {only.name} is none", hint=hint)
+
+
+def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
+    """Refuse OOD scores on features that a row cannot have.
+
+    Raises:
+        UsageError: there are no training data, or the row is one of MC dropout.
+        InputError: its predictions file does not hold them, or the training data have no labels.
+    """
+    data = next(iter(of_role(sets, FIT)), None)
+    for model in models:
+        for name in row_scores(model, options).on_features:
+            if isinstance(model, PredictedModel):
+                if name not in model.on_features:
+                    hint = f"write it again: eval --ood-score {name} --fit SPEC --predictions F.st"
+                    raise InputError(f"the predictions of {model.name} hold no scores by {name}", hint=hint)
+            elif model.mc_dropout is not None:
+                raise UsageError(
+                    f"--ood-score {name} is not for --mc-dropout", hint="use a score on logits: mi, msp, ..."
+                )
+            elif options.fit.probe == "knn" and name in OF_CLASSIFIER:
+                raise UsageError(f"--ood-score {name} is of a linear classifier", hint="--probe linear")
+            elif data is None and ON_FEATURES[name] and name not in model.on_features:
+                raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
+            elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
+                free = ", ".join(score for score, need in ON_FEATURES.items() if need != "labels")
+                raise InputError(f"--fit {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
+
+
+def row_scores(model: Model, options: EvalOptions) -> RowScores:
+    """The OOD scores of a row."""
+    fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
+    every = [name for name in ON_FEATURES if options.fit.probe != "knn" or name not in OF_CLASSIFIER]
+    known = every if fitted else model.on_features
+    return options.fit.scores.of(model.name, model.members, model.stored.score, known)
+
+
+def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
+    """The rows of the answer, found and checked by their headers.
+
+    Raises:
+        UsageError: two rows of one name, or options that a model does not take.
+        InputError: what is wrong with the files.
+    """
+    predicted: dict[int, Model] = {}
+    others: list[str] = []
+    for place, text in enumerate(texts):
+        name, refs = split_model(text)
+        if _are_predictions(text, refs):
+            if options.run.passes is not None:
+                raise UsageError(
+                    f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
+                    hint="give the model; or leave --mc-dropout out, where the file was made with it",
+                )
+            predicted[place] = _predicted(name, refs, options.fit, log)
+        else:
+            others.append(text)
+    data = options.data.data
+    if others and data is None:
+        for ref in (ref for text in others for ref in split_model(text)[1]):
+            if ref.endswith((".st", ".safetensors")) and Path(ref).is_file():
+                _check_file(ref)  # predictions that are damaged say so
+        raise UsageError("eval needs --data", hint="hydractl eval --help")
+    arguments: list[ModelArgument] = []
+    probed = None
+    if others and options.fit.probe is not None:
+        arguments = find_models(others, replace(opening, labels=None, bodies=True))
+        probed = _classes_of_fit(arguments[0], options.data, opening.labels)
+    elif others and data is not None:
+        arguments = with_classes(find_models(others, opening), data, options.data.limit)
+    running = (RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments)
+    rows = [predicted[place] if place in predicted else next(running) for place in range(len(texts))]
+    names = [row.name for row in rows]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"MODEL names used twice: {', '.join(twice)}", hint="name them apart: NAME=MODEL")
+    for path in options.reuse:
+        _reuse(PredictedModel(path, read_predictions(path)), rows)
+    return rows
+
+
+def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
+    """Give predictions to the rows that they are of."""
+    of = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
+    if not of:
+        raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
+    for row in of:
+        row.reused.append(file)
+
+
+def _classes_of_fit(
+    model: ModelArgument, options: DataOptions, labels: Sequence[str] | None
+) -> tuple[list[str] | None, int]:
+    """Names, if any, and number of the classes of a probe: those of ``--labels``, else of the training data."""
+    assert options.fit is not None  # the settings hold it
+    reads = {model.name: model.sources[0].description.reads}
+    how: dict[str, Any] = {"option": "--fit", "limit": options.limit, "seed": options.seed, "reads": reads}
+    data = open_data(options.fit, labels=labels, need_labels=True, **how)
+    assert data.labels is not None
+    names = data.label_names
+    count = len(names) if names is not None else int(data.labels.max()) + 1
+    if count < 2:
+        raise InputError(f"{data.where} has one class", hint="a probe tells classes apart: give more of them")
+    return names, count
+
+
+def _are_predictions(text: str, refs: Sequence[str]) -> bool:
+    """Whether a MODEL is read from predictions, which is refused where only some of its members are."""
+    predictions = [ref for ref in refs if is_predictions(ref)]
+    others = [ref for ref in refs if ref not in predictions]
+    if not predictions or not others:
+        return not others
+    for ref in others:
+        if ref.endswith((".st", ".safetensors")):
+            _check_file(ref)
+    raise UsageError(
+        f"{text}: {predictions[0]} is a predictions file and {others[0]} is a model",
+        hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
+    )
+
+
+def _check_file(ref: str) -> None:
+    """Say what is wrong with a file that is damaged or not there, instead of calling it a model."""
+    if not Path(ref).exists():
+        raise InputError(f"no such file: {ref}")
+    if Path(ref).is_file():
+        read_header(ref)
+
+
+def _predicted(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
+    """The row of one predictions file, or of several as one ensemble."""
+    parts = [read_predictions(ref) for ref in refs]
+    name = name or "+".join(Path(ref).stem for ref in refs)
+    if len(parts) == 1:
+        return PredictedModel(name, parts[0])
+    row = PredictedModel(name, Concatenated(parts))
+    warn_of_left_out(name, [part.model for part in parts], fit, log, "of one model alone")
+    return row
