@@ -49,7 +49,7 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 
 # Draws of the data of which the reference refuses none.
 DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31, "beit": 0}
-DRAWS |= {"llama": 0, "swin": 7}
+DRAWS |= {"llama": 0, "swin": 7, "deberta-v3": 28}
 
 
 LONG = ("average-pooling", "qk-norm", "distilbert", "llama", "beit", "swin", "deberta-v3")
@@ -62,8 +62,8 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
     reference, data = stock(variant), naive.data(variant, draw=DRAWS[variant])
     model = model_of(reference, variant)
     paths = [site.path for site in model.sites]
-    # Without any (visual) head all samples are the same, and rounding would decide.
-    budget = 5 if variant in CLIP else 8
+    # Without any (visual) head, or few of a DeBERTa, all samples are the same, and rounding would decide.
+    budget = 5 if variant in (*CLIP, "deberta-v3") else 8
     expected = naive.rankings(reference, data, list(OBJECTIVES), budget, paths)
     for bounds in (True, False) if variant == "class-token" else (True,):
         evaluator = Evaluator(model, samples(data), lanes=2)
