@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from hydractl.criteria import CRITERIA, Decider
 from hydractl.errors import InputError
@@ -126,7 +126,8 @@ class Dropping(Batched):
     """
 
     counted: ClassVar[str]
-    max_drop: float | None = None
+    if TYPE_CHECKING:  # each verb declares it among its own options
+        max_drop: float | None
 
     def _set_aside(self) -> list[str]:
         if getattr(self, self.counted) == AUTO:
