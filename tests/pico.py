@@ -44,6 +44,7 @@ TIMM = {
     "eva-post-norm": f"eva02_tiny_patch14_224?{SMALL}&qkv_fused=false&use_post_norm=true&global_pool=token",
     "dinov3": f"vit_small_patch16_dinov3?{SMALL}&global_pool=token",
     "beit": f"beit_base_patch16_224?{SMALL}&global_pool=token",
+    "rope-mixed": f"vit_small_patch16_rope_mixed_224?{SMALL}",
     "sapiens2": f"vit_large_patch16_sapiens2?{SMALL}&num_kv_heads=1",
     "beit-shared": f"beit_base_patch16_224?{SMALL}&use_shared_rel_pos_bias=true",
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
@@ -175,14 +176,14 @@ features are those of the place where it ends, and labels of the same length wou
 MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin")
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
-RELATIVE = ("beit", "swin", "mpnet", "deberta-v3")
-"""The models whose heads have relative terms, which never run as batched products."""
+RELATIVE = ("rope-mixed", "beit", "swin", "mpnet", "deberta-v3")
+"""The models whose heads have terms or angles of their own, which never run as batched products."""
 
 # Which parameters a merged part averages, by patterns on their names.
 _TIMM_PARTS = {
     "mlp": r"(layers\.\d\.)?blocks\.\d+\.mlp\.",
     "norm": r"(layers\.\d\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
-    "embed": r"patch_embed\.|rel_pos_bias\.|layers\.\d\.downsample\.reduction|((cls|reg|dist)_token|pos_embed)$",
+    "embed": r"patch_embed\.|rope\.|rel_pos_bias\.|layers\.\d\.downsample\.reduction|((cls|reg|dist)_token|pos_embed)$",
 }
 _TORCHVISION_PARTS = {
     "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",

@@ -230,6 +230,9 @@ class ModelFamily(ABC):
     """A folder is offered to the families of higher priority first."""
     builds_by_name: bool = False
     """Whether an architecture can be built from its name alone, as for ``--arch``."""
+    scaled: Mapping[str, str] = {}
+    """Vectors that a block holds itself and multiplies by unless they are None; of each the module that is given the
+    product."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
     ``words`` and ``head``, which is the last layer of the classifier."""

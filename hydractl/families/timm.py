@@ -48,7 +48,7 @@ from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
-_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.")
+_EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.", "rope.")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
@@ -72,6 +72,7 @@ class TimmViT(ModelFamily):
         "norm": r"(layers\.\d+\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
         "embed": "|".join([*map(re.escape, _EMBED), r"layers\.\d+\.downsample\.reduction\."]),
     }
+    scaled = {"gamma_1": "drop_path1", "gamma_2": "drop_path2"}  # noqa: RUF012 - as the protocol declares it
     named_parts = {  # noqa: RUF012 - as the protocol declares it
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",
@@ -169,7 +170,7 @@ class TimmViT(ModelFamily):
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the attention; where it has rotary positions or tables of distances by one that hands them on."""
         if isinstance(model, timm_eva.Eva):
-            attention = timm_eva.InPlace(attention, model.get_submodule(site.path))
+            attention = timm_eva.InPlace(attention, model.get_submodule(site.path), model.rope_mixed)
         elif isinstance(model, _RELATIVE):
             attention = timm_relative.InPlace(attention, model.get_submodule(site.path))
         super().install(model, site, attention)
@@ -298,7 +299,13 @@ def fill_buffers(model: nn.Module) -> None:
     """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
     for module in model.modules():
         module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
+    rope: Any = getattr(model, "rope", None)
+    frequencies = getattr(rope, "freqs", None)
+    if frequencies is not None:  # the library makes a grid where these are
+        rope.freqs = nn.Parameter(torch.empty(0))
     reinit_non_persistent_buffers(model)
+    if frequencies is not None:
+        rope.freqs = frequencies
     timm_relative.make_masks(model)
 
 

@@ -39,23 +39,35 @@ class InPlace(nn.Module):
     Args:
         attention: the one that attends.
         library: the module in whose place it stands.
+        mixed: whether each head has rotary frequencies of its own.
     """
 
-    def __init__(self, attention: nn.Module, library: Any) -> None:
+    def __init__(self, attention: Any, library: Any, mixed: bool) -> None:
         super().__init__()
         self.attention = attention
+        if mixed:
+            attention.keep_apart()
         self.prefix, self.neighbours = library.num_prefix_tokens, not library.rotate_half
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend ``[M * B, T, d_model]``; ``rope [T - prefix, 2 * head_dim]``, sines first, is of no prefix token."""
+        """Attend ``[M * B, T, d_model]``.
+
+        Args:
+            x: the tokens.
+            rope: ``[T - prefix, 2 * head_dim]``, sines first, is of no prefix token; ``[heads, T - prefix, ...]`` where
+                each head has its own, or ``[M, heads, T - prefix, ...]``.
+            attn_mask, is_causal: as of the library.
+        """
         rotary = None
         if rope is not None:
             sin, cos = rope.chunk(2, dim=-1)
-            still = (self.prefix, cos.shape[-1])
-            sin, cos = torch.cat([sin.new_zeros(still), sin]), torch.cat([cos.new_ones(still), cos])
-            rotary = Rotary(cos[None, None], sin[None, None], self.neighbours)  # [T, head_dim] -> [1, 1, T, head_dim]
+            still = (*cos.shape[:-2], self.prefix, cos.shape[-1])
+            sin, cos = (torch.cat(p, dim=-2) for p in ((sin.new_zeros(still), sin), (cos.new_ones(still), cos)))
+            # [T, head_dim] -> [1, 1, T, head_dim]; [(M,) H, T, head_dim] -> [(M,) 1, H, T, head_dim]
+            sin, cos = (t[None, None] if t.dim() == 2 else t.unsqueeze(-4) for t in (sin, cos))
+            rotary = Rotary(cos, sin, self.neighbours, of_heads=rope.dim() > 2)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
 
 
@@ -78,8 +90,6 @@ def check(model: Any) -> None:
         problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
     elif any(not isinstance(one.norm, nn.Identity) for one in attention):
         problem = f"its {type(attention[0]).__name__} normalises across heads, so its heads cannot be separated"
-    elif model.rope_mixed:
-        problem = f"in its {type(attention[0]).__name__} each head has rotary frequencies of its own (rope_type mixed)"
     elif model.patch_drop is not None:
         problem = "it drops patches in training (patch_drop_rate)"
     if problem is not None:
@@ -95,18 +105,21 @@ def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
     tower = Stages(
         stem=stem,
-        blocks=[partial(_run, block) for block in model.blocks],
+        blocks=[partial(_run, block, place if model.rope_mixed else None) for place, block in enumerate(model.blocks)],
         block_paths=[f"blocks.{i}" for i in range(len(model.blocks))],
         stem_prefixes=prefixes,
         readout=lambda state: model.forward_head(model.norm(state.hidden)),
         attention_inputs=[partial(_attention_input, block) for block in model.blocks],
         reads=first_tokens(1) if model.global_pool == "token" else None,
+        per_member=("rope",) if model.rope_mixed else (),
     )
     return [tower]
 
 
-def _run(block: nn.Module, state: State) -> State:
-    return State(block(state.hidden, rope=state.context["rope"]), state.context)
+def _run(block: nn.Module, place: int | None, state: State) -> State:
+    """A block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its place."""
+    rope = state.context["rope"]
+    return State(block(state.hidden, rope=rope if place is None else rope.select(-4, place)), state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:

@@ -6,6 +6,7 @@ equation 34.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +15,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """Angles of tokens, which are those of every head.
+    """Angles of tokens.
 
     Attributes:
-        cos, sin: ``[1, 1, T, head_dim]``, or ``[B, 1, T, head_dim]`` where samples differ; 1 and 0 turn nothing.
+        cos, sin: ``[1, 1, T, head_dim]``, or ``[B, 1, T, head_dim]`` where samples differ; 1 and 0 turn nothing. Where
+            each head has angles of its own, those of every head of the original numbering, ``[1, H, T, head_dim]``, or
+            of each member ``[M, 1, H, T, head_dim]``.
         neighbours: whether neighbouring dimensions of a head turn together, or else those of its two halves.
+        of_heads: whether each head has angles of its own.
     """
 
     cos: Tensor
     sin: Tensor
     neighbours: bool
+    of_heads: bool = False
 
     def __call__(self, heads: Tensor) -> Tensor:
         """Queries or keys ``[B, h, T, head_dim]``, turned; in their own dtype, computed in that of the angles."""
@@ -36,8 +41,29 @@ class Rotary:
 
     def at(self, positions: Tensor) -> Rotary:
         """Of some tokens of every sample, ``[B, q]``."""
-        rows = positions[:, None, :, None].expand(-1, -1, -1, self.cos.shape[-1])  # [B, q] -> [B, 1, q, head_dim]
-        cos, sin = (angles.expand(rows.shape[0], -1, -1, -1).gather(2, rows) for angles in (self.cos, self.sin))
+        rows = positions[:, None, :, None]  # [B, q] -> [B, 1, q, 1]
+
+        def picked(angles: Tensor) -> Tensor:
+            wide = (*angles.shape[:-4], len(positions), angles.shape[-3])  # [M,] B, 1 or H
+            own = rows.expand(*wide, -1, angles.shape[-1])
+            return angles.expand(*wide, -1, -1).gather(-2, own)
+
+        return Rotary(picked(self.cos), picked(self.sin), self.neighbours, self.of_heads)
+
+    def of(self, member: int) -> Rotary:
+        """Of one member."""
+        if self.cos.dim() == 4:
+            return self
+        return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
+
+    def for_heads(self, members: Sequence[Tensor]) -> Rotary:
+        """For the heads of some members side by side, which are given in the original numbering, ``[h]`` each."""
+        if not self.of_heads:
+            return self
+        each = [(self.of(place), heads) for place, heads in enumerate(members)]
+        cos, sin = (
+            torch.cat([getattr(own, name).index_select(1, h) for own, h in each], dim=1) for name in ("cos", "sin")
+        )
         return Rotary(cos, sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:

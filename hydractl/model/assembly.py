@@ -154,8 +154,14 @@ class Assembly:
             scales = [network.get_parameter(name) for network in self.networks]
             if scales[0].dim() != 1:
                 raise InputError(f"weights held by {block} itself cannot be kept per member")
-            delattr(module, name.rpartition(".")[2])
-            module.add_module(name.rpartition(".")[2], PerMemberScale(scales))
+            leaf, scale = name.rpartition(".")[2], PerMemberScale(scales)
+            delattr(module, leaf)
+            behind = self._family.scaled.get(leaf)
+            if behind is None:
+                module.add_module(leaf, scale)
+            else:  # torch.compile cannot trace a module that is multiplied by
+                setattr(module, leaf, None)
+                module.set_submodule(behind, nn.Sequential(scale, module.get_submodule(behind)))
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Only the first member's blocks run."""

@@ -35,7 +35,16 @@ class _Meeting:
 
     def of(self, member: int) -> _Meeting:
         """For the samples of one member."""
-        return self if self.relative is None else replace(self, relative=self.relative.of(member))
+        relative = None if self.relative is None else self.relative.of(member)
+        queries, keys = (None if one is None else one.of(member) for one in (self.of_queries, self.of_keys))
+        return _Meeting(self.mask, self.is_causal, queries, keys, relative)
+
+    def for_heads(self, heads: Sequence[Tensor]) -> _Meeting:
+        """For the heads of some members, by their original numbers."""
+        queries, keys = (
+            None if turned is None else turned.for_heads(heads) for turned in (self.of_queries, self.of_keys)
+        )
+        return replace(self, of_queries=queries, of_keys=keys)
 
     def repeated(self, members: int) -> _Meeting:
         """For member-major samples: what is of one sample alone, once more for each member."""
@@ -121,7 +130,7 @@ class HeadAttention(nn.Module):
                 self._stacked.make(self.pooled)
 
     def keep_apart(self) -> None:
-        """Never stack the weights of members: relative terms are those of one member after another."""
+        """Never stack the weights of members: terms and angles of single heads are those of one after another."""
         self._stacked.possible = False
 
     def forward(
@@ -215,6 +224,8 @@ class HeadAttention(nn.Module):
             added = [bias for member, own, relative in owners for bias in member.relative(own, relative)]
             mask = meeting.relative.masked(meeting.mask, _side_by_side(added), q.shape[0])
             meeting = replace(meeting, mask=mask)
+        if meeting.of_keys is not None and meeting.of_keys.of_heads:
+            meeting = meeting.for_heads([member.numbers for member in members])
         attended = self._scaled_dot_products(q, k, v, meeting)
         split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
         return [next(split) if m.heads else None for m in members]

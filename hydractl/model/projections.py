@@ -250,6 +250,12 @@ class MemberProjections(nn.Module):
         """The current weights of its heads, in the order of the member."""
         return self.bank.weights().select(self._positions)
 
+    @property
+    def numbers(self) -> Tensor:
+        """Its heads in the original numbering, ``[h]``, in the order of their runs."""
+        assert self.bank.number is not None, "heads with terms of their own are known by their original numbers"
+        return torch.cat([self.bank.number[run] for run in (*self.runs, slice(0, 0))])
+
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values of every run, as of :meth:`HeadBank.project`; all as one where keys are shared."""
         if self.bank.key_heads is None or not self.heads:

@@ -108,19 +108,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-_LONG = (
-    "dinov3",
-    "beit",
-    "swin",
-    "mpnet",
-    "deberta-v3",
-    "bert",
-    "modernbert-mean",
-    "clip",
-    "hf-siglip",
-    "llama",
-    "gpt2",
-)
+_LONG = ("dinov3", "rope-mixed", "beit", "swin", "mpnet", "deberta-v3", "bert", "modernbert-mean", "llama", "gpt2")
+_LONG += ("clip", "hf-siglip")
 LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in _LONG]
 FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
 

@@ -292,9 +292,12 @@ def forgotten() -> Iterator[None]:
     torch.compiler.reset()
 
 
+GRAPHS = ["class-token", "dinov3", "bert", "beit", "swin", "rope-mixed", "mpnet", "deberta-v3", "gpt2"]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize(("variant", "same"), spread(["class-token", "dinov3", "bert", "beit", "swin"], [False, True]))
+@pytest.mark.parametrize(("variant", "same"), spread(GRAPHS, [False, True], each=2))
 @torch.inference_mode()
 def test_compiled_as_one_graph_that_stacks_nothing(variant: str, same: bool) -> None:
     graphs: list[torch.fx.GraphModule] = []

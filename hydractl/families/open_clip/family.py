@@ -77,6 +77,7 @@ class OpenClip(ModelFamily):
     """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
 
     name = "open_clip"
+    scaled = timm.FAMILY.scaled
     version = open_clip.__version__
     priority = 1  # its folders often hold the config.json of another library as well
     builds_by_name = True
