@@ -147,7 +147,7 @@ def script(name: str) -> Any:
     return module
 
 
-SAMPLE = ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224", "cait_xxs24_224"]
+SAMPLE = ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "eva02_base_patch16_clip_224", "cait_xxs24_224"]
 
 
 def test_the_tables_of_models_are_true_of_a_sample() -> None:
