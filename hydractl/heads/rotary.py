@@ -44,7 +44,7 @@ class Rotary:
         rows = positions[:, None, :, None]  # [B, q] -> [B, 1, q, 1]
 
         def picked(angles: Tensor) -> Tensor:
-            wide = (*angles.shape[:-4], len(positions), angles.shape[-3])  # [M,] B, 1 or H
+            wide = (*angles.shape[:-4], positions.shape[0], angles.shape[-3])  # [M,] B, 1 or H
             own = rows.expand(*wide, -1, angles.shape[-1])
             return angles.expand(*wide, -1, -1).gather(-2, own)
 
