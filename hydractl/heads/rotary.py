@@ -6,7 +6,7 @@ equation 34.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,11 +56,11 @@ class Rotary:
             return self
         return Rotary(self.cos[member], self.sin[member], self.neighbours, self.of_heads)
 
-    def for_heads(self, members: Sequence[Tensor]) -> Rotary:
-        """For the heads of some members side by side, which are given in the original numbering, ``[h]`` each."""
+    def for_heads(self, members: Mapping[int, Tensor]) -> Rotary:
+        """For the heads of members that have some, side by side, given in the original numbering, ``[h]`` each."""
         if not self.of_heads:
             return self
-        each = [(self.of(place), heads) for place, heads in enumerate(members)]
+        each = [(self.of(place), heads) for place, heads in members.items()]
         cos, sin = (
             torch.cat([getattr(own, name).index_select(1, h) for own, h in each], dim=1) for name in ("cos", "sin")
         )

@@ -7,7 +7,7 @@ It names no library. A family reads the weights of its own attention module into
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +39,8 @@ class _Meeting:
         queries, keys = (None if one is None else one.of(member) for one in (self.of_queries, self.of_keys))
         return _Meeting(self.mask, self.is_causal, queries, keys, relative)
 
-    def for_heads(self, heads: Sequence[Tensor]) -> _Meeting:
-        """For the heads of some members, by their original numbers."""
+    def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
+        """For the heads of members, by their original numbers."""
         queries, keys = (
             None if turned is None else turned.for_heads(heads) for turned in (self.of_queries, self.of_keys)
         )
@@ -225,7 +225,7 @@ class HeadAttention(nn.Module):
             mask = meeting.relative.masked(meeting.mask, _side_by_side(added), q.shape[0])
             meeting = replace(meeting, mask=mask)
         if meeting.of_keys is not None and meeting.of_keys.of_heads:
-            meeting = meeting.for_heads([member.numbers for member in members])
+            meeting = meeting.for_heads({m: member.numbers for m, member in enumerate(members) if member.heads})
         attended = self._scaled_dot_products(q, k, v, meeting)
         split = iter(attended.split([m.heads for m in members if m.heads], dim=1))
         return [next(split) if m.heads else None for m in members]

@@ -252,9 +252,9 @@ class MemberProjections(nn.Module):
 
     @property
     def numbers(self) -> Tensor:
-        """Its heads in the original numbering, ``[h]``, in the order of their runs."""
+        """Its heads, of which it has some, in the original numbering: ``[h]``, in the order of their runs."""
         assert self.bank.number is not None, "heads with terms of their own are known by their original numbers"
-        return torch.cat([self.bank.number[run] for run in (*self.runs, slice(0, 0))])
+        return torch.cat([self.bank.number[run] for run in self.runs])
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values of every run, as of :meth:`HeadBank.project`; all as one where keys are shared."""
