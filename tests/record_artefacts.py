@@ -537,12 +537,13 @@ def set_up(tree: Path) -> None:
 def declare_operators() -> None:
     """Let torchvision be imported beside a torch that its compiled library was not made for."""
     import torch
+    from torch import library as operators
 
     spec = importlib.util.find_spec("torchvision")
     try:
         torch.ops.load_library(str(Path(str(spec and spec.origin)).with_name("_C.so")))
     except OSError:
-        _operators.append(torch.library.Library("torchvision", "DEF"))
+        _operators.append(operators.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
             _operators[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     importlib.import_module("torchvision")  # hydractl declares nothing where it is imported already

@@ -1,1 +1,1 @@
-"""Models as ONNX and torch.export files that run without hydractl."""
+"""Models for others: ONNX and torch.export files that run without hydractl, and repositories of the Hub."""

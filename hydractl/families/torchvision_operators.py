@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import library as operators
 
 # What torchvision's library would have declared and torchvision's Python code asks for while it is imported.
 _OPERATORS = (
@@ -16,7 +17,7 @@ _OPERATORS = (
 )
 
 # The declarations last as long as this object: torch takes them back when it is collected.
-_library: torch.library.Library | None = None
+_declared: operators.Library | None = None
 
 
 def declare_operators() -> None:
@@ -32,12 +33,12 @@ def declare_operators() -> None:
     Call this before the first import of torchvision or of anything that imports it. Where torchvision is absent,
     imported already, or able to load its library, nothing is declared; further calls do nothing.
     """
-    global _library
-    if _library is not None or "torchvision" in sys.modules or _loads_its_library():
+    global _declared
+    if _declared is not None or "torchvision" in sys.modules or _loads_its_library():
         return
-    _library = torch.library.Library("torchvision", "DEF")
+    _declared = operators.Library("torchvision", "DEF")
     for schema in _OPERATORS:
-        _library.define(schema)
+        _declared.define(schema)
 
 
 def _loads_its_library() -> bool:

@@ -347,8 +347,6 @@ def _check_config(config: Any, name: str) -> None:
     """Refuse what is not a classifier by softmax over separate heads."""
     for part in [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)] or [config]:
         check_counts(part, name)
-        if (problem := problem_of(part)) is not None:
-            raise InputError(f"this {name} is not supported: {problem}")
     problems = []
     if config.num_labels < 2 or config.problem_type in ("regression", "multi_label_classification"):
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
