@@ -25,7 +25,7 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Head, HeadMask
 from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
-from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, publish_hf_clip
+from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, patches, publish_hf_clip
 
 declare_operators()
 
@@ -176,7 +176,7 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin", "hf-swinv2")
+MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin", "hf-swinv2", "hf-siglip2")
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
 RELATIVE = ("rope-mixed", "beit", "swin", "swinv2", "mpnet", "deberta-v3")
@@ -475,6 +475,8 @@ def images(count: int = 3, seed: int = 1) -> torch.Tensor:
 
 def inputs(variant: str) -> Any:
     """Three samples. Texts are of unequal length, so two of them are padded; pairs have their second segment marked."""
+    if variant == "hf-siglip2":
+        return patches()
     if variant not in HF or "vocab_size" not in HF[variant][2]:
         return images()
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])

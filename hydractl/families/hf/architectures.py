@@ -198,7 +198,10 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
     hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
-    return model.classifier(hidden.mean(dim=1))
+    patches = state.context.get("tokens")  # which are none of padding, [B, T]
+    if patches is None:
+        return model.classifier(hidden.mean(dim=1))
+    return model.classifier((hidden * patches[..., None]).sum(dim=1) / patches[..., None].sum(dim=1))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
@@ -234,9 +237,10 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
+    "Siglip2ForImageClassification": ("vision_model", _patches),
     dinov3.NAME: ("model.attention", _class_token),
 }
-TWO_TOWERS = ("CLIPModel", "SiglipModel")
+TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
@@ -479,9 +483,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 def _reason(name: str) -> str:
     """Why a class is refused, behind its name."""
-    if name.startswith("Siglip2"):
-        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
-    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    tower = re.match(r"(CLIP|Siglip2?)(Vision|Text)Model", name)
     met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
     return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 

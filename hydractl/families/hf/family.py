@@ -43,13 +43,13 @@ from hydractl.families.hf.inputs import (
     image_format,
     image_preprocess,
     padding_of,
+    random_images,
     random_tokens,
     text_collate,
     text_preprocess,
     write_processor,
     write_tokenizer,
 )
-from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
@@ -102,7 +102,7 @@ _NEVER = (
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
-_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
+_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
@@ -298,7 +298,8 @@ class HFEncoder(ModelFamily):
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """By ``get_image_features``."""
-        return torch.nn.functional.normalize(model.get_image_features(inputs).pooler_output, dim=-1)
+        given = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+        return torch.nn.functional.normalize(model.get_image_features(**given).pooler_output, dim=-1)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -312,7 +313,7 @@ class HFEncoder(ModelFamily):
         """Random tokens without padding, or random pixels."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
-        return random_pixels(preprocess["input_size"], batch, seed)
+        return random_images(preprocess, batch, seed)
 
     def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
         """From the settings of the tokenizer."""
@@ -395,6 +396,7 @@ def put_in_place(
 def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
     pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
+    shapes = inputs.get("spatial_shapes") if isinstance(inputs, Mapping) else None
     if pixels is None:
         mask = inputs.get("attention_mask")
         given = {k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")}
@@ -403,6 +405,10 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         hidden = base.embeddings(**given)
         if hasattr(base, "embeddings_project"):
             hidden = base.embeddings_project(hidden)
+    elif shapes is not None:
+        mask = inputs.get("pixel_attention_mask")
+        # Without numbers, which the library looks at, only shapes are asked for: positions change none.
+        hidden = base.embeddings.patch_embedding(pixels) if shapes.is_meta else base.embeddings(pixels, shapes)
     else:
         mask = None
         hidden = base.embeddings(pixels)
@@ -413,6 +419,8 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
     given = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
     context = {"attention_mask": create_bidirectional_mask(**given), **relative.context(base, hidden, pixels, mask)}
+    if shapes is not None:
+        context["tokens"] = mask
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         angles = {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
@@ -529,13 +537,14 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)
-    preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size)
+    patch = base.config.patch_size if config.model_type == "siglip2" else None
+    preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size, patch)
     return {**preprocess, "texts": clip.text_preprocess_of(folder, model)} if len(towers_of(model)) > 1 else preprocess
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the patch embedding; None for a model of texts, and of images of any size."""
-    if model.config.model_type not in _PROCESSORS or type(model).__name__ == dinov3.NAME:
+    if model.config.model_type not in _PROCESSORS or model.config.model_type in ("dinov3_vit", "siglip2"):
         return None
     _, base, _ = towers_of(model)[0]
     patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
