@@ -103,12 +103,13 @@ _LLAMA = Layout(
     AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
     *("", "Attention", "input_layernorm", "self_attn", ("embed_tokens",)),
 )
+_PHI3 = replace(_LLAMA, heads=AttentionLayout(("qkv_proj",), "o_proj"))
 _GPT2 = Layout(
     *("h", AttentionLayout(("c_attn",), "c_proj", transposed=True), "", "Attention", "ln_1", "attn", ("wte", "wpe"))
 )
 
-# Name of the base model within the classifier, which every site's path starts with -> its layout. Where two layouts
-# have one name, the attention block, with which every path ends, stands behind it.
+# Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
+# have one name, what tells them apart stands behind a dot.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -129,6 +130,8 @@ LAYOUTS = {
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
+    "model.qkv_proj": _PHI3,
+    "model.post_norm": replace(_LLAMA, norm=""),
     "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
@@ -231,8 +234,13 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
         f"{name}ForSequenceClassification": ("model.self_attn", last_token)
-        for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")
+        for name in (
+            *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
+            *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+        )
     },
+    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token),
+    "Exaone4ForSequenceClassification": ("model.post_norm", last_token),
     "GPT2ForSequenceClassification": ("transformer", last_token),
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
@@ -435,15 +443,15 @@ def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
 
 def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
     """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    prefixes = [key.partition(".")[0] for key in layouts_of(model)]
+    each = zip(prefixes, layouts_of(model), strict=True)
+    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in each]
+
+
+def layouts_of(model: Any) -> Sequence[str]:
+    """Of each tower, its key in :data:`LAYOUTS`."""
     name = type(model).__name__
-    keys = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
-    prefixes = [key.partition(".")[0] for key in keys]
-    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in zip(prefixes, keys, strict=True)]
-
-
-def layout_of(path: str) -> Layout:
-    prefix, block = path.partition(".")[0], path.rpartition(".")[2]
-    return LAYOUTS.get(f"{prefix}.{block}") or LAYOUTS[prefix]
+    return ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
 
 
 @contextlib.contextmanager

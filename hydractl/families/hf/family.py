@@ -28,7 +28,7 @@ from hydractl.families.hf.architectures import (
     implementation,
     is_decoder,
     layers_of,
-    layout_of,
+    layouts_of,
     library_model,
     meta_model,
     quiet,
@@ -36,7 +36,7 @@ from hydractl.families.hf.architectures import (
     towers_of,
     without_traces,
 )
-from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, turn_of, with_padding
 from hydractl.families.hf.inputs import (
     TOKENIZER_FILES,
     image_collate,
@@ -63,16 +63,15 @@ from hydractl.families.reading import (
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
-from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 
 class _InPlace(nn.Module):
     """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of the library's attention."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: nn.Module, library: Any) -> None:
         super().__init__()
-        self.attention = attention
+        self.attention, self.turn = attention, turn_of(library)
 
     def forward(
         self,
@@ -84,10 +83,10 @@ class _InPlace(nn.Module):
         """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary; the
         weights that the library's own would return are never looked at."""
         rotary = None
-        if position_embeddings is not None:
+        if position_embeddings is not None and self.turn is not None:
             # In float32 at least, as the library does: [1, T, head_dim] -> [1, 1, T, head_dim]
             cos, sin = (a.to(torch.promote_types(a.dtype, torch.float32))[:, None] for a in position_embeddings)
-            rotary = Rotary(cos, sin, neighbours=False)
+            rotary = self.turn(cos, sin)
         return self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary), None
 
 
@@ -217,7 +216,7 @@ class HFEncoder(ModelFamily):
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``bert.encoder.layer.0.attention`` and so on: the block that holds all four projections."""
         model, sites = meta_model(config), []
-        for prefix, base, layout in towers_of(model):
+        for key, (prefix, base, layout) in zip(layouts_of(model), towers_of(model), strict=True):
             tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
             for path, layer in layers_of(base, layout):
                 block, heads = layer.get_submodule(layout.block), base.config.num_attention_heads
@@ -227,7 +226,7 @@ class HFEncoder(ModelFamily):
                 weight = block.get_submodule(layout.heads.out).weight
                 d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
                 path = ".".join(filter(None, (prefix, path, layout.block)))
-                sites.append(Site(path, heads, width // heads, d_model, tower, sharing=sharing))
+                sites.append(Site(path, heads, width // heads, d_model, tower, key, sharing))
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> int | None:
@@ -250,16 +249,16 @@ class HFEncoder(ModelFamily):
         return None if size is None or prefix.startswith("dinov2") else [int(base.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
-        """By the kind of encoder, which every path starts with."""
-        return layout_of(site.path).heads
+        """By the kind of encoder."""
+        return LAYOUTS[site.layout].heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        return dropouts_of(model, site.path, layout_of(site.path))
+        return dropouts_of(model, site.path, LAYOUTS[site.layout])
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
-        layout = layout_of(site.path)
+        layout = LAYOUTS[site.layout]
         layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
         put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
 
@@ -375,7 +374,8 @@ def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, flo
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
     rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
     rate = getattr(rate, "p", rate)
-    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+    behind = getattr(getattr(core, "out_drop", None), "p", getattr(core, "residual_dropout", 0.0))
+    return float(rate), float(behind)
 
 
 def put_in_place(
@@ -383,11 +383,11 @@ def put_in_place(
 ) -> None:
     """As :meth:`HFEncoder.install`, of the attention at ``path``; ``stand_in`` calls it where the library calls other
     than usually."""
-    inside = stand_in or _InPlace(attention)
+    block: Any = model.get_submodule(path)
+    inside = stand_in or _InPlace(attention, block.get_submodule(layout.core))
     if not layout.core:
         model.set_submodule(path, inside)
         return
-    block: Any = model.get_submodule(path)
     setattr(block, layout.core, inside)
     if layout.heads.out == "output.dense":
         block.output.dense = nn.Identity()  # HeadAttention has done that projection
