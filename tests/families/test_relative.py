@@ -86,6 +86,11 @@ _DEBERTA_V3_BASE = {
 HF = {
     "deberta-v3-base": ("DebertaV2ForSequenceClassification", _DEBERTA_V3_BASE, [12] * 12),
     "mpnet-base": ("MPNetForSequenceClassification", {}, [12] * 12),
+    "data2vec-vision-base": (
+        "Data2VecVisionForImageClassification",
+        {"use_relative_position_bias": True},
+        [12] * 12,
+    ),
     "beit-base": ("BeitForImageClassification", {"use_relative_position_bias": True}, [12] * 12),
     "swinv2-tiny": (
         "Swinv2ForImageClassification",

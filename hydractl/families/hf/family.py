@@ -102,7 +102,8 @@ _NEVER = (
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
-_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "data2vec-vision": "BeitImageProcessor"}
+_PROCESSORS |= {"swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
@@ -124,7 +125,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
-        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
+        r"encoder\.(rel_embeddings|relative_attention_bias|relative_position_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
         rf"|(({'|'.join(LAYOUTS)})\.)?"
         r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
