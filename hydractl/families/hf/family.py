@@ -349,6 +349,14 @@ class HFEncoder(ModelFamily):
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
+    def image_classifier(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The library's own, of the mean of all patches."""
+        name = class_name(config).replace("Model", "ForImageClassification")
+        images = {key: value for key, value in preprocess.items() if key != "texts"}
+        return name, {**config, "architectures": [name], "num_labels": classes}, images
+
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
         """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
         sites = self.sites(config)
