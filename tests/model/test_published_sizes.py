@@ -54,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ElectraForSequenceClassification": {**_BASE, "embedding_size": 768},
     "LlamaForSequenceClassification": {**_LLAMA, "num_key_value_heads": 8, "vocab_size": 128256},
     "Qwen3ForSequenceClassification": {**_QWEN, "num_key_value_heads": 8, "head_dim": 128},
+    "MinistralForSequenceClassification": {"head_dim": 128},
     "DebertaV2ForSequenceClassification": _DEBERTA,
     "BeitForImageClassification": {"use_relative_position_bias": True},
     "Swinv2ForImageClassification": {"image_size": 256, "window_size": 16},
@@ -81,8 +82,11 @@ PARAMETERS = {
     "GPT2ForSequenceClassification": 124_439_808 + 2 * 768,
 }
 _CLASSES = {name: variant for variant, (name, _, _) in reversed({**HF, **HF_CLIP}.items())}
-CASES = [*NAMED, *_CLASSES]
-"""Every class of transformers that has a pico model, and a model or two of each kind in the other libraries."""
+CASES = [*NAMED, *(name for name in _CLASSES if name != "Siglip2Model")]
+"""Every class of transformers that has a pico model, and a model or two of each kind in the other libraries.
+
+SigLIP 2 resizes its positions by the numbers in ``spatial_shapes``, which tensors without numbers do not have.
+"""
 FAST = ("vit_base_patch16_224", "eva02_base_patch14_448", "swin_tiny_patch4_window7_224", "vit_b_16", "ViT-B-32")
 FAST += tuple(f"{name}ForSequenceClassification" for name in ("Bert", "ModernBert", "Llama", "GPT2", "DebertaV2"))
 
