@@ -115,6 +115,11 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BeitConfig",
         {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
     ),
+    "data2vec-vision": (
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**_IMAGE, "use_relative_position_bias": True, "use_shared_relative_position_bias": True},
+    ),
     "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
     "hf-swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _SWIN),
     # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
@@ -208,7 +213,17 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 features are those of the place where it ends, and labels of the same length would be one class."""
 
 DECODERS = ("phi3", "arcee", "smollm3", "ministral", "seed-oss", "starcoder2", "glm", "helium", "stablelm", "exaone4")
-MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin", "hf-swinv2", "hf-siglip2", *DECODERS)
+MORE = (
+    "beit-shared",
+    "deberta-v2",
+    "hf-beit",
+    "hf-beit-shared",
+    "hf-swin",
+    "hf-swinv2",
+    "hf-siglip2",
+    "data2vec-vision",
+    *DECODERS,
+)
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
 RELATIVE = ("rope-mixed", "beit", "swin", "swinv2", "mpnet", "deberta-v3")
@@ -267,6 +282,11 @@ _HF_PARTS["BeitForImageClassification"] = {
     "mlp": r"beit\.layers\.\d\.mlp\.",
     "norm": r"beit\.(layers\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
     "embed": r"beit\.(embeddings|shared_position_bias)\.",
+}
+_HF_PARTS["Data2VecVisionForImageClassification"] = {
+    "mlp": r"data2vec_vision\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"data2vec_vision\.(encoder\.layer\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
+    "embed": r"data2vec_vision\.(embeddings|encoder\.relative_position_bias)\.",
 }
 _HF_PARTS["SwinForImageClassification"] = {
     "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",

@@ -36,7 +36,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_a_zero_shot_model_has_no_head() -> None:
-    with pytest.raises(UsageError, match="--reset-head: open_clip models have no classifier"):
+    with pytest.raises(UsageError, match="--reset-head: open_clip has no classifier on a tower of images"):
         with_new_head(source_of(shared_stock("clip"), "clip"), ["a"], 1)
 
 
