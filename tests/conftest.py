@@ -12,20 +12,9 @@ from typing import Any
 
 import pytest
 
-THREADS = "1"
-LONG_VARIANTS = (
-    *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
-    *("hf-dinov2-registers", "clip-layer-scale"),
-    *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
-    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
-)
-"""Pico models whose tests are long: what they have of their own is little."""
-ONE_OF_EACH = (
-    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
-    *("clip", "custom-text-own-attention", "hf-siglip"),
-)
-"""One pico model of each library and mechanism."""
+from tests.spread import LONG_VARIANTS, ONE_OF_EACH
 
+THREADS = "1"
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
 _FOUND = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("HYDRACTL_")}
