@@ -50,6 +50,8 @@ TIMM = {
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
     "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
     "&num_heads=[3,3]&window_size=4&num_classes=5",
+    "swinv2": "swinv2_tiny_window8_256?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]&num_heads=[3,3]"
+    "&window_size=4&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -114,6 +116,7 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
     ),
     "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
+    "hf-swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _SWIN),
     # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
     "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
@@ -173,10 +176,10 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin")
+MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin", "hf-swinv2")
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
-RELATIVE = ("rope-mixed", "beit", "swin", "mpnet", "deberta-v3")
+RELATIVE = ("rope-mixed", "beit", "swin", "swinv2", "mpnet", "deberta-v3")
 """The models whose heads have terms or angles of their own, which never run as batched products."""
 
 # Which parameters a merged part averages, by patterns on their names.
@@ -238,6 +241,9 @@ _HF_PARTS["SwinForImageClassification"] = {
     "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
     "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
 }
+_HF_PARTS["Swinv2ForImageClassification"] = {
+    part: pattern.replace("swin", "swinv2") for part, pattern in _HF_PARTS["SwinForImageClassification"].items()
+} | {"mlp": r"swinv2\.encoder\.layers\.\d\.blocks\.\d\.(intermediate|output)\."}
 _HF_CLIP_PARTS = {
     "mlp": r"(vision|text)_model\.encoder\.layers\.\d+\.mlp\.",
     "norm": r"(vision|text)_model\.(encoder\.layers\.\d+\.layer_norm[12]"

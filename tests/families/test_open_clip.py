@@ -73,7 +73,7 @@ def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | 
     for site in sites:
         weights = FAMILY.read(tensors, site)
         weights = weights if kept is None else weights.select(kept[site.path])
-        norms = FAMILY.norms(model, site)
+        norms = FAMILY.common(model, site)
         for side, norm in zip(("q_norm", "k_norm"), norms, strict=True):
             for leaf, _ in list(norm.named_parameters()):
                 norm.register_parameter(leaf, torch.nn.Parameter(weights.extra[f"{side}.{leaf}"]))

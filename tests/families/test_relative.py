@@ -29,6 +29,7 @@ from tests.spread import marked_long
 # Name -> heads of each site, as published, and parameters.
 TIMM = {
     "beitv2_base_patch16_224": ([12] * 12, 86_530_984),
+    "swinv2_tiny_window16_256": ([3] * 2 + [6] * 2 + [12] * 6 + [24] * 2, 28_347_154),
     "swin_tiny_patch4_window7_224": ([3] * 2 + [6] * 2 + [12] * 6 + [24] * 2, 28_288_354),
 }
 
@@ -55,9 +56,10 @@ def test_a_published_size_of_timm(name: str) -> None:
 
     with torch.device("meta"):
         model = timm.create_model(name).eval()
-        images = torch.empty(1, 3, 224, 224)
-    config = {"architecture": name, "num_classes": 1000}
-    preprocess = {**timm.data.resolve_data_config(model=model), "input_size": [3, 224, 224]}
+        side = model.patch_embed.img_size[0]
+        images = torch.empty(1, 3, side, side)
+    config = {"architecture": name, "num_classes": 1000, "model_args": {"img_size": side}, "pretrained_cfg": {}}
+    preprocess = {**timm.data.resolve_data_config(model=model), "input_size": [3, side, side]}
     preprocess = {key: list(v) if isinstance(v, tuple) else v for key, v in preprocess.items()}
     heads, parameters = TIMM[name]
     family = get_family("timm")
@@ -85,6 +87,11 @@ HF = {
     "deberta-v3-base": ("DebertaV2ForSequenceClassification", _DEBERTA_V3_BASE, [12] * 12),
     "mpnet-base": ("MPNetForSequenceClassification", {}, [12] * 12),
     "beit-base": ("BeitForImageClassification", {"use_relative_position_bias": True}, [12] * 12),
+    "swinv2-tiny": (
+        "Swinv2ForImageClassification",
+        {"image_size": 256, "window_size": 16},
+        [3] * 2 + [6] * 2 + [12] * 6 + [24] * 2,
+    ),
     "swin-tiny": ("SwinForImageClassification", {}, [3] * 2 + [6] * 2 + [12] * 6 + [24] * 2),
 }
 
@@ -99,7 +106,7 @@ def test_a_published_size_of_transformers(name: str, tmp_path: Path) -> None:
         model = library._from_config(config, attn_implementation=attends, dtype=torch.float32).eval()
     family, images = get_family("hf"), library.main_input_name == "pixel_values"
     if images:
-        preprocess = image_preprocess(tmp_path, "ViTImageProcessor", 3, (224, 224))
+        preprocess = image_preprocess(tmp_path, "ViTImageProcessor", 3, (config.image_size,) * 2)
     else:
         write_tokenizer(tmp_path, pair_types=False, roberta=name == "mpnet-base")
         preprocess = text_preprocess(tmp_path, 16, config.vocab_size, ("input_ids", "attention_mask"))

@@ -43,6 +43,8 @@ class Layout:
     block: str = "attention"
     # The modules before the first layer.
     embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
+    # Whether the layers are in stages, between which tokens get fewer.
+    staged: bool = False
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -69,7 +71,18 @@ _BEIT = Layout(
     "",
     ("embeddings", "shared_position_bias"),
 )
-_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table))
+_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
+_SWINV2 = replace(
+    _BERT,
+    layers="encoder.layers",
+    heads=replace(
+        _BERT.heads,
+        table="self.continuous_position_bias_mlp.2.weight",
+        features="self.continuous_position_bias_mlp.0",
+        scale="self.logit_scale",
+    ),
+    staged=True,
+)
 _DEBERTA = Layout(
     "encoder.layer",
     AttentionLayout(
@@ -112,6 +125,7 @@ LAYOUTS = {
     "model": _MODERN,
     "beit": _BEIT,
     "swin": _SWIN,
+    "swinv2": _SWINV2,
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
@@ -211,6 +225,7 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "MPNetForSequenceClassification": ("mpnet", _head),
     "BeitForImageClassification": ("beit", _beit),
     "SwinForImageClassification": ("swin", _swin),
+    "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
         f"{name}ForSequenceClassification": ("model.self_attn", last_token)
         for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")
@@ -409,7 +424,7 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
 
 def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
     """The layers of an encoder, which may be in stages, by their paths within it."""
-    if layout is _SWIN:
+    if layout.staged:
         return [(path, layer) for path, layer, *_ in relative.swin_layers(base)]
     return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
 

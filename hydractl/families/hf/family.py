@@ -103,7 +103,7 @@ _NEVER = (
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
-_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
@@ -221,7 +221,8 @@ class HFEncoder(ModelFamily):
             tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
             for path, layer in layers_of(base, layout):
                 block, heads = layer.get_submodule(layout.block), base.config.num_attention_heads
-                heads = heads if isinstance(heads, int) else block.num_attention_heads  # Swin: more in every stage
+                if not isinstance(heads, int):  # more in every stage
+                    heads = block.get_submodule(layout.core).num_attention_heads
                 sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
                 weight = block.get_submodule(layout.heads.out).weight
                 d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
@@ -289,7 +290,7 @@ class HFEncoder(ModelFamily):
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.per_member(base),
         )
-        return [replace(tower, **relative.swin_parts(base, prefix)) if prefix == "swin" else tower]
+        return [replace(tower, **relative.swin_parts(base, prefix, layout.norm)) if layout.staged else tower]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Of a CLIP or SigLIP, ``[B, classes]`` from features of images and classes."""
