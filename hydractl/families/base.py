@@ -120,7 +120,8 @@ class AttentionLayout:
     that ends in an underscore they follow at once.
 
     Attributes:
-        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]``, or of one each.
+        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]`` (fewer rows where heads share
+            keys), or of one each.
         out: of the output projection, ``[d_model, heads * head_dim]``.
         gate: of the gate of the attention output, a matrix like that of queries; empty: none.
         q_norm, k_norm: of norms that act on one head at a time; empty: none.
@@ -150,18 +151,22 @@ class AttentionLayout:
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
         fields: dict[str, Any] = {}
+        out, out_bias = _pair(site.path, self.out)
+        columns = self._turned(tensors[out])
+        queries = columns.shape[1]
         for name, parts in self._rows(site.path).items():
-            if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
-                split = self._turned(tensors[name]).unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
-                fields |= dict(zip(parts, split, strict=True))
+            if name in tensors:  # [heads * dk + 2 * keys * dk, ...] -> [heads, dk, ...], twice [keys, dk, ...]
+                rows = self._turned(tensors[name])
+                keys = (rows.shape[0] - queries) // 2
+                split = rows.split([queries, keys, keys]) if len(parts) > 1 else [rows]
+                fields |= {part: own.unflatten(0, (-1, site.head_dim)) for part, own in zip(parts, split, strict=True)}
         if self.table and (name := f"{site.path}.{self.table}") in tensors:
             fields["table"] = tensors[name] if self.features else tensors[name].T
         if self.scale and (name := f"{site.path}.{self.scale}") in tensors:
             fields["scale"] = tensors[name].flatten(1)
-        out, out_bias = _pair(site.path, self.out)
         return HeadWeights(
             # [d, heads * dk] -> [heads, d, dk]
-            o=self._turned(tensors[out]).unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
+            o=columns.unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
             o_bias=tensors.get(out_bias),
             extra={ours: tensors[name] for name, ours in self._common(site.path) if name in tensors},
             **fields,

@@ -103,12 +103,13 @@ _LLAMA = Layout(
     AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
     *("", "Attention", "input_layernorm", "self_attn", ("embed_tokens",)),
 )
+_PHI3 = replace(_LLAMA, heads=AttentionLayout(("qkv_proj",), "o_proj"))
 _GPT2 = Layout(
     *("h", AttentionLayout(("c_attn",), "c_proj", transposed=True), "", "Attention", "ln_1", "attn", ("wte", "wpe"))
 )
 
-# Name of the base model within the classifier, which every site's path starts with -> its layout. Where two layouts
-# have one name, the attention block, with which every path ends, stands behind it.
+# Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
+# have one name, what tells them apart stands behind a dot.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -129,6 +130,8 @@ LAYOUTS = {
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
+    "model.qkv_proj": _PHI3,
+    "model.post_norm": replace(_LLAMA, norm=""),
     "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
@@ -198,7 +201,10 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
     hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
-    return model.classifier(hidden.mean(dim=1))
+    patches = state.context.get("tokens")  # which are none of padding, [B, T]
+    if patches is None:
+        return model.classifier(hidden.mean(dim=1))
+    return model.classifier((hidden * patches[..., None]).sum(dim=1) / patches[..., None].sum(dim=1))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
@@ -228,15 +234,21 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
         f"{name}ForSequenceClassification": ("model.self_attn", last_token)
-        for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")
+        for name in (
+            *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
+            *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+        )
     },
+    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token),
+    "Exaone4ForSequenceClassification": ("model.post_norm", last_token),
     "GPT2ForSequenceClassification": ("transformer", last_token),
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
+    "Siglip2ForImageClassification": ("vision_model", _patches),
     dinov3.NAME: ("model.attention", _class_token),
 }
-TWO_TOWERS = ("CLIPModel", "SiglipModel")
+TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
@@ -431,15 +443,15 @@ def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
 
 def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
     """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    prefixes = [key.partition(".")[0] for key in layouts_of(model)]
+    each = zip(prefixes, layouts_of(model), strict=True)
+    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in each]
+
+
+def layouts_of(model: Any) -> Sequence[str]:
+    """Of each tower, its key in :data:`LAYOUTS`."""
     name = type(model).__name__
-    keys = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
-    prefixes = [key.partition(".")[0] for key in keys]
-    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in zip(prefixes, keys, strict=True)]
-
-
-def layout_of(path: str) -> Layout:
-    prefix, block = path.partition(".")[0], path.rpartition(".")[2]
-    return LAYOUTS.get(f"{prefix}.{block}") or LAYOUTS[prefix]
+    return ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
 
 
 @contextlib.contextmanager
@@ -479,9 +491,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 def _reason(name: str) -> str:
     """Why a class is refused, behind its name."""
-    if name.startswith("Siglip2"):
-        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
-    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    tower = re.match(r"(CLIP|Siglip2?)(Vision|Text)Model", name)
     met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
     return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 

@@ -168,12 +168,24 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
+    shared = state.context.get("shared_position_bias")
+    if isinstance(layer.attention, BeitInPlace):
+        return State(_run_beit(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    if "shared_position_bias" in state.context:
-        shared = state.context["shared_position_bias"]
-        given["attention_mask"] = shared if isinstance(layer.attention, BeitInPlace) else shared[None]
+    if shared is not None:
+        given["attention_mask"] = shared[None]
     found = layer(state.hidden, **given)
     return State(found[0] if isinstance(found, tuple) else found, state.context)
+
+
+def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    # As the layer itself. It multiplies by vectors, and torch.compile traces no module in the place of one.
+    def scaled(factor: Any, x: Tensor) -> Tensor:
+        return factor(x) if isinstance(factor, nn.Module) else factor * x
+
+    attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
+    hidden = layer.drop_path(scaled(layer.lambda_1, attended)) + hidden
+    return layer.drop_path(scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
 
 
 def per_member(base: Any) -> tuple[str, ...]:
