@@ -413,7 +413,9 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
-        projections = [[block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)] for block in blocks]
+        projections = [
+            [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)] for block in blocks
+        ]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
