@@ -118,7 +118,7 @@ class TimmViT(ModelFamily):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
             check_model(model)
-            config = _published_config(model)
+            config = _published_config(model, options)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
@@ -380,11 +380,11 @@ def _check_vit(model: Any, kind: str) -> None:
         raise InputError(f"{kind} keeps buffers, which this family does not handle")
 
 
-def _published_config(model: nn.Module) -> dict[str, Any]:
-    """timm's published configuration of a model."""
+def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "config.json"
-        save_config_for_hf(model, str(path))
+        save_config_for_hf(model, path, model_args=dict(options))
         return json.loads(path.read_text(encoding="utf-8"))
 
 
