@@ -17,6 +17,7 @@ from hydractl.api.documents import Document
 from hydractl.api.models import Folder, Model, ModelLike, open
 from hydractl.api.values import data_in, held_data, raw
 from hydractl.errors import RequirementError, UsageError, did_you_mean
+from hydractl.exports.formats import kind_of
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import HELD, Source, open_source
@@ -326,8 +327,8 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
 
     Args:
         model: any one.
-        path: of the ``.onnx`` or ``.pt2`` file.
-        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``, ``device``.
+        path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file.
+        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``; of int8 ``data`` and ``ood``.
 
     Returns:
         The files written.
@@ -337,7 +338,7 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
         OutputError: a file exists, and ``force`` is not set.
     """
     with _held([model]) as refs:
-        options = {**options, "export": Path(path).suffix.removeprefix(".") or "none", "output": os.fspath(path)}
+        options = {**options, "export": kind_of(path) or Path(path).suffix or "none", "output": os.fspath(path)}
         return _run("fuse", refs, options).files
 
 

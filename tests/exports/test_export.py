@@ -68,7 +68,7 @@ class Exported:
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
         self.onnx, self.pt2 = (target.path for target in targets)
         with claimed(targets, force=False) as claim:
-            self.documents = claim.write(self.model, ["a", "b"], 0, Log())
+            self.documents = claim.write(self.model, ["a", "b"], 1, 0, Log())
             assert claim.commit() == [self.onnx, self.pt2]
         three = inputs(variant)
         two = {k: torch.cat([v, v])[:5] for k, v in three.items()} if isinstance(three, dict) else images(5)
@@ -269,7 +269,7 @@ def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None
         (["a.st", "--export", "pt2", "-o", "x.onnx"], "one MODEL with --export pt2 writes no such file"),
         (["a.st", "b.st", "--export", "pt2", "-o", "x.pt2"], "--output x.pt2: the fused checkpoint is no pt2 file"),
         (["a.st", "--export", "pt2", "--merge", "none"], "--merge has no effect with --export pt2"),
-        (["a.st", "--export", "tflite"], "--export must be one of onnx, pt2, not 'tflite'"),
+        (["a.st", "--export", "tflite"], "--export must be one of onnx, onnx-int8, pt2, not 'tflite'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
@@ -285,7 +285,7 @@ def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.Monk
     )
     code, _, err = run("fuse", *members, "--export", "onnx")
     assert code == 2
-    assert "error: --export onnx needs onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
+    assert "error: ONNX files need onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
     assert files() == set()
 
 
