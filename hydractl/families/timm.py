@@ -52,7 +52,7 @@ _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
-_RELATIVE = (timm_relative.Beit, timm_relative.Swin)
+_RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -303,10 +303,10 @@ def fill_buffers(model: nn.Module) -> None:
     frequencies = getattr(rope, "freqs", None)
     if frequencies is not None:  # the library makes a grid where these are
         rope.freqs = nn.Parameter(torch.empty(0))
-    reinit_non_persistent_buffers(model)
+    if not timm_relative.fill_buffers(model):
+        reinit_non_persistent_buffers(model)
     if frequencies is not None:
         rope.freqs = frequencies
-    timm_relative.make_masks(model)
 
 
 def _create(config: Mapping[str, Any]) -> Any:
@@ -336,7 +336,7 @@ def check_model(model: Any) -> None:
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
             f"timm's {kind} is not supported: {attention_met}",
-            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit and SwinTransformer",
+            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
     if not (timm_relative.blocks(model) if isinstance(model, _RELATIVE) else len(model.blocks)):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")

@@ -28,6 +28,7 @@ from hydractl.training.checkpointing import (
     set_random_state,
 )
 from hydractl.training.data import TrainingData
+from hydractl.training.distribution import backward, shared
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
@@ -130,6 +131,7 @@ class Training:
         self.parameters = trainable(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
+        self._shared_loss = shared(self.loss, context.team)
         self.per_epoch = options.steps_per_epoch(data.size)
         self.total = options.total_steps(data.size)
         self.cycles = Cycles(self.total, options.schedule.cycles)
@@ -168,16 +170,16 @@ class Training:
         size, accumulate, team = self.options.data.batch_size, self.options.data.accumulate, self.context.team
         rest = indices[self.position :]
         batches = [rest[i : i + size] for i in range(0, len(rest), size)]
-        mine = [index for batch in batches for index in batch[team.rank :: team.size]]
+        # Where the last batch of an epoch is too short for all processes, some compute a sample that counts nothing.
+        mine = [index for batch in batches for index in batch[team.rank :: team.size] or batch[:1]]
         self.model.train()
         stream = self.data.batches(mine, len(self.history.epochs))
         for start in range(0, len(batches), accumulate):
             parts = batches[start : start + accumulate]
             count = sum(map(len, parts))
-            with_samples = [part for part in parts if len(part) > team.rank]
             with self._saving():
-                read = [next(stream) for _ in with_samples]
-            loss = self._step(read, count)
+                read = [next(stream) for _ in parts]
+            loss = self._step(read, [len(part[team.rank :: team.size]) / count for part in parts])
             self.history.losses.append(loss)
             self.position += count
             self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
@@ -199,14 +201,14 @@ class Training:
         """The learning rate of the step that comes, or of one before it."""
         return self.lr * self.cycles.share_of_peak(self.history.steps + offset, self.options.schedule)
 
-    def _step(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
-        """One update from the batches of this process, of ``count`` samples in all. Returns the mean loss before it."""
+    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
+        """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad(set_to_none=True)
-        value = self.loss.backward(batches, count)
+        value = backward(self._shared_loss, self.loss.calls(batches, shares), self.context.team)
         if self.context.team.size > 1:
-            value = self._all_reduce(value)
+            value = self._agreed(value)
         self._check_loss(value)
         if self.options.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
@@ -269,20 +271,13 @@ class Training:
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _all_reduce(self, value: float) -> float:
-        """Add up the gradients of all processes, their losses, and whether one of them wants to stop or to save."""
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # of a process without samples in the last batch of an epoch
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+    def _agreed(self, value: float) -> float:
+        """Add up the losses of all processes, and whether one of them wants to stop or to save."""
         due = self.context.team.rank == 0 and self.context.checkpointing.due(self.history.steps + 1)
-        flags = gradients[0].new_tensor([value, float(self.context.signals.requested), float(due)])
-        flat = torch.cat([flags, *[g.reshape(-1) for g in gradients]])
-        self.context.team.add(flat)
-        for gradient, part in zip(gradients, flat[3:].split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-        self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
-        return float(flat[0])
+        flags = torch.tensor([value, self.context.signals.requested, due], dtype=torch.float64)
+        self.context.team.add(flags)
+        self._all_stop, self._all_save = bool(flags[1]), bool(flags[2])
+        return float(flags[0])
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 

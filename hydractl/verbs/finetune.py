@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from hydractl.data.base import report_classes
-from hydractl.distributed import Processes, local_device, processes
+from hydractl.distributed import Processes, local_device, processes, restarted
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
@@ -93,7 +93,12 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         return train_members(settings, log, _check, _finished)
     if settings.devices:
         settings = on_first_device(settings)
-    with processes(settings.timeout) as team:
+    if restarted():
+        settings = replace(settings, resume=True)
+    with processes(settings.timeout, nccl=True) as team:
+        if team.size > 1 and settings.device.startswith("cuda:"):
+            hint = "--device cuda gives each process its own"
+            raise UsageError(f"--device {settings.device} is one GPU for {team.size} processes", hint=hint)
         return _run(settings, team.quieted(log), team)
 
 
@@ -183,7 +188,8 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
         first = _model(prepared)
         report_all_cut(first, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
-        trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
+        with team.exchanging():
+            trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
         if team.rank:
             return Outcome({}, silent=True)

@@ -146,8 +146,9 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 
 
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
-READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "eurobert", "eurobert-late", "hf-ijepa"))
-READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-swin"))
+READ |= dict.fromkeys(("eva", "beit-shared", "swin", "swinv2", "modernbert-mean", "eurobert", "eurobert-late"))
+READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-ijepa"))
+READ |= dict.fromkeys(("hf-swin", "hf-swinv2", "hf-siglip2"))
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:
@@ -190,6 +191,11 @@ PARTS = {
         "layers.1.downsample.norm.weight": "norm",
         "layers.1.downsample.reduction.weight": "embed",
         "head.fc.bias": "own",
+    },
+    "swinv2": {
+        "layers.0.blocks.1.attn.cpb_mlp.0.weight": "attention",
+        "layers.0.blocks.1.attn.logit_scale": "attention",
+        "layers.0.blocks.1.norm1.weight": "norm",
     },
     "bert": {
         "bert.pooler.dense.weight": "own",

@@ -22,6 +22,7 @@ from hydractl.model.projections import neighbours, runs_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, open_source
 from tests.pico import (
+    MORE,
     VARIANTS,
     close,
     inputs,
@@ -34,7 +35,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import spread
+from tests.spread import marked_long, spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
@@ -59,9 +60,13 @@ def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
     return len(same) if all(same) else same.index(False)
 
 
+WAYS = (MASKS, [True, False], [False, True])
+
+
 # What is run once does not depend on the library: one of the twenty ways with each model, all of them in all.
 @pytest.mark.parametrize(
-    ("variant", "case", "together", "whole"), spread(VARIANTS, MASKS, [True, False], [False, True])
+    ("variant", "case", "together", "whole"),
+    [*spread(VARIANTS, *WAYS), *marked_long(spread(MORE, *WAYS))],
 )
 @torch.no_grad()
 def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, together: bool, whole: bool) -> None:

@@ -46,6 +46,24 @@ class SwinInPlace(_Tables):
         return self.attention(hidden_states, relative=Relative(self.index, attention_mask)), None
 
 
+class Swinv2InPlace(_Tables):
+    """With the masks of windows, ``[W, T, T]``, and the coordinates of distances, ``[R, 2]``."""
+
+    coordinates: Tensor
+
+    def __init__(self, attention: Any, library: Any) -> None:
+        super().__init__(attention, library.relative_position_index)
+        self.register_buffer("coordinates", library.relative_coords_table.flatten(0, 2), persistent=False)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
+    ) -> tuple[Tensor, None]:
+        """Attend ``[M * B * W, T, d_model]``."""
+        mask = None if attention_mask is None else 2 * attention_mask  # which the library adds twice
+        relative = Relative(self.index, mask, coordinates=self.coordinates, scale=1.0)
+        return self.attention(hidden_states, relative=relative), None
+
+
 class MPNetInPlace(_Tables):
     """With what all layers share, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
 
@@ -106,6 +124,8 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
         return SwinInPlace(attention, table.relative_position_index.view(table.window_area, table.window_area))
+    if kind == "Swinv2Layer":
+        return Swinv2InPlace(attention, layer.attention.self)
     if kind == "MPNetLayer":
         return MPNetInPlace(attention, None)
     if kind == "DebertaV2Layer":
@@ -148,12 +168,24 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
+    shared = state.context.get("shared_position_bias")
+    if isinstance(layer.attention, BeitInPlace):
+        return State(_run_beit(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    if "shared_position_bias" in state.context:
-        shared = state.context["shared_position_bias"]
-        given["attention_mask"] = shared if isinstance(layer.attention, BeitInPlace) else shared[None]
+    if shared is not None:
+        given["attention_mask"] = shared[None]
     found = layer(state.hidden, **given)
     return State(found[0] if isinstance(found, tuple) else found, state.context)
+
+
+def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    # As the layer itself. It multiplies by vectors, and torch.compile traces no module in the place of one.
+    def scaled(factor: Any, x: Tensor) -> Tensor:
+        return factor(x) if isinstance(factor, nn.Module) else factor * x
+
+    attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
+    hidden = layer.drop_path(scaled(layer.lambda_1, attended)) + hidden
+    return layer.drop_path(scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
 
 
 def per_member(base: Any) -> tuple[str, ...]:
@@ -174,11 +206,11 @@ def problems(base: Any) -> list[str]:
             found.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
     if kind == "BeitModel" and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
         found.append("its images are not square, for which the library turns its tables of distances round")
-    if kind == "SwinModel":
+    if kind in ("SwinModel", "Swinv2Model"):
         if any(side % base.embeddings.patch_size for side in _sides(config.image_size)):
             found.append("its images are cut into patches that do not fill them")
         smallest = min(side for *_, grid in swin_layers(base) for side in grid)
-        if smallest < config.window_size:
+        if smallest < config.window_size and kind == "SwinModel":
             found.append(f"its windows of {config.window_size} tokens are larger than its {smallest} rows of tokens")
     return found
 
@@ -207,7 +239,7 @@ def swin_layers(base: Any) -> list[tuple[str, Any, str | None, Grid, Grid]]:
     return found
 
 
-def swin_parts(base: Any, prefix: str) -> dict[str, Any]:
+def swin_parts(base: Any, prefix: str, norm: str) -> dict[str, Any]:
     """What :class:`hydractl.families.base.Stages` says of the layers of a Swin, whose tokens get fewer."""
     layers, window = swin_layers(base), base.config.window_size
     given = [
@@ -217,7 +249,7 @@ def swin_parts(base: Any, prefix: str) -> dict[str, Any]:
     tokens = math.prod(base.embeddings.patch_grid)
     return {
         "blocks": [partial(_run_swin, *one) for one in given],
-        "attention_inputs": [partial(_swin_input, *one) for one in given],
+        "attention_inputs": [partial(_swin_input, norm, *one) for one in given],
         "merging": {i: f"{prefix}.{merging}" for i, (_, _, merging, _, _) in enumerate(layers) if merging},
         "spans": [
             (math.prod(grid) / tokens, math.prod(-(-side // min(window, *grid)) for side in grid))
@@ -235,5 +267,6 @@ def _run_swin(layer: Any, merge: Any, before: Grid, grid: Grid, state: State) ->
     return State(layer(_merged(merge, before, state), grid)[0], state.context)
 
 
-def _swin_input(layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> Tensor:
-    return layer.layernorm_before(_merged(merge, before, state))
+def _swin_input(norm: str, layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> Tensor:
+    merged = _merged(merge, before, state)
+    return layer.get_submodule(norm)(merged) if norm else merged
