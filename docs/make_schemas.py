@@ -103,7 +103,7 @@ class Gain(Form):
     before: float = Field(description="Of the model that the search began with.")
     after: float = Field(description="After the last step.")
     corrected: float = Field(description="The share of wrongly ordered pairs of an ID and an OOD sample put right.")
-    low: bool = Field(description="Whether that is below what has been seen to help.")
+    low: bool | None = Field(description="Whether that is below what was seen to help; null of an ensemble.")
 
 
 class Agreement(Form):
@@ -121,6 +121,10 @@ class Circuit(Form):
     schema_: Literal["hydractl.circuit/1"] = Schema
     arch: str | None = Field(None, description="Architecture of the model.")
     objective: str | None = Field(None, description="What each step maximises.")
+    ensemble_with: list[str] | None = Field(
+        None,
+        description="SHA-256 of the other members of the ensemble that the counts are of; without, of the circuit.",
+    )
     algorithm: str | None = Field(None, description="`greedy` or `headmap`.")
     approx: str | None = Field(None, description="The approximation; null of an exact search.")
     ood_score: str | None = Field(None, description="The OOD score whose AUROC counts.")

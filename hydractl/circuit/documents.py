@@ -45,6 +45,7 @@ def document_of(
         "algorithm": options.algorithm,
         "approx": options.approx,
         "ood_score": options.ood_score,
+        **({"ensemble_with": [one.sha256 for one in scope.members]} if scope.members else {}),
         "budget": scope.total - scope.budget + len(found.steps),
         **({"max_drop": options.max_drop} if options.max_drop is not None else {}),
         **({"subject_to": list(options.subject_to)} if options.subject_to else {}),
@@ -74,7 +75,7 @@ def document_of(
         "sites": dict(mask.heads),
         "base": found.base.to_json(objective, losses),
         "removed": removed,
-        **({"gain": gain} if (gain := _gain(options, objective, found)) else {}),
+        **({"gain": gain} if (gain := _gain(scope, options, objective, found)) else {}),
         **({"rounding": rounding} if (rounding := _undecided(objective, found, names)) else {}),
         "source": provenance("extract-circuit", options.seed, [source.sha256], details, source.lineage),
     }
@@ -92,7 +93,7 @@ def document_of(
     return document
 
 
-def _gain(options: SearchOptions, objective: str, found: Found) -> dict[str, Any] | None:
+def _gain(scope: Scope, options: SearchOptions, objective: str, found: Found) -> dict[str, Any] | None:
     """How the AUROC on the validation samples rose, where the objective reads OOD samples and something is removed."""
     if options.algorithm != "greedy" or not OBJECTIVES[objective].needs_ood or not found.steps:
         return None
@@ -100,7 +101,8 @@ def _gain(options: SearchOptions, objective: str, found: Found) -> dict[str, Any
     if before == 1:
         return None
     corrected = (after - before) / (1 - before)
-    return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
+    low = None if scope.members else corrected < LOW_GAIN  # of ensembles nothing is known that would say so
+    return {"before": before, "after": after, "corrected": corrected, "low": low}
 
 
 def _undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
@@ -136,7 +138,9 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     most = min(len(own), len(exact))
     budgets = sorted({max(1, round(most * share)) for share in (0.25, 0.5, 0.75, 1.0)})
     lost = None
-    same = all(document.get(key) == other.get(key) for key in ("objective", "ood_score", "sites", "base"))
+    same = all(
+        document.get(key) == other.get(key) for key in ("objective", "ood_score", "ensemble_with", "sites", "base")
+    )
     if same and _data(document) == _data(other):
         lost = other["removed"][most - 1]["score"] - document["removed"][most - 1]["score"]
     return {

@@ -10,6 +10,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class TimmViT(ModelFamily):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
             check_model(model)
-            config = _published_config(model)
+            config = _published_config(model, options)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
@@ -251,6 +252,17 @@ class TimmViT(ModelFamily):
                 changed[part] = {k: v for k, v in config[part].items() if not k.startswith("label_")}
                 changed[part]["num_classes"] = classes
         return changed
+
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """With ``head_dim``, of each stage of a Swin; timm's other models do not take it."""
+        sites = self.sites(config)
+        widths = {site.path.split(".")[1]: site.head_dim for site in sites}
+        stages = {"num_heads": [heads] * len(widths), "head_dim": list(widths.values())}
+        small = {**config, "model_args": {**(config.get("model_args") or {}), **stages}}
+        try:
+            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+        except InputError:  # the model takes no such argument
+            return None
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
@@ -389,11 +401,11 @@ def _check_vit(model: Any, kind: str) -> None:
         raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
 
 
-def _published_config(model: nn.Module) -> dict[str, Any]:
-    """timm's published configuration of a model."""
+def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "config.json"
-        save_config_for_hf(model, str(path))
+        save_config_for_hf(model, path, model_args=dict(options))
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -140,7 +140,7 @@ def plan_fusion(
     if unknown:
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
     merged = [part for part in MERGEABLE if part in merge]
-    _check_members(sources)
+    check_members(sources)
     first = sources[0]
     known = next((s.description for s in sources if s.description.labels is not None), first.description)
     family, sites = first.family, first.sites
@@ -187,7 +187,13 @@ def _warnings(sources: Sequence[Source]) -> list[str]:
     return warnings
 
 
-def _check_members(sources: Sequence[Source]) -> None:
+def check_members(sources: Sequence[Source]) -> None:
+    """Whether models can be members of one fused model, by their headers alone.
+
+    Raises:
+        UsageError: for no models.
+        InputError: listing everything in which they differ and must not.
+    """
     if not sources:
         raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
     problems = [f"{s.name} is itself a fused model" for s in sources if s.description.kind == "fused"]

@@ -162,6 +162,12 @@ class CircuitSettings(Dropping):
         split=True,
         often=True,
     )
+    ensemble_with: list[str] = search_option(
+        "Another member: the objective is that of the mean of its softmax and the circuit's; repeat it for more "
+        "[default: the circuit alone]",
+        [],
+        metavar="MODEL",
+    )
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )

@@ -486,6 +486,36 @@ def test_constraints_that_cannot_be(more: list[str], message: str, capsys: pytes
     assert "--subject-to ood>=0.5 needs --ood" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ood_score", ["energy", pytest.param("entropy", marks=pytest.mark.long)])
+def test_a_circuit_for_an_ensemble_has_the_scores_of_the_fused_model(
+    ood_score: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("prune", "base.st", "--circuit", "full.acc.json", "--remove", "3", "-o", "a.st")
+    command = [*SEARCH, "--ood-score", ood_score, "--objective", "nll,avg", "--budget", "2", "--ensemble-with", "a.st"]
+    run(*command, "--ensemble-with", "base.st", "-o", "e.json")
+    document = read("e.avg.json")
+    assert document["ensemble_with"] == document["source"]["settings"]["ensemble_with"]
+    assert document["gain"]["low"] is None
+    run("prune", "base.st", "--circuit", "e.nll.json", "-o", "c.st")
+    run("fuse", "a.st", "base.st", "c.st", "-o", "hydra.st")
+    ood = ["--ood", "far=ood.npz", "--ood-score", ood_score]
+    run("eval", "hydra.st", "--data", "id.npz", *ood, "--allow-seen", "-o", "eval.json")
+    row, last = read("eval.json")["models"][0], read("e.nll.json")["removed"][-1]
+    assert row["id"]["accuracy"] == last["correct"] / 40
+    assert row["id"]["nll"] == pytest.approx(-last["score"], abs=1e-5)
+    assert row["ood"]["far"]["auroc"] == pytest.approx(last["two_u"] / (2 * 40 * 30), abs=1e-3)
+
+    whole = Path("e.json.journal").read_bytes().splitlines(keepends=True)
+    Path("f.json.journal").write_bytes(b"".join(whole[: len(whole) // 2]))
+    run(*command, "--ensemble-with", "base.st", "-o", "f.json", "--resume")
+    assert Path("f.nll.json").read_bytes() == Path("e.nll.json").read_bytes()
+    capsys.readouterr()
+    run(*command, "-o", "e.json", "--resume", code=3)
+    assert "ensemble_with: " in capsys.readouterr().err
+    run(*SEARCH, "--budget", "1", "--ensemble-with", "hydra.st", "-o", "x.json", code=3)
+    assert "hydra is itself a fused model" in capsys.readouterr().err
+
+
 def test_agreement_with_another_circuit() -> None:
     run(*SEARCH, "--objective", "avg", "--budget", "4", "--check-against", "full.avg.json", "-o", "c.json")
     agreement = read("c.json")["agreement"]

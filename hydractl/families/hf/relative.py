@@ -185,15 +185,37 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
+    shared = state.context.get("shared_position_bias")
+    beit = type(layer).__name__ != "Data2VecVisionLayer"
+    if isinstance(layer.attention if beit else layer.attention.attention, BeitInPlace):
+        return State((_run_beit if beit else _run_data2vec)(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    shared, beit = state.context.get("shared_position_bias"), type(layer).__name__ != "Data2VecVisionLayer"
     if not beit:  # which knows no mask
         del given["attention_mask"]
     if shared is not None:
-        ours = isinstance(layer.attention if beit else layer.attention.attention, BeitInPlace)
-        given["attention_mask" if beit else "relative_position_bias"] = shared if ours else shared[None]
+        given["attention_mask" if beit else "relative_position_bias"] = shared[None]
     found = layer(state.hidden, **given)
     return State(found[0] if isinstance(found, tuple) else found, state.context)
+
+
+# As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
+
+
+def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
+
+
+def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    attended = layer.attention(layer.layernorm_before(hidden), relative_position_bias=shared)[0]
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    expanded = layer.output(layer.intermediate(layer.layernorm_after(hidden)))
+    return layer.drop_path(_scaled(layer.lambda_2, expanded)) + hidden
+
+
+def _scaled(factor: Any, x: Tensor) -> Tensor:
+    return factor(x) if isinstance(factor, nn.Module) else x if factor is None else factor * x
 
 
 def _shared_table(base: Any) -> Any:
