@@ -150,6 +150,25 @@ def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
     assert not torch.equal(angles[0][0], torch.ones_like(angles[0][0]))
 
 
+SIZES = {
+    # microsoft/Phi-3-mini-4k-instruct, whose last layer has weights of its own
+    "Phi3": (3_821_079_552 - 32_064 * 3_072, 32, 32, 1),
+    # HuggingFaceTB/SmolLM3-3B, whose last layer is its embedding
+    "SmolLM3": (3_075_098_624, 36, 16, 4),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_published_models(name: str) -> None:
+    parameters, layers, heads, sharing = SIZES[name]
+    cls = f"{name}ForSequenceClassification"
+    config = {**getattr(transformers, f"{name}Config")().to_dict(), "architectures": [cls], "num_labels": 2}
+    assert [(site.heads, site.sharing) for site in FAMILY.sites(config)] == [(heads, sharing)] * layers
+    model = FAMILY.build(config)
+    assert sum(p.numel() for n, p in model.named_parameters() if not n.startswith("score")) == parameters
+
+
 def test_texts_end_where_angles_would_change() -> None:
     preprocess = source_of(shared_stock("phi3"), "phi3").description.preprocess
     assert FAMILY.longest_text(preprocess) == 10
