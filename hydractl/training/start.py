@@ -185,8 +185,8 @@ def _of_images(source: Source, classes: int) -> Source:
     kind = "dense" if mask.is_full else "pruned"
     names = set(family.build(config).state_dict()) & set(source.tensors.names())
     tensors = MappedTensors({name: source.tensors.info(name) for name in names}, source.tensors.read)
-    description = replace(description, kind=kind, arch=arch, config=config, preprocess=preprocess)
-    return replace(source, description=replace(description, masks=[mask], prompt=None), tensors=tensors)
+    description = replace(description, arch=arch, config=config, preprocess=preprocess, masks=[mask], kind=kind)
+    return replace(source, description=replace(description, prompt=None), tensors=tensors)
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
