@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
 _TIMED = "samples"  # the unit whose number a second is shown
+_LEAST_WINDOW_S = 60.0
+_LEAST_MARKS = 8
+_MARK_EVERY_S = 1.0
 
 
 def clean(text: str) -> str:
@@ -222,20 +226,33 @@ class _Task(Progress):
 
 
 class Pace:
-    """The speed of a task since it was first marked: a resumed task starts with work that took no time."""
+    """The speed of a task over the last half of its time, or the last minute where that is longer.
+
+    What was done up to the first mark does not count: a resumed task starts with work that took no time. Long windows
+    even out steps of uneven length, and still forget a beginning that was faster or slower.
+    """
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._last = (0.0, 0)
+        self._marks: deque[tuple[float, int]] = deque()
+        self._start = 0.0
 
     def mark(self, now: float, done: int) -> None:
         """``done`` units in all are done at ``now`` (seconds)."""
-        self._last = (now, done)
-        self._first = self._first or self._last
+        marks = self._marks
+        if not marks:
+            self._start = now
+        if len(marks) > 1 and now - marks[-2][0] < _MARK_EVERY_S:
+            marks.pop()  # thousands of marks a second would tell no more
+        marks.append((now, done))
+        horizon = now - max(_LEAST_WINDOW_S, (now - self._start) / 2)
+        while len(marks) > _LEAST_MARKS and marks[1][0] <= horizon:
+            marks.popleft()
 
     def rate(self) -> float | None:
         """Units a second; None where nothing tells."""
-        (first, before), (last, done) = self._first or self._last, self._last
+        if len(self._marks) < 2:
+            return None
+        (first, before), (last, done) = self._marks[0], self._marks[-1]
         return (done - before) / (last - first) if last > first and done > before else None
 
     def left(self, now: float, total: int | None) -> float | None:
@@ -243,7 +260,7 @@ class Pace:
         rate = self.rate()
         if total is None or rate is None:
             return None
-        last, done = self._last
+        last, done = self._marks[-1]
         return max((total - done) / rate - (now - last), 0.0)
 
 

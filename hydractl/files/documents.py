@@ -171,6 +171,7 @@ class DataSet(Form):
     spec: str | None = Field(None, description="The SPEC it was asked for by.")
     n: Count | None = Field(None, description="Number of samples.")
     fingerprint: str | None = Field(None, description="SHA-256 of its samples and labels.")
+    openood_list: str | None = Field(None, alias="list", description="The list of OpenOOD that it is.")
     skipped: Any = Field(None, description="`n` and `ids` of samples that could not be read and were left out.")
 
 
