@@ -53,6 +53,8 @@ def row_of(
         "heads": model.heads,
         "cost": model.cost,
     }
+    if model.training:
+        row["training"] = list(model.training)
     calibration = fitted.calibration_json()
     if calibration is not None:
         row["calibration"] = calibration

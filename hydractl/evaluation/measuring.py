@@ -241,6 +241,8 @@ def predictions_writer(
         **model.decisive(),
         **kept,
     }
+    if model.training:
+        description["training"] = list(model.training)
     stored = model.stored
     if stored.calibration is not None:
         description["calibration"] = stored.calibration.to_json()

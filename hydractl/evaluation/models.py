@@ -20,6 +20,7 @@ from hydractl.evaluation.probing import Probes, Readouts
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.training_history import trainings_of
 from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
@@ -91,6 +92,7 @@ class Model(ABC):
         cost: ``params`` and ``macs``, the latter None where it is not known.
         seen: the samples behind the model.
         stored: the calibration and the threshold of its file.
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
         on_features: the OOD scores on features that can be had without training data.
@@ -115,6 +117,7 @@ class Model(ABC):
     stored: StoredFit
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
+    training: Sequence[Mapping[str, Any]] = ()
 
     @property
     @abstractmethod
@@ -208,6 +211,7 @@ class RunningModel(Model):
             "macs": passes * sum(work),
             "single_macs": dense_macs(first, whole_last_block=whole),
         }
+        self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
         self.stored = self._stored(fit)
         self.cascade = self._cascade(first)
@@ -392,6 +396,7 @@ class PredictedModel(Model):
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
         self.seen: Sequence[Entry] = []
         self.stored = StoredFit.of(model, predictions.origin)
         self.on_features = predictions.scores

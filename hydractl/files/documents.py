@@ -149,6 +149,27 @@ class SiteHeads(Form):
         return kept
 
 
+class Epoch(Form):
+    """One epoch of a training."""
+
+    epoch: Count | None = Field(None, description="Number of the epoch, from 1.")
+    steps: Count | None = Field(None, description="Number of steps made by its end.")
+    loss: Number = Field(None, description="Mean loss of its steps.")
+    val_accuracy: Number = Field(None, description="Accuracy on the validation data at its end.")
+    val_nll: Number = Field(None, description="Negative log-likelihood of the validation data at its end.")
+
+
+class Training(Form):
+    """The training that a member came from."""
+
+    member: Count | None = Field(None, description="Number of the member, from 0.")
+    steps: Count | None = Field(None, description="Number of steps of the training.")
+    kept_epoch: Count | None = Field(None, description="The epoch whose weights were kept.")
+    n: Count | None = Field(None, description="Number of training samples, where it is known.")
+    n_val: Count | None = Field(None, description="Number of validation samples, where it is known.")
+    epochs: list[Epoch] | None = Field(None, description="Its epochs in order; of a long training about 60 of them.")
+
+
 class Cost(Form):
     """The cost of one sample."""
 
@@ -325,6 +346,7 @@ class PredictedModel(Form):
     sha256: Sha256 = None
     labels: list[str] | None = Field(None, min_length=1, description="Names of the classes, where they are known.")
     heads: list[PredictedSite] | None = Field(None, description="The heads at each site; empty where members differ.")
+    training: list[Training] | None = Field(None, description="The trainings that members came straight from.")
     cost: Cost | None = Field(None, description="The cost of one sample.")
     prompt: list[str] | None = Field(None, description="Templates of a zero-shot model.")
     max_length: Count | None = Field(None, description="Tokens at which a text is cut.")

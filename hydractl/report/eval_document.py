@@ -27,6 +27,7 @@ from hydractl.files.documents import (
     Sha256,
     SiteHeads,
     Threshold,
+    Training,
     equally_long,
     read_document,
 )
@@ -208,6 +209,7 @@ class Row(ByScore):
     curves: Curves | None = Field(None, description="What the curves of a report are drawn from.")
     heads: list[SiteHeads] | None = Field(None, description="The heads at each site; empty where members differ.")
     cost: Cost | None = Field(None, description="The cost of one sample.")
+    training: list[Training] | None = Field(None, description="The trainings that members came straight from.")
     ci: dict[str, Interval | None] | None = Field(None, description="By dotted key the bootstrap interval.")
     difference: dict[str, Difference | None] | None = Field(
         None, description="By dotted key the paired difference of this row and the first."

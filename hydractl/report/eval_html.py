@@ -24,6 +24,8 @@ _HOW = {
     "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
     "the model; every member has its own map.",
+    "training": "From fine-tuning: the loss of each epoch, the mean over its steps, and the accuracy on the validation "
+    "set after it. The legend says the weights of which epoch were kept.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
     "diversity": "How much the members of one model differ. More on OOD data than on ID data helps OOD detection.",
     "corruptions": "What a model loses as images get worse; severity 0 is the uncorrupted ID data.",
@@ -96,6 +98,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     yield part("risk-coverage", "Risk and coverage", tables.selective_table(rows), kind="risk-coverage")
     yield part("cost", "Cost", tables.cost_table(rows), kind="cost")
     yield part("heads", "Heads", kind="heads")
+    yield part("training", "Training", kind="training")
     yield part("members", "Members alone", tables.members_table(rows))
     yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
     yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")

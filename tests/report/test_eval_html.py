@@ -73,6 +73,7 @@ def test_every_section_is_there_and_linked(page: Node) -> None:
         "risk-coverage",
         "cost",
         "heads",
+        "training",
         "members",
     ]
     wanted += ["diversity", "corruptions", "settings", "conventions", "provenance"]
@@ -85,6 +86,7 @@ def test_every_picture_is_there(page: Node) -> None:
     counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
     assert counts == {"roc": models, "scores": models * sets, "reliability": models, "risk-coverage": 1, "cost": 2}
     assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
+    assert len(svgs(page.by_id("training"))) == 2  # of the two rows that were trained
     assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
 
 
