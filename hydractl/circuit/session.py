@@ -215,7 +215,9 @@ class Session:
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations") as progress:
+            several = ["objective"] if len(options.objective) > 1 else []
+            columns = ["step", *several, "removed at", "head", "score", "accuracy", "AUROC"]
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
                 search = self._make(evaluator, journal, progress)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
@@ -226,9 +228,10 @@ class Session:
 
         def removed(objective: str, index: int, step: Step) -> None:
             (site, head), m = self.names[step.candidate], step.measured
-            auroc = "" if m.two_u is None else f", AUROC {number(m.score('ood'))}"
-            scores = f"{objective} {number(m.score(objective))}, accuracy {number(m.score('acc'))}{auroc}"
-            self.log.info(f"circuit: step {index}/{self.scope.budget}, head {head} of {site} removed: {scores}")
+            auroc = "" if m.two_u is None else number(m.score("ood"))
+            named = [objective] if len(options.objective) > 1 else []
+            scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+            progress.row([f"{index}/{self.scope.budget}", *named, site, str(head), *scores])
 
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),

@@ -9,7 +9,8 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydractl.log import Log, Progress
@@ -125,12 +126,14 @@ class ConsoleLog(Log):
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
         if self.quiet:
             yield Progress()
             return
         with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
-            task = _Task(self, bars, self._clock, description, total, unit)
+            task = _Task(self, bars, self._clock, description, total, unit, columns)
             yield task
             task.hide()
         task.finish()
@@ -158,7 +161,10 @@ class ConsoleLog(Log):
 
 
 class _Task(Progress):
-    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end."""
+    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
+
+    A row is a line, above the bar where there is one.
+    """
 
     def __init__(
         self,
@@ -168,9 +174,11 @@ class _Task(Progress):
         description: str,
         total: int | None,
         unit: str,
+        columns: Sequence[str],
     ) -> None:
         self._log, self._bars, self._clock = log, bars, clock
         self._description, self._total, self._unit = clean(description), total, clean(unit)
+        self._columns = tuple(map(clean, columns))
         self._start = self._last = clock()
         self._done = 0
         self._pace = Pace()
@@ -197,6 +205,10 @@ class _Task(Progress):
             self._last = now
             parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
             self._log.info(", ".join(filter(None, parts)))
+
+    def row(self, cells: Sequence[str]) -> None:
+        named = zip_longest(self._columns, cells, fillvalue="")
+        self._log.info(f"{self._description}: {'  '.join(f'{name} {cell}'.strip() for name, cell in named if cell)}")
 
     def set_total(self, total: int) -> None:
         self._total = total
