@@ -79,6 +79,17 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], terminal: Calla
     assert err.splitlines()[-1].startswith("[outer]: 2/2 steps, ") or "[outer]: 2/2 steps, " in err
 
 
+def test_an_interruption_leaves_the_rows(capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any]) -> None:
+    terminal("stderr")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ConsoleLog().progress("circuit", 9, "evaluations", ("step", "head")) as progress,
+    ):
+        progress.row(["1/4", "7"])
+        raise KeyboardInterrupt
+    assert "circuit: step 1/4  head 7" in capsys.readouterr().err
+
+
 def test_a_dumb_terminal_has_no_bar(
     capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,13 +182,13 @@ def frame(written: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", last).splitlines()
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 4)])
-def test_rows_above_the_bars(columns: int, lines: int) -> None:
+@pytest.mark.parametrize(("columns", "lines", "rows"), [(80, 24, 8), (120, 24, 8), (80, 8, 4), (80, 4, 0)])
+def test_a_live_table_above_the_bar(columns: int, lines: int, rows: int) -> None:
     written = on_a_terminal(columns, lines)
     shown = frame(written)
-    for step in range(1, 13):
-        row = f"circuit: step {step}/12  removed at blocks.{step}.attn[red]  score 0.1111"
-        assert f"{row}\n" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", written.partition("FRAME")[0])
+    table = [["step", "removed", "at", "score"]] if rows else []
+    table += [[f"{step}/12", f"blocks.{step}.attn[red]", "0.1111"] for step in range(13 - rows, 13)]
+    assert [line.split() for line in shown[:-2]] == table
     assert re.search(r"^circuit ━.* 60/80 +evaluations", shown[-2]) and re.search(r"^inner +━.* 1/2 +parts", shown[-1])
     assert max(map(len, shown)) <= columns
     # It goes away at the end, and leaves what it said.
@@ -189,7 +200,7 @@ def test_rows_above_the_bars(columns: int, lines: int) -> None:
     assert "a line above\n" in written.partition("FRAME")[0]
 
 
-def test_bars_without_colours() -> None:
+def test_a_live_table_without_colours() -> None:
     written = on_a_terminal(80, 24, NO_COLOR="1")
     assert "12/12" in written and not re.search(r"\x1b\[[0-9;]*3[0-9]", written)
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", on_a_terminal(80, 24)), "else the line above proves nothing"
