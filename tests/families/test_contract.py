@@ -148,6 +148,7 @@ def test_stages_put_together_are_the_model(variant: str) -> None:
 READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-distilled": 2}
 READ |= dict.fromkeys(("eva", "beit-shared", "swin", "modernbert-mean", "eurobert", "eurobert-late", "hf-ijepa"))
 READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-swin"))
+READ |= dict.fromkeys(("hf-clip-images", "hf-siglip-images"))
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:

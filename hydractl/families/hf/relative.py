@@ -149,7 +149,7 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
     shared = state.context.get("shared_position_bias")
-    if isinstance(layer.attention, BeitInPlace):
+    if isinstance(getattr(layer, "attention", None), BeitInPlace):
         return State(_run_beit(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
     if shared is not None:
