@@ -14,26 +14,15 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from tests.spread import LONG_VARIANTS, ONE_OF_EACH
+
 THREADS = "1"
-LONG_VARIANTS = (
-    *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
-    *("hf-dinov2-registers", "clip-layer-scale"),
-    *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
-    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
-)
-"""Pico models whose tests are long: what they have of their own is little."""
-ONE_OF_EACH = (
-    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
-    *("clip", "custom-text-own-attention", "hf-siglip"),
-)
-"""One pico model of each library and mechanism."""
 SINCE = {
     ("timm", "1.0.30"): ("rope-qk-norm", "sapiens2"),
     ("transformers", "5.18"): ("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"),
 }
 """Pico models that older versions of a library do not have or build otherwise; skipped there."""
 MISSING = [v for (name, since), v in SINCE.items() if Version(metadata.version(name)) < Version(since)]
-
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
 _FOUND = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("HYDRACTL_")}

@@ -28,7 +28,7 @@ from hydractl.training.checkpointing import (
     set_random_state,
 )
 from hydractl.training.data import TrainingData
-from hydractl.training.distribution import backward, shared
+from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
@@ -234,7 +234,7 @@ class Training:
         if self.cycles.count == 1 or steps != self.cycles.ends[number - 1]:
             return
         self._check_weights()  # all that is written must be good before anything is
-        self.snapshots.append({name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()})
+        self.snapshots.append({name: whole(p).to("cpu", copy=True) for name, p in self.parameters.items()})
         self.context.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
         self.context.run_log.event("cycle", cycle=number, step=steps)
 
@@ -267,7 +267,12 @@ class Training:
         """Set the parameters that are trained, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(placed(weights[name], parameter))
+
+    def unshard(self) -> None:
+        """Make the model whole again in every process, on the CPU."""
+        unshard(self.model)
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     # --- several processes --------------------------------------------------------------------------------------------
 
@@ -322,6 +327,11 @@ class Training:
         """
         history, team = self.history, self.context.team
         random = [bytes.fromhex(text) for text in team.gather(random_state(self.device).numpy().tobytes().hex())]
+        weights = {
+            **{f"model.{name}": whole(p) for name, p in self.parameters.items()},
+            **{f"best.{name}": whole(t) for name, t in (self.best[1] if self.best else {}).items()},
+            **{f"optimizer.{name}": whole(t) for name, t in optimizer_tensors(self.optimizer).items()},
+        }
         if team.rank:
             return None
         progress = {
@@ -337,9 +347,7 @@ class Training:
             "log": self.context.run_log.position(),
         }
         tensors = {
-            **{f"model.{name}": p.detach() for name, p in self.parameters.items()},
-            **{f"best.{name}": t for name, t in (self.best[1] if self.best else {}).items()},
-            **{f"optimizer.{name}": t for name, t in optimizer_tensors(self.optimizer).items()},
+            **weights,
             **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
             **{f"snapshot.{i}.{n}": t for i, weights in enumerate(self.snapshots) for n, t in weights.items()},
             "order": self.epoch_start,
@@ -351,9 +359,11 @@ class Training:
         """Set a training, newly made from the same options, to where another was saved."""
         progress, history = saved.progress, self.history
         self.put(saved.part("model."))
-        load_optimizer(self.optimizer, saved.part("optimizer."))
+        memory, trained = saved.part("optimizer."), [p for g in self.optimizer.param_groups for p in g["params"]]
+        load_optimizer(self.optimizer, {n: placed(t, trained[int(n.partition(".")[0])]) for n, t in memory.items()})
         if progress["best"] is not None:
-            self.best = (progress["best"], {name: t.to(self.device) for name, t in saved.part("best.").items()})
+            best = {name: placed(t, self.parameters[name]) for name, t in saved.part("best.").items()}
+            self.best = (progress["best"], {name: t.to(self.device) for name, t in best.items()})
         self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
         self.order.set_state(saved.tensors["order"])
         history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
@@ -364,7 +374,7 @@ class Training:
         set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
     model: HydraModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
@@ -375,7 +385,7 @@ def validate(
 
     Args:
         model: set to eval mode.
-        batches: the samples of this process.
+        batches: the samples of this process; an input without a label does not count.
         team: all processes, each with samples of its own.
         before_batch: called before each; it may end the validation by an exception.
 
@@ -386,7 +396,7 @@ def validate(
     correct, loss, count = 0, 0.0, 0
     for inputs, labels in batches():
         before_batch()
-        log_p = model(inputs)
+        log_p = model(inputs)[: len(labels)]
         correct += int((log_p.argmax(-1) == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
         count += len(labels)

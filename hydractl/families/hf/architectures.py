@@ -71,6 +71,16 @@ _BEIT = Layout(
     "",
     ("embeddings", "shared_position_bias"),
 )
+_DATA2VEC = replace(
+    _BEIT,
+    layers="encoder.layer",
+    heads=replace(
+        _BERT.heads, qkv=("attention.query", "attention.key", "attention.value"), table=f"attention.{_BEIT.heads.table}"
+    ),
+    core_class="SdpaSelfAttention",
+    block="attention",
+    embeddings=("embeddings", "encoder.relative_position_bias"),
+)
 _SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
 _SWINV2 = replace(
     _BERT,
@@ -125,6 +135,7 @@ LAYOUTS = {
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
     "beit": _BEIT,
+    "data2vec_vision": _DATA2VEC,
     "swin": _SWIN,
     "swinv2": _SWINV2,
     "deberta": _DEBERTA,
@@ -230,6 +241,7 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "DebertaV2ForSequenceClassification": ("deberta", _outer_pooler),
     "MPNetForSequenceClassification": ("mpnet", _head),
     "BeitForImageClassification": ("beit", _beit),
+    "Data2VecVisionForImageClassification": ("data2vec_vision", _beit),
     "SwinForImageClassification": ("swin", _swin),
     "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
