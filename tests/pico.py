@@ -52,6 +52,8 @@ TIMM = {
     "&num_heads=[3,3]&window_size=4&num_classes=5",
     "swinv2": "swinv2_tiny_window8_256?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]&num_heads=[3,3]"
     "&window_size=4&num_classes=5",
+    # As wide as its convolutions, with norms by stored statistics.
+    "hybrid": "vit_base_mci_224?pretrained=0&img_size=16&depth=3&num_heads=3&mlp_ratio=0.1&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -114,6 +116,11 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BeitForImageClassification",
         "BeitConfig",
         {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "data2vec-vision": (
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**_IMAGE, "use_relative_position_bias": True, "use_shared_relative_position_bias": True},
     ),
     "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
     "hf-swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _SWIN),
@@ -208,7 +215,18 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 features are those of the place where it ends, and labels of the same length would be one class."""
 
 DECODERS = ("phi3", "arcee", "smollm3", "ministral", "seed-oss", "starcoder2", "glm", "helium", "stablelm", "exaone4")
-MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin", "hf-swinv2", "hf-siglip2", *DECODERS)
+MORE = (
+    "hybrid",
+    "beit-shared",
+    "deberta-v2",
+    "hf-beit",
+    "hf-beit-shared",
+    "hf-swin",
+    "hf-swinv2",
+    "hf-siglip2",
+    "data2vec-vision",
+    *DECODERS,
+)
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
 RELATIVE = ("rope-mixed", "beit", "swin", "swinv2", "mpnet", "deberta-v3")
@@ -267,6 +285,11 @@ _HF_PARTS["BeitForImageClassification"] = {
     "mlp": r"beit\.layers\.\d\.mlp\.",
     "norm": r"beit\.(layers\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
     "embed": r"beit\.(embeddings|shared_position_bias)\.",
+}
+_HF_PARTS["Data2VecVisionForImageClassification"] = {
+    "mlp": r"data2vec_vision\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"data2vec_vision\.(encoder\.layer\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
+    "embed": r"data2vec_vision\.(embeddings|encoder\.relative_position_bias)\.",
 }
 _HF_PARTS["SwinForImageClassification"] = {
     "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",
@@ -328,14 +351,17 @@ def stock(variant: str, seed: int = 0) -> Any:
         return model
     make = hf_clip if variant in HF_CLIP else _hf_model if variant in HF else _timm_model
     model = make(variant)
-    generator = torch.Generator().manual_seed(seed)
+    generator, wide = torch.Generator().manual_seed(seed), variant == "hybrid"
     with torch.no_grad():
         for parameter in model.parameters():
             # The libraries' default initialisation (std 0.02, zero biases) would make mistakes invisible.
             if not parameter.dim() or parameter.shape == (1,):  # a temperature that one would meet
                 parameter.fill_(2.7 + 0.1 * seed)
             else:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.05 if wide else 0.3))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     return model
 
 

@@ -392,6 +392,14 @@ class ModelFamily(ABC):
         """The configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
+    def image_classifier(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Architecture, configuration and preprocessing of the tower of images of a zero-shot model with a classifier,
+        which has the names of its tensors."""
+        hint = "a CLIPModel or SiglipModel of transformers gets one"
+        raise UsageError(f"--reset-head: {self.name} has no classifier on a tower of images", hint=hint)
+
     def too_long(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[int, int]:

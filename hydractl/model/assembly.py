@@ -49,7 +49,9 @@ class Assembly:
         self.networks = [family.build(description.config) for _ in range(count)]
         for network, view in zip(self.networks, self._views, strict=True):
             names = [name for name, _ in network.named_parameters() if not self._is_attention(name)]
-            stored = {name: self._reader.parameter(view.stored[name]) for name in names}
+            stored: dict[str, Tensor] = {name: self._reader.parameter(view.stored[name]) for name in names}
+            statistics = network.state_dict().keys() - dict(network.named_parameters()).keys()
+            stored |= {name: self._reader.tensor(view.stored[name]) for name in statistics}
             network.load_state_dict(stored, strict=False, assign=True)  # in the place of meta parameters
         self.attentions: list[HeadAttention] = []
         starts = self._starts()

@@ -23,6 +23,8 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source, with_labels
+from hydractl.model.stored import check_tensors
+from hydractl.training.start import with_drawn_head, with_new_head
 from tests.pico import (
     LABELS,
     TEMPLATES,
@@ -35,8 +37,10 @@ from tests.pico import (
     published,
     shared_stock,
     source_of,
+    zero_columns,
 )
 from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
+from tests.spread import marked_long
 
 import transformers  # isort: skip - behind the families, which make it importable
 
@@ -128,6 +132,24 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     first[:, 8:16] = 0
     second.zero_()
     close(build_model(pruned).member_logits(inputs(variant))[0], logits(without, inputs(variant)))
+
+
+@pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2"])])
+@torch.no_grad()
+def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
+    whole = source_of(shared_stock(variant), variant)
+    source = prune_source(whole, mask_of(whole, [[0, 2], [1], [0]]))
+    made = with_drawn_head(with_new_head(source, None, 7), seed=3)
+    assert (made.classes, made.description.mask.counts()) == (7, [2, 1])
+    check_tensors("made", made.tensors, FAMILY, made.description)
+    name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
+    assert made.description.arch == name
+    config = shared_stock(variant).config.to_dict() | {"num_labels": 7}
+    library = getattr(transformers, name)._from_config(type(shared_stock(variant).config)(**config)).eval()
+    full = with_drawn_head(with_new_head(whole, None, 7), seed=3)
+    library.load_state_dict({n: full.tensors.read(n) for n in full.tensors.names()})
+    removed = [(path, head) for path, head in source.description.mask.removed_heads if path.startswith("vision")]
+    close(build_model(made).member_logits(inputs(variant))[0], logits(zero_columns(library, removed), inputs(variant)))
 
 
 # --- published sizes ----------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MinistralForSequenceClassification": {"head_dim": 128},
     "DebertaV2ForSequenceClassification": _DEBERTA,
     "BeitForImageClassification": {"use_relative_position_bias": True},
+    "Data2VecVisionForImageClassification": {"use_relative_position_bias": True},
     "Swinv2ForImageClassification": {"image_size": 256, "window_size": 16},
 }
 # Parameters as published, with the two or 1,000 classes that they have here.

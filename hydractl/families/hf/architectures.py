@@ -71,6 +71,16 @@ _BEIT = Layout(
     "",
     ("embeddings", "shared_position_bias"),
 )
+_DATA2VEC = replace(
+    _BEIT,
+    layers="encoder.layer",
+    heads=replace(
+        _BERT.heads, qkv=("attention.query", "attention.key", "attention.value"), table=f"attention.{_BEIT.heads.table}"
+    ),
+    core_class="SdpaSelfAttention",
+    block="attention",
+    embeddings=("embeddings", "encoder.relative_position_bias"),
+)
 _SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
 _SWINV2 = replace(
     _BERT,
@@ -125,6 +135,7 @@ LAYOUTS = {
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
     "beit": _BEIT,
+    "data2vec_vision": _DATA2VEC,
     "swin": _SWIN,
     "swinv2": _SWINV2,
     "deberta": _DEBERTA,
@@ -230,6 +241,7 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "DebertaV2ForSequenceClassification": ("deberta", _outer_pooler),
     "MPNetForSequenceClassification": ("mpnet", _head),
     "BeitForImageClassification": ("beit", _beit),
+    "Data2VecVisionForImageClassification": ("data2vec_vision", _beit),
     "SwinForImageClassification": ("swin", _swin),
     "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
@@ -413,6 +425,9 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
+        projections = [
+            [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)] for block in blocks
+        ]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
@@ -421,10 +436,9 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
     kind = name.partition("For")[0].removesuffix("Model")
     # Attention that several classes have is named after none of them.
     expected = [f"{one}{layout.core_class}" for one in (kind.removesuffix("Text"), kind, "")]
-    for block, core in zip(blocks, cores, strict=True):
-        projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
-        linear = Conv1D if layout.heads.transposed else nn.Linear
-        if type(core).__name__ not in expected or any(type(p) is not linear for p in projections):
+    linear = Conv1D if layout.heads.transposed else nn.Linear
+    for core, maps in zip(cores, projections, strict=True):
+        if type(core).__name__ not in expected or any(type(one) is not linear for one in maps):
             raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
         width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
         if width and scale and not math.isclose(scale, width**-0.5):

@@ -102,7 +102,8 @@ _NEVER = (
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
 _PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
-_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "data2vec-vision": "BeitImageProcessor"}
+_PROCESSORS |= {"swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
@@ -124,7 +125,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
-        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
+        r"encoder\.(rel_embeddings|relative_attention_bias|relative_position_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
         rf"|(({'|'.join(LAYOUTS)})\.)?"
         r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
@@ -347,6 +348,14 @@ class HFEncoder(ModelFamily):
             raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
+
+    def image_classifier(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The library's own, of the mean of all patches."""
+        name = class_name(config).replace("Model", "ForImageClassification")
+        images = {key: value for key, value in preprocess.items() if key != "texts"}
+        return name, {**config, "architectures": [name], "num_labels": classes}, images
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
         """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""

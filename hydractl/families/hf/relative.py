@@ -1,4 +1,4 @@
-"""transformers' encoders with relative terms: BEiT and Swin, DeBERTa of the second and third generation, MPNet.
+"""transformers' encoders with relative terms: BEiT, data2vec and Swin, DeBERTa of later generations, MPNet.
 
 Each has a module of :mod:`hydractl.model.attention` with the call and the answer of the library's own attention.
 """
@@ -36,6 +36,21 @@ class BeitInPlace(_Tables):
         if self.index is None and attention_mask is None:
             return self.attention(hidden_states), None
         return self.attention(hidden_states, relative=Relative(self.index, shared=attention_mask)), None
+
+
+class Data2VecInPlace(BeitInPlace):
+    """As :class:`BeitInPlace`, given what all layers share under another name."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        output_attentions: bool = False,
+        relative_position_bias: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        resolution: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, None]:
+        """Attend ``[M * B, T, d_model]``."""
+        return super().forward(hidden_states, relative_position_bias)
 
 
 class SwinInPlace(_Tables):
@@ -117,10 +132,12 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     A table that the library keeps beside its attention is taken out of the layer.
     """
     kind = type(layer).__name__
-    if kind == "BeitLayer":
-        table, layer.relative_position_bias = layer.relative_position_bias, None
+    if kind in ("BeitLayer", "Data2VecVisionLayer"):
+        beit, library = kind == "BeitLayer", layer if kind == "BeitLayer" else layer.attention.attention
+        table = getattr(library, "relative_position_bias", None)
+        library.relative_position_bias = None
         index = None if table is None else table.generate_relative_position_index(table.window_size)
-        return BeitInPlace(attention, index)
+        return (BeitInPlace if beit else Data2VecInPlace)(attention, index)
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
         return SwinInPlace(attention, table.relative_position_index.view(table.window_area, table.window_area))
@@ -143,8 +160,8 @@ def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict
         mask: of the tokens, ``[B, T]``.
     """
     kind = type(base).__name__
-    if kind == "BeitModel":
-        table = base.shared_position_bias
+    if kind in ("BeitModel", "Data2VecVisionModel"):
+        table = _shared_table(base)
         shared = {} if table is None else {"shared_position_bias": table(table.window_size)[0]}
         return {"resolution": tuple(pixels.shape[2:]), **shared}
     if kind == "MPNetModel":
@@ -169,30 +186,50 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
     shared = state.context.get("shared_position_bias")
-    if isinstance(layer.attention, BeitInPlace):
-        return State(_run_beit(layer, state.hidden, shared), state.context)
+    beit = type(layer).__name__ != "Data2VecVisionLayer"
+    if isinstance(layer.attention if beit else layer.attention.attention, BeitInPlace):
+        return State((_run_beit if beit else _run_data2vec)(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
+    if not beit:  # which knows no mask
+        del given["attention_mask"]
     if shared is not None:
-        given["attention_mask"] = shared[None]
+        given["attention_mask" if beit else "relative_position_bias"] = shared[None]
     found = layer(state.hidden, **given)
     return State(found[0] if isinstance(found, tuple) else found, state.context)
 
 
-def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    # As the layer itself. It multiplies by vectors, and torch.compile traces no module in the place of one.
-    def scaled(factor: Any, x: Tensor) -> Tensor:
-        return factor(x) if isinstance(factor, nn.Module) else factor * x
+# As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
 
+
+def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
     attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
-    hidden = layer.drop_path(scaled(layer.lambda_1, attended)) + hidden
-    return layer.drop_path(scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
+
+
+def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    attended = layer.attention(layer.layernorm_before(hidden), relative_position_bias=shared)[0]
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    expanded = layer.output(layer.intermediate(layer.layernorm_after(hidden)))
+    return layer.drop_path(_scaled(layer.lambda_2, expanded)) + hidden
+
+
+def _scaled(factor: Any, x: Tensor) -> Tensor:
+    return factor(x) if isinstance(factor, nn.Module) else x if factor is None else factor * x
+
+
+def _shared_table(base: Any) -> Any:
+    """What makes the numbers that all layers of a BEiT share, or None."""
+    if type(base).__name__ == "BeitModel":
+        return base.shared_position_bias
+    return getattr(base.encoder, "relative_position_bias", None)
 
 
 def per_member(base: Any) -> tuple[str, ...]:
     """Which of :data:`PER_MEMBER` the layers of an encoder are given."""
     kind = type(base).__name__
-    if kind == "BeitModel":
-        return PER_MEMBER[:1] if base.shared_position_bias is not None else ()
+    if kind in ("BeitModel", "Data2VecVisionModel"):
+        return PER_MEMBER[:1] if _shared_table(base) is not None else ()
     return {"MPNetModel": PER_MEMBER[1:2], "DebertaV2Model": PER_MEMBER[2:]}.get(kind, ())
 
 
@@ -204,7 +241,7 @@ def problems(base: Any) -> list[str]:
             found.append("it has a convolution beside its first layer (conv_kernel_size)")
         if not (config.relative_attention and {"c2p", "p2c"} & set(config.pos_att_type or ())):
             found.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
-    if kind == "BeitModel" and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
+    if kind in ("BeitModel", "Data2VecVisionModel") and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
         found.append("its images are not square, for which the library turns its tables of distances round")
     if kind in ("SwinModel", "Swinv2Model"):
         if any(side % base.embeddings.patch_size for side in _sides(config.image_size)):
