@@ -69,6 +69,9 @@ class Measured(Form):
     nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = Field(None, description="Summed Brier score, likewise.")
     score: float = Field(description="The objective as a number.")
+    mac_ratio: float | None = Field(
+        None, description="Mult-adds of the ensemble, fused, over those of the model with all its heads."
+    )
 
 
 class Removal(Measured):
@@ -131,7 +134,10 @@ class Circuit(Form):
     budget: Count | None = Field(None, description="How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = Field(None, description="The value of `--max-drop`.")
     subject_to: list[str] | None = Field(None, description="The constraints that every removal keeps.")
-    ended: Literal["max_drop", "subject_to"] | None = Field(None, description="What ended it before the budget.")
+    max_cost: float | None = Field(None, description="The value of `--max-cost`.")
+    ended: Literal["max_drop", "max_cost", "subject_to"] | None = Field(
+        None, description="What ended it before the budget."
+    )
     loss_unit: float | None = Field(None, description="The unit of `nll` and `brier`.")
     sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
     base: Measured | None = Field(None, description="The counts before the first removal.")

@@ -193,6 +193,8 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "hf-vit-msn": ("ViTMSNForImageClassification", "ViTMSNConfig", _IMAGE),
     "hf-ijepa": ("IJepaForImageClassification", "IJepaConfig", _IMAGE),
+    "hf-clip-images": ("CLIPForImageClassification", "CLIPConfig", {"vision_config": _IMAGE}),
+    "hf-siglip-images": ("SiglipForImageClassification", "SiglipConfig", {"vision_config": _IMAGE}),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -308,6 +310,8 @@ _HF_CLIP_PARTS = {
     r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
     "embed": r"(vision|text)_model\.embeddings\.",
 }
+for _name in ("CLIP", "Siglip"):
+    _HF_PARTS[f"{_name}ForImageClassification"] = _HF_CLIP_PARTS
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "Data2VecText", "RobertaPreLayerNorm"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {

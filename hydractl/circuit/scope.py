@@ -38,6 +38,7 @@ class SearchOptions:
     keep: int | None
     budget: int | None
     max_drop: float | None
+    max_cost: float | None
     subject_to: Sequence[str]
     tower: str | None
     sites: str | None

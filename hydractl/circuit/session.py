@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from hydractl.circuit.cost import FusedCost
 from hydractl.circuit.documents import (
     agreement,
     agreement_text,
     check_exact,
+    dear_text,
     document_of,
     ended_text,
     gain_text,
@@ -212,7 +215,9 @@ class Session:
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations") as progress:
+            several = ["objective"] if len(options.objective) > 1 else []
+            columns = ["step", *several, "removed at", "head", "score", "accuracy", "AUROC"]
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
                 search = self._make(evaluator, journal, progress)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
@@ -223,9 +228,10 @@ class Session:
 
         def removed(objective: str, index: int, step: Step) -> None:
             (site, head), m = self.names[step.candidate], step.measured
-            auroc = "" if m.two_u is None else f", AUROC {number(m.score('ood'))}"
-            scores = f"{objective} {number(m.score(objective))}, accuracy {number(m.score('acc'))}{auroc}"
-            self.log.info(f"circuit: step {index}/{self.scope.budget}, head {head} of {site} removed: {scores}")
+            auroc = "" if m.two_u is None else number(m.score("ood"))
+            named = [objective] if len(options.objective) > 1 else []
+            scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+            progress.row([f"{index}/{self.scope.budget}", *named, site, str(head), *scores])
 
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
@@ -236,6 +242,8 @@ class Session:
             "constraints": [parse_constraint(text) for text in options.subject_to],
             "max_drop": None if options.max_drop is None else Fraction(str(options.max_drop)),
         }
+        if options.max_cost is not None:
+            common["affordable"] = self._affordable
         if options.algorithm == "headmap":
             kept = self.scope.kept or {}
             by_index = {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
@@ -244,6 +252,16 @@ class Session:
             return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
         size = int(options.approx.removeprefix("shortlist:"))
         return Shortlist(evaluator, heads, size=size, bounds=options.bounds, **common)
+
+    @cached_property
+    def _cost(self) -> FusedCost | None:
+        return FusedCost(self.scope.members, self.scope.source) if self.scope.members else None
+
+    def _affordable(self, removed: Sequence[Candidate], head: Candidate) -> bool:
+        """Whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
+        assert self._cost is not None
+        before, after = (self._cost.without([self.names[one] for one in gone]) for gone in (removed, [*removed, head]))
+        return after <= max(before, Fraction(str(self.options.max_cost)))
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -283,6 +301,7 @@ class Session:
             "algorithm": options.algorithm,
             "approx": options.approx,
             **({"subject_to": list(options.subject_to)} if options.subject_to else {}),
+            **({"max_cost": options.max_cost} if options.max_cost is not None else {}),
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": options.batch_size,
             "dtype": options.dtype,
@@ -298,13 +317,15 @@ class Session:
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}
         for objective, ranking in found.items():
-            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
+            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets, self._cost)
             if ranking.ended:
                 self.log.warn(ended_text(document))
             if self._exact is not None and ranking.steps:
                 document["agreement"] = agreement(document, *self._exact)
                 self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
+            if (dear := dear_text(document)) is not None:
+                self.log.warn(dear)
             if "gain" in document:
                 (self.log.warn if document["gain"]["low"] else self.log.info)(gain_text(document))
         for text in filter(None, [*map(tied_text, documents.values()), repeated_text(documents)]):

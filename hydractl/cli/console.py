@@ -9,7 +9,8 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydractl.log import Log, Progress
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
+_ROWS = 8
 _TIMED = "samples"  # the unit whose number a second is shown
 _LEAST_WINDOW_S = 60.0
 _LEAST_MARKS = 8
@@ -125,13 +127,19 @@ class ConsoleLog(Log):
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
         if self.quiet:
             yield Progress()
             return
         with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
-            task = _Task(self, bars, self._clock, description, total, unit)
-            yield task
+            task = _Task(self, bars, self._clock, description, total, unit, columns)
+            try:
+                yield task
+            except BaseException:
+                task.keep_rows()
+                raise
             task.hide()
         task.finish()
 
@@ -158,7 +166,10 @@ class ConsoleLog(Log):
 
 
 class _Task(Progress):
-    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end."""
+    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
+
+    A row stands in a table above the bar; where there is no bar, it is a line.
+    """
 
     def __init__(
         self,
@@ -168,20 +179,33 @@ class _Task(Progress):
         description: str,
         total: int | None,
         unit: str,
+        columns: Sequence[str],
     ) -> None:
         self._log, self._bars, self._clock = log, bars, clock
         self._description, self._total, self._unit = clean(description), total, clean(unit)
+        self._columns = tuple(map(clean, columns))
         self._start = self._last = clock()
         self._done = 0
         self._pace = Pace()
+        self._rows: tuple[tuple[str, ...], ...] = ()
         if bars is not None:
-            fields: dict[str, Any] = {"unit": self._unit, "speed": self._speed}
+            fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
             fields["left"] = lambda: self._left(self._clock(), "{} left")
-            self._id = bars.add_task(self._description, total=total, note="", **fields)
+            self._id = bars.add_task(self._description, total=total, note="", rows=(), **fields)
 
     def hide(self) -> None:
         if self._bars is not None:
             self._bars.remove_task(self._id)
+
+    def keep_rows(self) -> None:
+        """Leave the rows that are shown on the terminal, which the end of the bars clears."""
+        if self._bars is not None:
+            for cells in self._rows:
+                self._log.info(self._row_text(cells))
+
+    def _row_text(self, cells: Sequence[str]) -> str:
+        named = zip_longest(self._columns, cells, fillvalue="")
+        return f"{self._description}: {'  '.join(f'{name} {cell}'.strip() for name, cell in named if cell)}"
 
     def _update(self, **fields: Any) -> bool:
         """Change the bar. Returns whether there is one."""
@@ -197,6 +221,12 @@ class _Task(Progress):
             self._last = now
             parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
             self._log.info(", ".join(filter(None, parts)))
+
+    def row(self, cells: Sequence[str]) -> None:
+        cells = tuple(map(clean, cells))
+        self._rows = (*self._rows, cells)[-_ROWS:]
+        if not self._update(rows=self._rows):
+            self._log.info(self._row_text(cells))
 
     def set_total(self, total: int) -> None:
         self._total = total

@@ -160,6 +160,9 @@ class Claim:
         if not self._targets:
             return []
         model = build()
+        if model.cascade is not None:
+            log.warn("in an exported file all members run for all samples: a graph has no cascade")
+            model.cascade = None
         longest = model.family.longest_text(model.description.preprocess)
         expected = expectations(model, longest, seed)
         before = None if data is None else data.measure(model, model.member_logits, log)

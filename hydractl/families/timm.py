@@ -153,6 +153,8 @@ class TimmViT(ModelFamily):
         config = dict(config)
         if labels is not None:
             config["label_names"] = list(labels)
+        # What timm makes a transform of.
+        config["pretrained_cfg"] = {**(config.get("pretrained_cfg") or {}), **preprocess}
         write_config(folder / "config.json", config)
         return _WEIGHTS
 

@@ -223,6 +223,16 @@ class Threshold(Form):
     rule: str | None = Field(None, description="How it was chosen.")
 
 
+class Cascade(Form):
+    """When the first member of a cascade answers alone."""
+
+    member: Count = Field(description="Number of the member that runs first, from 0.")
+    score: str = Field(description="The OOD score, of that member alone, that decides.")
+    value: float = Field(description="Samples with this score or a higher one run the other members too.")
+    first_macs: Count = Field(description="Multiply-adds of the first member.")
+    rest_macs: Count = Field(description="Multiply-adds of the other members behind it.")
+
+
 class StoredScore(Form):
     """An OOD score."""
 
@@ -349,6 +359,7 @@ class PredictedModel(Form):
     calibration: Calibration | None = Field(None, description="The calibration that the model's file holds.")
     threshold: Threshold | None = Field(None, description="The threshold that the model's file holds.")
     ood_score: StoredScore | None = Field(None, description="The OOD score that the model's file holds.")
+    cascade: Cascade | None = Field(None, description="The cascade that the logits are of.")
     feature_scores: list[str] | None = Field(None, description="OOD scores on features, kept beside the logits.")
     fitted_on: ScoreData | None = Field(None, description="The training data that they were fitted to.")
 

@@ -41,6 +41,29 @@ def warnings_of(document: dict[str, Any]) -> list[str]:
         if before - after > LOST:
             fall = f"from {number(before)} to {number(after)} on {data['n']} samples"
             found.append(f"averaging takes the accuracy of the ensemble {fall}; {_WHOLE}")
+    return found + ([] if "cascade" not in document else cascade_warnings(document["cascade"]))
+
+
+def cascade_words(cascade: dict[str, Any]) -> str:
+    """Who answers alone, for how many samples, and what that saves and loses on the validation data."""
+    first, every = cascade["first_macs"], cascade["first_macs"] + cascade["rest_macs"]
+    losses = ", ".join(
+        f"{name} {number(loss['value'])} (at most {number(loss['upper'])})" for name, loss in cascade["losses"].items()
+    )
+    return (
+        f"cascade: member {cascade['member']} answers alone where its {cascade['score']} is below "
+        f"{cascade['value']:.4g}; {cascade['share']:.1%} of {cascade['fitted_on']['n']} samples go on: "
+        f"{cascade['macs'] / first:.2f} times its mult-adds, or {every / first:.2f} if all did; lost: {losses}"
+    )
+
+
+def cascade_warnings(cascade: dict[str, Any]) -> list[str]:
+    """What a cascade does not promise, and where it makes no ensemble."""
+    found = []
+    if not cascade["fitted_on_ood"]:
+        found.append("the cascade promises nothing of OOD detection: it was fitted without --cascade-ood")
+    if not cascade["share"]:
+        found.append("in the cascade no validation sample goes on: the first member alone is as good on them")
     return found
 
 

@@ -45,7 +45,7 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         check_outputs(paths.values(), force=settings.force or settings.resume)
         return _dry_run(scope, options, log, list(map(str, paths.values())), team)
     count = evaluations(len(scope.heads), scope.budget) if settings.algorithm == "greedy" else len(scope.heads)
-    most = "up to " if options.subject_to or options.max_drop is not None else ""
+    most = "up to " if options.subject_to or (options.max_drop, options.max_cost) != (None, None) else ""
     log.info(
         f"removing {most}{scope.budget} of {len(scope.heads)} heads: {count:,} evaluations of the whole data per "
         f"objective, {', '.join(objectives)}; steps that objectives share are measured once"

@@ -598,3 +598,33 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     run(*SEARCH, "--algorithm", "headmap", "--budget", "4", "-o", "n.json", code=2)
     assert "--budget 3 or 6" in capsys.readouterr().err
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "shortlist:2", "-o", "n.json", code=2)
+
+
+def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the whole model a head costs all blocks from its own on, so a limit leaves the last sites."""
+    command = [*SEARCH, "--objective", "avg", "--ensemble-with", "base.st"]
+    run(*command, "--budget", "4", "--sites", "1-2", "-o", "late.json")
+    late = read("late.json")
+    most = max(step["mac_ratio"] for step in late["removed"])
+    run(*command, "--budget", "4", "--max-cost", f"{most + 0.01:.3f}", "-o", "m.json")
+    assert read("m.json")["removed"] == late["removed"]
+    capsys.readouterr()
+    for _ in range(2):
+        run(*command, "--budget", "4", "--max-cost", "0.9", "-o", "none.json", "--resume")
+        assert read("none.json")["removed"] == [] and read("none.json")["ended"] == "max_cost"
+        assert (
+            "0 heads are removed: with any further one the fused model would cost too much" in capsys.readouterr().err
+        )
+    run("prune", "base.st", "--circuit", "late.json", "-o", "late.st")
+    capsys.readouterr()
+    assert main(["fuse", "base.st", "late.st", "-o", "hydra.st", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["mac_ratio"] == late["removed"][-1]["mac_ratio"]
+
+    # Beside a pruned member the whole model is dear: heads go that bring the cost down.
+    again = [*SEARCH, "--objective", "acc", "--ensemble-with", "late.st", "--max-cost", "1.1"]
+    run(*again, "--budget", "2", "-o", "d.json")
+    ratios = [one["mac_ratio"] for one in (read("d.json")["base"], *read("d.json")["removed"])]
+    assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 1.1
+    assert "above --max-cost 1.1: remove more heads" in capsys.readouterr().err
+    run(*SEARCH, "--budget", "2", "--max-cost", "1.1", "-o", "e.json", code=2)
+    assert "needs --ensemble-with" in capsys.readouterr().err
