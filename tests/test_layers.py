@@ -56,6 +56,8 @@ LIBRARIES = {
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
+    "wandb": ["training/trackers.py"],
+    "mlflow": ["training/trackers.py"],
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }

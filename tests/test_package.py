@@ -17,7 +17,9 @@ from hydractl import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-DISTRIBUTIONS = {"PIL": "pillow", "open_clip": "open_clip_torch", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "open_clip": "open_clip_torch", "sklearn": "scikit-learn", "yaml": "pyyaml"} | {
+    "mlflow": "mlflow-skinny"
+}
 """What is imported -> the name it is installed by, where that is another one."""
 
 
@@ -49,7 +51,7 @@ def test_extras_that_are_spoken_of_exist() -> None:
     extras = {name for listed in re.findall(r"(?:hydractl|'\.)\[([a-z,]+)\]", said) for name in listed.split(",")}
     assert extras and extras <= set(EXTRAS)
     (everything,) = EXTRAS["all"]
-    assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - {"all", "dev", "docs", "test"}
+    assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - {"all", "dev", "docs", "test", "wandb", "mlflow"}
 
 
 def test_the_readme_of_a_package_index_has_whole_addresses() -> None:
