@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,7 +130,6 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
             path = numbered(output, index) if settings.members > 1 else output
             files = RunFiles.of(path, settings.log, settings.snapshots)
             name = stem(path)
-            events = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
             own = {
                 "output": path,
                 "seed": settings.seed + index,
@@ -140,7 +138,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
                 "slurm": [],
                 "model": [model],
             }
-            members.append(Member(name, replace(settings, **own, tensorboard=events), files))  # type: ignore[arg-type]
+            members.append(Member(name, replace(settings, **own), files))  # type: ignore[arg-type]
     names = [member.name for member in members]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
