@@ -69,11 +69,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    devices = [device_name(device) for device in settings.devices] or [settings.device]
-    if settings.slurm:
+    devices = ["slurm"] if settings.slurm else list(map(device_name, settings.devices)) or [settings.device]
+    if settings.slurm:  # whose nodes may have other devices than this machine
         check_submitit()
-    for device in dict.fromkeys(devices if not settings.slurm else ()):  # the nodes may have others than this machine
-        resolve_device(device)
+    else:
+        for device in dict.fromkeys(devices):
+            resolve_device(device)
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
