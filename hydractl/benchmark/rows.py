@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
+from hydractl.metrics.cascade import Cascade, stored
+from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
@@ -46,6 +49,13 @@ class Row:
         """The name of the row."""
         return self.model.name
 
+    @property
+    def cascade(self) -> Cascade | None:
+        """When the first member of the model answers alone; None where all run."""
+        sources = self.model.sources
+        description = sources[0].description
+        return None if len(sources) > 1 else stored(description.extra.get("cascade"), len(description.masks))
+
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
         if self.kind != STOCK:
@@ -59,6 +69,9 @@ class Row:
             cost = stock_cost(sources[0])
         else:
             cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
+        if self.cascade is not None:
+            staged = staged_macs(sources[0].description, sources[0].tensors, whole_last_block=whole)
+            cost |= dict(zip(("first_macs", "rest_macs"), staged[self.cascade.member], strict=True))
         return {
             "kind": self.kind,
             "input": input_of(sources[0]),
@@ -133,6 +146,19 @@ def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgumen
     lengths = ", ".join(f"{name} {one['tokens']}" for name, one in inputs.items())
     log.warn(f"the models cut texts at different lengths ({lengths}): all run on {tokens} tokens; see --max-length")
     return [replace(model, sources=[with_max_length(source, tokens) for source in model.sources]) for model in models]
+
+
+def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
+    """The samples to run on instead of random inputs.
+
+    Raises:
+        UsageError, InputError: they cannot be opened, or do not fill one batch.
+    """
+    reads = {row.name: row.model.sources[0].description.reads for row in rows}
+    data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
+    if len(data) < batch_size:
+        raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
+    return data
 
 
 def _taken_apart(fused: ModelArgument) -> list[Row]:
