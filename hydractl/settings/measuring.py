@@ -106,7 +106,6 @@ class BenchSettings(Measured):
         "Also draw the measurement: .png or .svg",
         metavar="FILE",
         check=ends_in(".png", ".svg", any_case=True),
-        often=True,
     )
     from_file: str | None = show_option(
         "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from", often=True
