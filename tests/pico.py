@@ -229,6 +229,7 @@ MORE = (
     "hf-swin",
     "hf-swinv2",
     "hf-siglip2",
+    "hf-metaclip2",
     "data2vec-vision",
     *DECODERS,
 )
