@@ -25,12 +25,13 @@ get_family("open_clip")
 import open_clip  # noqa: E402
 import timm  # noqa: E402
 import transformers  # noqa: E402
-from timm.models import Beit, Eva, SwinTransformer, VisionTransformer, model_entrypoint  # noqa: E402
+from timm.models import Beit, Eva, SwinTransformer, SwinTransformerV2, VisionTransformer  # noqa: E402
+from timm.models import model_entrypoint as entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
 from hydractl.families.open_clip.models import skeleton, towers_of_coca  # noqa: E402
 
-OPENED = (VisionTransformer, Eva, Beit, SwinTransformer)
+OPENED = (VisionTransformer, Eva, Beit, SwinTransformer, SwinTransformerV2)
 MARK = "<!-- by docs/make_models.py -->\n"
 Row = tuple[str, str, str]
 """Class, models of it, and why it is refused: empty where it works."""
@@ -40,7 +41,7 @@ def timm_names() -> dict[str, list[str]]:
     """The models of each file of timm that defines some attention or some vision transformer."""
     files: dict[str, list[str]] = {}
     for name in timm.list_models():
-        files.setdefault(model_entrypoint(name).__module__, []).append(name)
+        files.setdefault(entrypoint(name).__module__, []).append(name)
     return {
         file: names for file, names in files.items() if any(_attends(*one) for one in vars(sys.modules[file]).items())
     }

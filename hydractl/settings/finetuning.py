@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -112,6 +113,14 @@ class Several(Batched):
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
         split=True,
         repeats=True,
+    )
+    slurm: list[str] = several_option(
+        "Train each as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, gpus_per_node, "
+        "cpus_per_task and others of sbatch [default: on this machine]",
+        [],
+        metavar="KEY=VALUE[,KEY=VALUE...]",
+        pattern=r"[a-z_]+=[^=,]+",
+        split=True,
     )
 
     @property
@@ -299,6 +308,7 @@ class FinetuneSettings(Prescribed, Several):
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= {"device": "devices"} if self.given("devices") else {}
+        unused |= {"devices": "slurm"} if self.slurm else {}
         if self.loss == "contrastive":
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
         if self.shard:
@@ -335,6 +345,8 @@ class FinetuneSettings(Prescribed, Several):
     def _several_conflicts(self) -> list[str]:
         """Names: of several trainings each writes files of its own."""
         problems, log = [], self.log
+        if self.slurm and not any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
+            problems.append(f"--slurm{self.where('slurm')} needs time=MINUTES")
         if self.several and log not in (None, "-", "beside"):
             problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):

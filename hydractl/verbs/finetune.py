@@ -91,7 +91,7 @@ class Prepared:
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model, or several, each in a process of its own."""
-    if settings.several:
+    if settings.several or settings.slurm:
         return train_members(settings, log, _check, _finished)
     if settings.devices:
         settings = on_first_device(settings)
