@@ -281,7 +281,9 @@ class BenchRow(Form):
     """One model at one batch size and dtype."""
 
     model: str = Field(description="Name of the row.")
-    kind: str | None = Field(None, description="`model`, or of `--compare`: `stock`, `members`, `member` or `deep`.")
+    kind: str | None = Field(
+        None, description="`model`; of an exported file its format; or of `--compare` the baseline."
+    )
     members: Count | None = Field(None, description="Number of members.")
     sha256: Sha256 = None
     input: BenchInput | None = Field(None, description="What it ran on.")
@@ -295,12 +297,12 @@ class BenchRow(Form):
     ratio: Positive = Field(description="Median over rounds of the time over the first model's in the same round.")
     ratio_ci: list[Positive] = Field(min_length=2, max_length=2, description="95 % bootstrap interval of the ratio.")
     noisy: bool | None = Field(None, description="Whether the runs scatter too far; null for fewer than five rounds.")
-    params: Positive = Field(description="Number of stored parameters of all members.")
-    macs: Positive = Field(description="Multiply-adds of one sample.")
+    params: Positive | None = Field(description="Number of stored parameters of all members; null where not known.")
+    macs: Positive | None = Field(description="Multiply-adds of one sample; null where they are not known.")
     share: Number = Field(None, description="Of a cascade, the share of samples that run all members.")
     first_macs: Count | None = Field(None, description="Of a cascade, those of its first member.")
     rest_macs: Count | None = Field(None, description="Of a cascade, those of the other members behind it.")
-    mac_ratio: Positive = Field(description="`macs` over the first model's.")
+    mac_ratio: Positive | None = Field(description="`macs` over the first model's; null where they are not known.")
     peak_share: Number = Field(None, description="Rate of multiply-adds over that of the machine at its best.")
     bytes: Count | None = Field(None, description="Size of the stored weights.")
     checkpoint_bytes: Count | None = Field(None, description="Size of the files; null where there are none.")

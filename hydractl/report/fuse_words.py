@@ -8,7 +8,7 @@ from typing import Any
 from hydractl.report.texts import count_text, number
 
 LOST = 0.02
-"""Accuracy that averaging may cost before it is a warning."""
+"""Accuracy, or AUROC, that averaging and rounding may cost before it is a warning."""
 
 
 def averaging_words(document: dict[str, Any]) -> str | None:
@@ -89,6 +89,23 @@ def data_words(data: dict[str, Any]) -> str:
     """Accuracy before and after averaging."""
     one, other = (f"members {_each(v['members'])}, ensemble {number(v['ensemble'])}" for v in _both(data))
     return f"accuracy on {data['n']} samples: {one}" + ("" if one == other else f"; after averaging {other}")
+
+
+def rounding_words(entry: dict[str, Any]) -> tuple[str | None, bool]:
+    """What rounding the weights of an exported file does to answers, and whether it costs too much; None of others."""
+    check, path = entry["check"], entry["path"]
+    if check["tolerance"] is not None:
+        return None, False
+    data = check.get("on_data")
+    if data is None:
+        moved = f"probabilities of random inputs move by up to {check['probabilities_max_abs']:.2g}"
+        return f"{path}: {moved}; --data SPEC, with --ood, measures what that does", False
+    before, after = _both(data)
+    falls = {"accuracy": (before["accuracy"], after["accuracy"])}
+    falls |= {f"AUROC of {name}": (value, after["auroc"][name]) for name, value in before["auroc"].items()}
+    words = ", ".join(f"{what} from {number(one)} to {number(other)}" for what, (one, other) in falls.items())
+    harmful = any(one is not None and other is not None and one - other > LOST for one, other in falls.values())
+    return f"{path}: {words}, {data['agreement']:.1%} of the answers the same, on {data['n']} samples", harmful
 
 
 def _both(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -128,7 +128,8 @@ def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [("would write", entry[key]) for key in ("path", "data") if key in entry]
             continue
         size = f"{entry['bytes'] / 1e6:.3g} MB"
-        found = f"{check['runtime']} agrees with the model to {check['member_logits_max_abs']:.0e}"
+        exact = f"{check['runtime']} agrees with the model to {check['member_logits_max_abs']:.0e}"
+        found = exact if check["tolerance"] is not None else f"{check['runtime']}, weights rounded to 8 bits"
         rows.append((entry["path"], f"{size}; {found}"))
     return rows
 

@@ -39,16 +39,20 @@ CONVENTIONS = {
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
     "share": "of a cascade, the share of samples that run all members; macs is the mean over the samples",
-    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
+    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine; null for onnx-int8",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
-    "kind": "model: a MODEL as given; stock: the library's own model and attention on the first MODEL's weights; "
-    "members: the members of a fused MODEL one after another; member: its first member; deep: copies of the first "
-    "MODEL one after another, as many as the largest fused MODEL has members",
+    "kind": "model: a MODEL as given; onnx, onnx-int8, pt2: an exported file, never compiled, params and bytes null, "
+    "its macs as it says, null for texts of another length; stock: the library's own model and attention on the "
+    "first MODEL's weights; members: the members of a fused MODEL one after another; member: its first member; deep: "
+    "copies of the first MODEL one after another, as many as the largest fused MODEL has members",
     "params": "stored elements, all members",
     "bytes": "stored weights, without the headers of files",
     "peak_memory_bytes": "weights and inputs of this model, and the most one call adds to them; null where not counted",
 }
+
+COMPARED = ("stock", "members", "member", "deep")
+"""Kinds of rows that ``--compare`` adds."""
 
 # The dotted keys of the numbers in a row, for --require; known before anything is measured.
 _LATENCY_KEYS = ("median", "mean", "std", "min", "max", "q25", "q75")
@@ -83,7 +87,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     assert settings.from_file is not None
     document = read_document(settings.from_file, Bench)
     names = list(dict.fromkeys(row["model"] for row in document["results"]))
-    compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
+    compared = {row["model"] for row in document["results"] if row.get("kind") in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     unmet = _unmet(settings, compared, document["results"])
     if settings.dry_run:
@@ -98,24 +102,26 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.benchmark.measuring import BenchOptions, measure
-    from hydractl.benchmark.rows import on_one_input, open_samples, rows_of
+    from hydractl.benchmark.rows import find_contestants, on_one_input, open_samples, rows_of, with_ratios
     from hydractl.model.cost import COUNTED
-    from hydractl.model.loading import find_models, resolve_device
+    from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
     device = resolve_device(settings.device)
     settings.check_device(device.type)
-    models = find_models(settings.model, model_options(settings))
+    models = find_contestants(settings.model, model_options(settings))
+    settings.check_exported([model.name for model in models if not model.sources], device.type)
     if not settings.unequal_inputs:
         models = on_one_input(models, log)
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
-    names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
+    names = [row.name for row in rows]
+    compared = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     _check_cascades(rows, settings)
     how = settings.limit, settings.seed, max(settings.batch_size)
     data = None if settings.data is None else open_samples(rows, settings.data, *how)
     path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
-    costs = _costs(rows)
+    costs = with_ratios([row.cost() for row in rows])
     planned = [file for file in (path, plot) if file is not None]
     if settings.dry_run:
         check_outputs(planned, force=settings.force)
@@ -164,12 +170,6 @@ def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) 
 
     rows = [(row["model"], row) for row in results]
     return unmet_in(rows, settings.requirements(), skip_first=True, label=label, named_only=compared)
-
-
-def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is known of each row without measuring."""
-    costs = [row.cost() for row in rows]
-    return [{**cost, "mac_ratio": cost["macs"] / costs[0]["macs"]} for cost in costs]
 
 
 def _plan(

@@ -11,7 +11,8 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import UsageError
-from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS
+from hydractl.exports.checking import CheckData
+from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS, kind_of
 from hydractl.exports.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
@@ -33,6 +34,7 @@ from hydractl.report.fuse_words import (
     cascade_warnings,
     cascade_words,
     data_words,
+    rounding_words,
     sharing_words,
     warnings_of,
 )
@@ -85,7 +87,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         if validation is not None:
             found["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
             plan = replace(plan, description=validation.noted(plan.description))
-        return _write(settings, plan, sources, found, output, stem, log)
+        return _write(settings, plan, sources, found, output, stem, _check_data(settings, dataset), log)
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,16 @@ def _opened(
     return dataset, named
 
 
+def _check_data(settings: FuseSettings, inside: Dataset | None) -> CheckData | None:
+    """What rounded weights are measured on, if anything."""
+    if inside is None or not settings.rounds_weights:
+        return None
+    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "reads": {"the model": inside.kind}}
+    sets = settings.ood_sets()
+    outside = {one.name: open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True, **how) for one in sets}
+    return CheckData(inside, outside, settings.batch_size, settings.workers)
+
+
 def _write(
     settings: FuseSettings,
     plan: FusionPlan,
@@ -147,6 +159,7 @@ def _write(
     found: dict[str, Any],
     output: Output,
     stem: Path,
+    data: CheckData | None,
     log: Log,
 ) -> Outcome:
     """Write what was checked, with what was found of it, and say it."""
@@ -160,9 +173,13 @@ def _write(
             extra={**found, **(_of_cascade(found["cascade"]) if "cascade" in found else {})},
             provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
         )
-        exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
+        macs = document["cost"]["fused"]["macs"]
+        exports = claim.write(
+            lambda: HydraModel(plan.description, plan.tensors), origins, macs, settings.seed, log, data
+        )
         if exports:
             document = {**document, "exports": exports}
+            warnings += _say_rounded(exports, log)
         digest = write_checkpoint(output, plan.tensors, description.to_json())
         # The exports last: what they were made of is then in place.
         if warnings:
@@ -186,6 +203,17 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
+
+
+def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
+    """Say what rounding weights does; the warnings, which are said too, are given back."""
+    found = []
+    for export in exports:
+        words, harmful = rounding_words(export)
+        if words is not None:
+            (log.warn if harmful else log.info)(words)
+            found += [words] if harmful else []
+    return found
 
 
 def _document(
@@ -236,14 +264,14 @@ def stem_alone(settings: FuseSettings, source: Source) -> Path:
     if settings.output is None:
         return Path(source.name)
     path = file_path(settings.output)
-    suffix = path.suffix.removeprefix(".")
-    if suffix in settings.export:
-        return path.with_suffix("")
-    if suffix == "st" or suffix in FORMATS:
-        kinds = ",".join(settings.export)
+    kind = kind_of(path)
+    if kind in settings.export:
+        return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
+    if path.suffix == ".st" or kind is not None:
+        kinds, better = ",".join(settings.export), FORMATS[settings.export[0]].ending
         raise UsageError(
             f"--output {settings.output}: one MODEL with --export {kinds} writes no such file",
-            hint=f"-o {path.with_suffix('.' + settings.export[0])}",
+            hint=f"-o {path.with_suffix(better)}",
         )
     return path
 
@@ -252,7 +280,10 @@ def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     """Export one model, which may itself be fused, and write nothing else."""
     targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
     check_outputs([file for target in targets for file in target.files], force=settings.force)
+    data = None
     if not settings.dry_run:
+        dataset, (source,) = _opened(settings, [source], settings.data)
+        data = _check_data(settings, dataset)
         announce_reading([source], log)
     document: dict[str, Any] = {
         "schema": EXPORT_SCHEMA,
@@ -266,8 +297,11 @@ def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         return Outcome({**document, "dry_run": True})
     origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
     with claimed(targets, force=settings.force) as claim:
-        written = claim.write(lambda: build_model(source), origins or [source.sha256], settings.seed, log)
-        return Outcome({**document, "exports": written}, files=claim.commit())
+        macs = cost_of(source.description, source.tensors)["macs"]
+        written = claim.write(lambda: build_model(source), origins or [source.sha256], macs, settings.seed, log, data)
+        warnings = _say_rounded(written, log)
+        document |= {"exports": written, **({"warnings": warnings} if warnings else {})}
+        return Outcome(document, files=claim.commit())
 
 
 def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
