@@ -55,6 +55,7 @@ LIBRARIES = {
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
+    "submitit": ["training/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],

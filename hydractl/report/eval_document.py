@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 
 from hydractl.files.documents import (
     Calibration,
+    Cascade,
     Cost,
     Count,
     DataSet,
@@ -180,6 +181,12 @@ class MeasuredThreshold(Threshold):
     ood_flagged: dict[str, Number] | None = Field(None, description="By OOD set the share at or above it.")
 
 
+class MeasuredCascade(Cascade):
+    """A cascade, and how many samples go on in it."""
+
+    share: dict[str, Number] = Field(description="By data set the share of samples that run all members.")
+
+
 class ByScore(Form):
     """OOD metrics by one OOD score."""
 
@@ -209,6 +216,7 @@ class Row(ByScore):
     )
     calibration: Calibration | None = Field(None, description="The calibration that was applied.")
     threshold: MeasuredThreshold | None = Field(None, description="The threshold and what it flags.")
+    cascade: MeasuredCascade | None = Field(None, description="The cascade, and how many samples go on in it.")
     conformal: Conformal | None = Field(None, description="Conformal prediction sets.")
     corruptions: dict[str, dict[str, Severity]] | None = Field(None, description="By corruption and severity.")
     corruption_avg: dict[str, Severity] | None = Field(None, description="By severity the means over corruptions.")

@@ -291,7 +291,7 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
                 three_digits(row["throughput_per_s"]),
                 f"{row['ratio']:.3f}",
                 f"{low:.3f}..{high:.3f}" + (_NOISY if row.get("noisy") else " "),
-                f"{row['mac_ratio']:.3f}",
+                number(row["mac_ratio"], 3),
                 "-" if share is None else f"{100 * share:.0f} %",
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,7 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "shard", "timeout")
 
 
 def _check_log(text: str) -> None:
@@ -111,6 +112,14 @@ class Several(Batched):
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
         split=True,
         repeats=True,
+    )
+    slurm: list[str] = several_option(
+        "Train each as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, gpus_per_node, "
+        "cpus_per_task and others of sbatch [default: on this machine]",
+        [],
+        metavar="KEY=VALUE[,KEY=VALUE...]",
+        pattern=r"[a-z_]+=[^=,]+",
+        split=True,
     )
 
     @property
@@ -258,6 +267,11 @@ class FinetuneSettings(Prescribed, Several):
         "Gradient checkpointing: recompute the activations of each block in the backward pass", False
     )
     compile: bool = run_option("Compile the model with torch.compile", False)
+    shard: bool = run_option(
+        "Under torchrun, divide weights, gradients and optimizer state among the processes, for a model that does not "
+        "fit a device",
+        False,
+    )
     timeout: float = run_option(
         "How long the processes of a distributed training wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
@@ -289,8 +303,11 @@ class FinetuneSettings(Prescribed, Several):
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= {"device": "devices"} if self.given("devices") else {}
+        unused |= {"devices": "slurm"} if self.slurm else {}
         if self.loss == "contrastive":
-            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
+            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
+        if self.shard:
+            unused["compile"] = "shard"
         if self.snapshots is not None:
             unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
@@ -319,6 +336,8 @@ class FinetuneSettings(Prescribed, Several):
     def _several_conflicts(self) -> list[str]:
         """Names: of several trainings each writes files of its own."""
         problems, log = [], self.log
+        if self.slurm and not any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
+            problems.append(f"--slurm{self.where('slurm')} needs time=MINUTES")
         if self.several and log not in (None, "-", "beside"):
             problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):

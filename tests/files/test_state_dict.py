@@ -1,4 +1,4 @@
-"""State dicts of torch, read as data: the tensors that torch itself would load, and nothing else."""
+"""State dicts of torch, read without running anything: tensors, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,20 +72,19 @@ def in_list(before: bytes, after: bytes) -> bytes:
 LARGE = b"J\x00\x00\x00\x10"
 REFUSED: dict[str, tuple[bytes, str]] = {
     "no archive": (b"abc", "not a zip file"),
-    "another archive": (rezipped(lambda name, content: b"little"), "opcode|pickle"),
-    "a call": (saved({"a": _Runs()}), "it asks for posix mkdir"),
+    "another archive": (rezipped(lambda name, content: b"little"), "version"),
+    "a call": (saved({"a": _Runs()}), "it asks for more than tensors"),
     "a model": (saved({"model": {"a": torch.ones(1)}}), "'model' is no tensor"),
     "no tensor": (saved({"a": 3}), "'a' is no tensor"),
-    "a list": (saved([torch.ones(1)]), "it asks for pickle's EMPTY_LIST"),
+    "a list": (saved([torch.ones(1)]), "it is no list of tensors"),
     "an older file": (pickle.dumps({"a": 1}), "not a zip file"),
     "packed": (rezipped(lambda name, content: content, {"a": torch.zeros(9999)}, zipfile.ZIP_DEFLATED), "is packed"),
     "more numbers than there are": (
         in_list(b"K\x00K\x04\x85", b"K\x00" + LARGE + b"\x85"),
-        "larger than what is stored",
+        "resize|larger than what is stored",
     ),
     "numbers that repeat": (saved({"a": torch.ones(1).expand(1 << 40)}), "larger than what is stored"),
     "no numbers": (in_list(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x007"), "data/7"),
-    "big-endian": (rezipped(lambda name, content: b"big" if name == "byteorder" else content), "big-endian"),
 }
 
 
