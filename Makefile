@@ -13,16 +13,26 @@ DEMO_MODEL := timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=2&in_
 JOBS := 2
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
+# What the installed wheel is tested with: the commands of the README, and what meets other libraries most.
+README_TESTS := tests/test_docs.py
+CORE_TESTS := tests/families/test_contract.py tests/exports tests/verbs
+VERSIONS_wheel := cat constraints.txt
+VERSIONS_lowest := grep -oE '[A-Za-z0-9_-]+(\[[a-z]+\])?>=[0-9.]+' pyproject.toml | sed -E 's/(\[[a-z]+\])?>=/==/' | sort -u
+VERSIONS_newest := true
+
 # The part of a recipe that other commands follow: installed again only when a version or a dependency changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help test test-all fuzz demo lint docs site bench clean
+.PHONY: help test test-all wheel lowest newest fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
 	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make wheel     build dist/; install the wheel in an environment of its own and test it there"
+	@echo "make lowest    the same with the lowest versions that pyproject.toml allows"
+	@echo "make newest    the same with the newest versions there are"
 	@echo "make fuzz      read COUNT=100000 broken files of every kind"
 	@echo "make demo      train a small model and study it; everything stays under $(DEMO)/"
 	@echo "make bench     time the models of the demo at several batch sizes"
@@ -37,6 +47,19 @@ test: $(READY)
 
 test-all: test
 	$(PYTEST) -m long $(ARGS)
+
+# The tests that come with the source, of the wheel: nothing of this folder is imported.
+wheel lowest newest: $(READY_DEV)
+	rm -rf dist build/$@
+	$(RUN) -m build
+	mkdir -p build/$@
+	tar -xzf dist/*.tar.gz -C build/$@ --strip-components 1
+	rm -r build/$@/hydractl
+	$(VERSIONS_$@) > build/$@/versions.txt
+	$(RUN) -m venv build/$@/.venv
+	cd build/$@ && .venv/bin/python -m pip --disable-pip-version-check install -c versions.txt "$$(ls $(CURDIR)/dist/*.whl)[test]"
+	cd build/$@ && .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) $(README_TESTS)
+	cd build/$@ && .venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) -m "not long" $(CORE_TESTS)
 
 fuzz: $(READY)
 	$(RUN) -m tests.fuzz.campaign --jobs $(JOBS) --count $(or $(COUNT),100000)

@@ -69,6 +69,9 @@ class Measured(Form):
     nll: Count | None = Field(None, description="Summed NLL in units of `loss_unit`; of that objective or constraint.")
     brier: Count | None = Field(None, description="Summed Brier score, likewise.")
     score: float = Field(description="The objective as a number.")
+    mac_ratio: float | None = Field(
+        None, description="Mult-adds of the ensemble, fused, over those of the model with all its heads."
+    )
 
 
 class Removal(Measured):
@@ -103,7 +106,7 @@ class Gain(Form):
     before: float = Field(description="Of the model that the search began with.")
     after: float = Field(description="After the last step.")
     corrected: float = Field(description="The share of wrongly ordered pairs of an ID and an OOD sample put right.")
-    low: bool = Field(description="Whether that is below what has been seen to help.")
+    low: bool | None = Field(description="Whether that is below what was seen to help; null of an ensemble.")
 
 
 class Agreement(Form):
@@ -121,13 +124,20 @@ class Circuit(Form):
     schema_: Literal["hydractl.circuit/1"] = Schema
     arch: str | None = Field(None, description="Architecture of the model.")
     objective: str | None = Field(None, description="What each step maximises.")
+    ensemble_with: list[str] | None = Field(
+        None,
+        description="SHA-256 of the other members of the ensemble that the counts are of; without, of the circuit.",
+    )
     algorithm: str | None = Field(None, description="`greedy` or `headmap`.")
     approx: str | None = Field(None, description="The approximation; null of an exact search.")
     ood_score: str | None = Field(None, description="The OOD score whose AUROC counts.")
     budget: Count | None = Field(None, description="How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = Field(None, description="The value of `--max-drop`.")
     subject_to: list[str] | None = Field(None, description="The constraints that every removal keeps.")
-    ended: Literal["max_drop", "subject_to"] | None = Field(None, description="What ended it before the budget.")
+    max_cost: float | None = Field(None, description="The value of `--max-cost`.")
+    ended: Literal["max_drop", "max_cost", "subject_to"] | None = Field(
+        None, description="What ended it before the budget."
+    )
     loss_unit: float | None = Field(None, description="The unit of `nll` and `brier`.")
     sites: dict[str, Count] | None = Field(None, description="By site its number of heads.")
     base: Measured | None = Field(None, description="The counts before the first removal.")

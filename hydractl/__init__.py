@@ -13,11 +13,12 @@ from hydractl.files.version import __version__
 
 if TYPE_CHECKING:
     from hydractl.api.documents import Document
-    from hydractl.api.models import Model, load, open, save
+    from hydractl.api.models import HydraModel, Model, load, open, save
     from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, push, score, study
 
 __all__ = [
     "Document",
+    "HydraModel",
     "Model",
     "__version__",
     "bench",
@@ -35,7 +36,7 @@ __all__ = [
     "score",
     "study",
 ]
-_HOMES = {"Document": "documents", "Model": "models", "load": "models", "open": "models", "save": "models"}
+_HOMES = {"Document": "documents"} | dict.fromkeys(["HydraModel", "Model", "load", "open", "save"], "models")
 
 
 def __getattr__(name: str) -> Any:

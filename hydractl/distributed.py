@@ -7,7 +7,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,14 @@ class Processes:
             HydraError: as of :meth:`gather`.
         """
 
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Around what exchanges tensors by torch's own means.
+
+        Raises:
+            HydraError: as of :meth:`gather`.
+        """
+        return contextlib.nullcontext()
+
     def quieted(self, log: Log) -> Log:
         """The log as it is in rank 0, one that is silent in the others: warnings too would come once for each."""
         return log if self.rank == 0 else Log()
@@ -71,7 +80,7 @@ class Processes:
         self.close()
 
 
-def processes(timeout_s: float) -> Processes:
+def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     """The processes that ``torchrun`` started this one among, by its environment; without it one, and no torch.
 
     To be called before torch is imported: only then does torch keep what it says about lost connections to itself.
@@ -79,6 +88,7 @@ def processes(timeout_s: float) -> Processes:
     Args:
         timeout_s: how long to wait for the others, in seconds. It must be more than one of them may take longer than
             another from one :meth:`~Processes.gather` to the next. A process that has died is noticed at once.
+        nccl: let tensors on GPUs be exchanged by NCCL, which takes a GPU for each process.
 
     Raises:
         UsageError: for an environment that makes no sense.
@@ -90,10 +100,14 @@ def processes(timeout_s: float) -> Processes:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed
 
+    # Gloo for what lies in main memory: there several ranks may share a GPU, and waiting hears of Ctrl-C.
+    backend = "cpu:gloo,cuda:nccl" if nccl and torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=timeout_s)
     try:
-        # Gloo, on GPUs too: what is exchanged lies in main memory, several ranks may share a GPU, and NCCL heeds
-        # no time-out while it first connects and may never return from its shutdown when another rank has died.
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+        store = next(torch.distributed.rendezvous("env://", rank, size, timeout=timeout))[0]
+        # torchrun may keep its store when it starts all processes again, with the addresses of those that have gone.
+        store = torch.distributed.PrefixStore(f"restart {_restarts()}", store)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise HydraError(
@@ -110,6 +124,15 @@ def alone() -> bool:
         UsageError: for an environment that makes no sense.
     """
     return _place()[1] == 1
+
+
+def restarted() -> bool:
+    """Whether ``torchrun --max-restarts`` has started this process again, after one of a team had failed."""
+    return _restarts() not in ("", "0")
+
+
+def _restarts() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
 def local_device(device: str) -> str:
@@ -172,12 +195,21 @@ class _Group(Processes):
 
     def _finish(self, collective: Callable[..., Any], *tensors: Any) -> None:
         """Run a collective, and wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
-        try:
+        with self.exchanging():
             work = collective(*tensors, async_op=True)
             while not work.is_completed():
                 time.sleep(_POLL_S)
             work.wait()
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        import torch.distributed
+
+        try:
+            yield
         except RuntimeError as error:
+            if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+                raise
             self.close()
             hint = "run the same command with --resume"
             raise HydraError("another process of this run has ended", hint=hint) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -11,6 +11,9 @@ class Progress:
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         """Move on by ``amount`` units; ``note`` is shown beside the bar."""
+
+    def row(self, cells: Sequence[str]) -> None:
+        """A result on the way, one cell per column of the task; an empty cell says nothing."""
 
     def set_total(self, total: int) -> None:
         """The work is now known to be ``total`` units in all, those already done included."""
@@ -29,6 +32,11 @@ class Log:
         """Something that may make the result other than expected."""
 
     @contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
-        """A task of ``total`` units (None: unknown), counted in ``unit`` (for example ``"samples"``)."""
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        """A task of ``total`` units (None: unknown), counted in ``unit`` (for example ``"samples"``).
+
+        ``columns`` names the cells of its rows; a cell under an empty name stands for itself.
+        """
         yield Progress()

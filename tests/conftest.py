@@ -7,25 +7,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
+
+from tests.spread import LONG_VARIANTS, ONE_OF_EACH
 
 THREADS = "1"
-LONG_VARIANTS = (
-    *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
-    *("hf-dinov2-registers", "clip-layer-scale"),
-    *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
-    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
-)
-"""Pico models whose tests are long: what they have of their own is little."""
-ONE_OF_EACH = (
-    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
-    *("clip", "custom-text-own-attention", "hf-siglip"),
-)
-"""One pico model of each library and mechanism."""
-
+SINCE = {
+    ("timm", "1.0.30"): ("rope-qk-norm", "sapiens2"),
+    ("transformers", "5.18"): ("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu"),
+}
+"""Pico models that older versions of a library do not have or build otherwise; skipped there."""
+MISSING = [v for (name, since), v in SINCE.items() if Version(metadata.version(name)) < Version(since)]
 # HYDRACTL_* variables are defaults of options: HYDRACTL_DATA, where these tests look for the real data, would be the
 # `--data` of every command they run. All of them leave the environment before anything else reads it.
 _FOUND = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("HYDRACTL_")}
@@ -48,6 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rest = item.get_closest_marker("one_of_each") is not None and variant not in ONE_OF_EACH
         if variant in LONG_VARIANTS or rest:
             item.add_marker("long")
+        if any(variant in variants for variants in MISSING):
+            item.add_marker(pytest.mark.skip(reason="of a newer version of its library than the installed one"))
         for marker in item.iter_markers("fault"):
             item.extra_keyword_matches.update(f"fault_{number:02}" for number in marker.args)
 

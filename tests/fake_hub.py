@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             if repo in hub.commits:
                 return self.answer({"error": "exists", "url": f"{host}/{repo}"}, 409)
             hub.commits[repo] = [{".gitattributes": b"*.st filter=lfs\n"}]
-            if asked.get("visibility") == "private":
+            if asked.get("private") or asked.get("visibility") == "private":
                 hub.private.add(repo)
             return self.answer({"url": f"{host}/{repo}"})
         if path == "api/validate-yaml":

@@ -25,7 +25,7 @@ from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import Head, HeadMask
 from hydractl.model.source import Source, open_source, with_labels
 from tests.pico_clip import merged_clip_names, pico_clip, publish_clip, zero_shot_logits
-from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, publish_hf_clip
+from tests.pico_hf_clip import HF_CLIP, hf_clip, hf_zero_shot_logits, patches, publish_hf_clip
 
 declare_operators()
 
@@ -50,6 +50,10 @@ TIMM = {
     # Four windows of 16 tokens, at rest and shifted; behind the merging one window of tokens twice as wide.
     "swin": "swin_tiny_patch4_window7_224?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]"
     "&num_heads=[3,3]&window_size=4&num_classes=5",
+    "swinv2": "swinv2_tiny_window8_256?pretrained=0&img_size=16&patch_size=2&embed_dim=12&depths=[2,1]&num_heads=[3,3]"
+    "&window_size=4&num_classes=5",
+    # As wide as its convolutions, with norms by stored statistics.
+    "hybrid": "vit_base_mci_224?pretrained=0&img_size=16&depth=3&num_heads=3&mlp_ratio=0.1&num_classes=5",
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
@@ -113,7 +117,13 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "BeitConfig",
         {**_IMAGE, "use_shared_relative_position_bias": True, "use_mean_pooling": False},
     ),
+    "data2vec-vision": (
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**_IMAGE, "use_relative_position_bias": True, "use_shared_relative_position_bias": True},
+    ),
     "hf-swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
+    "hf-swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _SWIN),
     # Two heads of queries for one of keys and values; then one for all, and heads wider than their share of the width.
     "llama": ("LlamaForSequenceClassification", "LlamaConfig", _SHARED),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2Config", _GPT2),
@@ -133,6 +143,37 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3TextForSequenceClassification",
         "Gemma3TextConfig",
         {**_SHARED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 3, "layer_types": _LAYER_TYPES},
+    ),
+    # Part of each head turned, and queries, keys and values in one matrix.
+    "phi3": (
+        "Phi3ForSequenceClassification",
+        "Phi3Config",
+        {**_SHARED, "hidden_size": 32, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "arcee": ("ArceeForSequenceClassification", "ArceeConfig", _SHARED),
+    # The second layer has no positions.
+    "smollm3": ("SmolLM3ForSequenceClassification", "SmolLM3Config", {**_SHARED, "no_rope_layers": [1, 0, 1]}),
+    "ministral": (
+        "MinistralForSequenceClassification",
+        "MinistralConfig",
+        {**_SHARED, "head_dim": 8, "sliding_window": 3, "layer_types": _LAYER_TYPES},
+    ),
+    "seed-oss": ("SeedOssForSequenceClassification", "SeedOssConfig", {**_SHARED, "head_dim": 8}),
+    "starcoder2": ("Starcoder2ForSequenceClassification", "Starcoder2Config", {**_SHARED, "sliding_window": 3}),
+    # Neighbouring dimensions turn together: half of each head, and all of it.
+    "glm": ("GlmForSequenceClassification", "GlmConfig", {**_SHARED, "head_dim": 8}),
+    "helium": ("HeliumForSequenceClassification", "HeliumConfig", {**_SHARED, "head_dim": 6}),
+    # Attention and MLP side by side.
+    "stablelm": (
+        "StableLmForSequenceClassification",
+        "StableLmConfig",
+        {**_SHARED, "hidden_size": 32, "use_parallel_residual": True, "use_qkv_bias": True},
+    ),
+    # Norms behind attention and MLP; the second layer sees all tokens, and no positions.
+    "exaone4": (
+        "Exaone4ForSequenceClassification",
+        "Exaone4Config",
+        {**_SHARED, "head_dim": 8, "sliding_window": 3, "layer_types": _LAYER_TYPES},
     ),
     "eurobert": ("EuroBertForSequenceClassification", "EuroBertConfig", {**_SHARED, "classifier_pooling": "mean"}),
     "eurobert-late": (
@@ -173,10 +214,22 @@ TEMPLATES = ["a photo of a {}.", "{}!"]
 """What the pico CLIPs are asked for. No two labels have as many tokens: without the heads of the text tower, a text's
 features are those of the place where it ends, and labels of the same length would be one class."""
 
-MORE = ("beit-shared", "deberta-v2", "hf-beit", "hf-beit-shared", "hf-swin")
+DECODERS = ("phi3", "arcee", "smollm3", "ministral", "seed-oss", "starcoder2", "glm", "helium", "stablelm", "exaone4")
+MORE = (
+    "hybrid",
+    "beit-shared",
+    "deberta-v2",
+    "hf-beit",
+    "hf-beit-shared",
+    "hf-swin",
+    "hf-swinv2",
+    "hf-siglip2",
+    "data2vec-vision",
+    *DECODERS,
+)
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
 VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
-RELATIVE = ("rope-mixed", "beit", "swin", "mpnet", "deberta-v3")
+RELATIVE = ("rope-mixed", "beit", "swin", "swinv2", "mpnet", "deberta-v3")
 """The models whose heads have terms or angles of their own, which never run as batched products."""
 
 # Which parameters a merged part averages, by patterns on their names.
@@ -233,11 +286,19 @@ _HF_PARTS["BeitForImageClassification"] = {
     "norm": r"beit\.(layers\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
     "embed": r"beit\.(embeddings|shared_position_bias)\.",
 }
+_HF_PARTS["Data2VecVisionForImageClassification"] = {
+    "mlp": r"data2vec_vision\.encoder\.layer\.\d\.(intermediate|output)\.dense\.",
+    "norm": r"data2vec_vision\.(encoder\.layer\.\d\.layernorm_(before|after)|layernorm|pooler\.layernorm)\.",
+    "embed": r"data2vec_vision\.(embeddings|encoder\.relative_position_bias)\.",
+}
 _HF_PARTS["SwinForImageClassification"] = {
     "mlp": r"swin\.encoder\.layers\.\d\.blocks\.\d\.mlp\.",
     "norm": r"swin\.(layernorm|encoder\.layers\.\d\.(blocks\.\d\.layernorm_(before|after)|downsample\.norm))\.",
     "embed": r"swin\.(embeddings\.|encoder\.layers\.\d\.downsample\.reduction)",
 }
+_HF_PARTS["Swinv2ForImageClassification"] = {
+    part: pattern.replace("swin", "swinv2") for part, pattern in _HF_PARTS["SwinForImageClassification"].items()
+} | {"mlp": r"swinv2\.encoder\.layers\.\d\.blocks\.\d\.(intermediate|output)\."}
 _HF_CLIP_PARTS = {
     "mlp": r"(vision|text)_model\.encoder\.layers\.\d+\.mlp\.",
     "norm": r"(vision|text)_model\.(encoder\.layers\.\d+\.layer_norm[12]"
@@ -255,8 +316,8 @@ _HF_PARTS["GPT2ForSequenceClassification"] = {
     "norm": r"transformer\.(h\.\d+\.ln_[12]|ln_f)\.",
     "embed": r"transformer\.w[tp]e\.",
 }
-for _name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "EuroBert"):
-    _HF_PARTS[f"{_name}ForSequenceClassification"] = {
+for _name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", *DECODERS):
+    _HF_PARTS[HF[_name][0]] = {
         "mlp": r"model\.layers\.\d+\.mlp\.",
         "norm": r"model\.(layers\.\d+\.\w+_layernorm|norm)\.",
         "embed": r"model\.embed_tokens\.",
@@ -290,14 +351,17 @@ def stock(variant: str, seed: int = 0) -> Any:
         return model
     make = hf_clip if variant in HF_CLIP else _hf_model if variant in HF else _timm_model
     model = make(variant)
-    generator = torch.Generator().manual_seed(seed)
+    generator, wide = torch.Generator().manual_seed(seed), variant == "hybrid"
     with torch.no_grad():
         for parameter in model.parameters():
             # The libraries' default initialisation (std 0.02, zero biases) would make mistakes invisible.
             if not parameter.dim() or parameter.shape == (1,):  # a temperature that one would meet
                 parameter.fill_(2.7 + 0.1 * seed)
             else:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.05 if wide else 0.3))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     return model
 
 
@@ -469,6 +533,8 @@ def images(count: int = 3, seed: int = 1) -> torch.Tensor:
 
 def inputs(variant: str) -> Any:
     """Three samples. Texts are of unequal length, so two of them are padded; pairs have their second segment marked."""
+    if variant == "hf-siglip2":
+        return patches()
     if variant not in HF or "vocab_size" not in HF[variant][2]:
         return images()
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 5 + [0] * 2])

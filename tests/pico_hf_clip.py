@@ -32,6 +32,11 @@ HF_CLIP: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SiglipConfig",
         {"text_config": {**_TEXT, **_ENDS, "projection_size": 24}, "vision_config": _VISION},
     ),
+    "hf-siglip2": (
+        "Siglip2Model",
+        "Siglip2Config",
+        {"text_config": {**_TEXT, **_ENDS, "projection_size": 24}, "vision_config": {**_VISION, "num_patches": 4}},
+    ),
 }
 
 
@@ -53,14 +58,29 @@ def publish_hf_clip(model: Any, variant: str, folder: Path) -> None:
         transformers.CLIPProcessor(images, tokenizer).save_pretrained(folder)
     else:
         tokenizer.save_pretrained(folder)
-        transformers.SiglipImageProcessor(size=size).save_pretrained(folder)
+        if variant == "hf-siglip2":
+            transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=6).save_pretrained(folder)
+        else:
+            transformers.SiglipImageProcessor(size=size).save_pretrained(folder)
+
+
+def patches() -> dict[str, torch.Tensor]:
+    """Three images of two rows of patches, one, and two again, as SigLIP 2 takes them."""
+    pixels = torch.randn(3, 6, 192, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 2 + [0] * 4])
+    shapes = torch.tensor([[2, 3], [1, 5], [2, 1]])
+    return {"pixel_values": pixels * mask[..., None], "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 @cache
 def tokenizer_of(variant: str) -> Any:
-    """CLIP's tokenizer, of byte pairs learned from a few words; for SigLIP the same with an end only."""
+    """CLIP's tokenizer, of byte pairs learned from a few words; for SigLIP the same with an end only; for SigLIP 2 of
+    letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
+    if variant == "hf-siglip2":
+        letters = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *map(chr, range(33, 127))]
+        return transformers.Siglip2Tokenizer(vocab={c: i for i, c in enumerate(letters)}, model_max_length=20)
     stock = transformers.CLIPTokenizer().backend_tokenizer
     learned = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
     learned.normalizer, learned.pre_tokenizer = stock.normalizer, stock.pre_tokenizer
@@ -86,14 +106,14 @@ def tokenizer_of(variant: str) -> Any:
 
 
 @torch.no_grad()
-def hf_zero_shot_logits(model: Any, images: torch.Tensor, labels: list[str], templates: list[str]) -> torch.Tensor:
+def hf_zero_shot_logits(model: Any, images: Any, labels: list[str], templates: list[str]) -> torch.Tensor:
     """Logits ``[B, classes]`` as the library's own forward makes them, for features averaged over templates."""
-    tokenizer, siglip = tokenizer_of(model.pico), model.pico == "hf-siglip"
+    tokenizer, siglip = tokenizer_of(model.pico), model.pico != "hf-clip"
     each = []
     for template in templates:
         texts = [template.replace("{}", label) for label in labels]
         tokens = tokenizer(texts, padding="max_length" if siglip else True, truncation=True, return_tensors="pt")
-        answer = model(pixel_values=images, **tokens)
+        answer = model(**(images if isinstance(images, dict) else {"pixel_values": images}), **tokens)
         if len(templates) == 1:
             return answer.logits_per_image
         each.append(answer.text_embeds)

@@ -1,4 +1,4 @@
-"""Cases of a test of several axes, without the full product."""
+"""Cases of a test of several axes, without the full product, and which pico models are for long tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from math import gcd
 from typing import Any
 
 import pytest
+
+LONG_VARIANTS = (
+    *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
+    *("hf-dinov2-registers", "clip-layer-scale"),
+    *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
+    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
+)
+"""Pico models whose tests are long: what they have of their own is little."""
+ONE_OF_EACH = (
+    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
+    *("clip", "custom-text-own-attention", "hf-siglip"),
+)
+"""One pico model of each library and mechanism."""
 
 
 def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[Any]:

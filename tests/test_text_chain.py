@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import hydractl
 from hydractl.families.torchvision_operators import declare_operators
-from tests.pico import HF, WORDS, close, images, logits, publish, stock, zero_columns
+from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, stock, zero_columns
 from tests.running import quiet as run
 from tests.spread import spread
 
@@ -279,6 +279,19 @@ def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, 
         code=2,
     )
     assert "a folder has one number of heads, and sites keep 2, 3" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_a_small_folder_of_a_swin_is_timm_s_own_model() -> None:
+    import timm
+
+    for layout in ("sliced", "zeroed"):
+        run(
+            "prune", f"timm:{TIMM['swin']}", "--method", "random", "--keep", "2", "--layout", layout, "-o", f"{layout}/"
+        )
+    small, whole = (timm.create_model(f"local-dir:{one}", pretrained=True).eval() for one in ("sliced", "zeroed"))
+    assert {block.attn.num_heads for stage in small.layers for block in stage.blocks} == {2}
+    close(small(images()), whole(images()))
 
 
 def test_a_library_without_a_setting_for_it_holds_zeroed_heads_only(capsys: Any) -> None:

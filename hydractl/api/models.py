@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any, TypeAlias, Union
 
 from hydractl.api.documents import Document
+from hydractl.api.running import run
 from hydractl.api.values import held_data
 from hydractl.data import open_data
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
+from hydractl.families.reading import named
 from hydractl.files.atomic import Output, file_path, write_json
 from hydractl.files.checkpoint import DictTensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
-from hydractl.model.loading import load_source
+from hydractl.model.loading import build_model, load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite
@@ -82,7 +84,58 @@ class Model:
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """As :func:`load`."""
-        return load_source(self.source, device, dtype, **options)
+        module = load_source(self.source, device, dtype, **options)
+        _LOADED[module] = self
+        return module
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], *, revision: str | None = None, **options: Any) -> Model:
+        """A model of the Hugging Face Hub, or a local one.
+
+        Args:
+            name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
+            revision: a branch, a tag or a commit; None: the main branch.
+            options: as those of :func:`open`.
+
+        Raises:
+            InputError: as of :func:`open`, and what the Hub answered.
+        """
+        ref = os.fspath(name)
+        if not os.path.exists(ref):
+            repo, own, file = named(ref.removeprefix("hf:"))
+            at = revision or own
+            ref = f"hf:{repo}{f'@{at}' if at else ''}{f'/{file}' if file else ''}"
+        elif revision is not None:
+            raise UsageError(f"revision {revision!r}: {ref} is on this machine")
+        return open(ref, **options)
+
+    def push_to_hub(
+        self, repo_id: str, *, commit_message: str | None = None, branch: str | None = None, **options: Any
+    ) -> str:
+        """Upload the model and its card to the Hugging Face Hub in one commit: all of it or nothing.
+
+        Args:
+            repo_id: ``ORG/NAME``; it is made where there is none.
+            commit_message: None: one that names the file.
+            branch: None: the main one.
+            options: the other ones of :func:`hydractl.push`, by name: ``private``, ``license``, ``base_model``,
+                ``card``, ``force``.
+
+        Returns:
+            The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``.
+
+        Raises:
+            UsageError, InputError, OutputError: as of :func:`hydractl.push`.
+        """
+        folder, ref = Folder(), next(iter(self.refs), None)
+        if ref is None or not os.path.exists(ref):
+            ref = os.fspath(save(self, folder.path / "model.st"))
+        target = f"hf:{repo_id}{f'@{branch}' if branch else ''}"
+        return str(run("push", [ref, target], {"message": commit_message, **options}).document["pinned"])
+
+
+_LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionary()
+"""What modules were loaded from."""
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]
@@ -219,3 +272,47 @@ def _source_of(model: HydraModel) -> Source:
         provenance=provenance("save", 0, model.lineage[:1], parent, model.lineage),
     )
     return Source("model", functools.cache(lambda: digest_of(description, tensors)), description, tensors)
+
+
+# --- modules by the names of huggingface_hub --------------------------------------------------------------------------
+
+
+def _from_pretrained(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    **options: Any,
+) -> HydraModel:
+    """As :meth:`Model.from_pretrained`, and its weights read as of :func:`load`."""
+    return Model.from_pretrained(name, revision=revision, **options).load(device, dtype)
+
+
+def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
+    """As :meth:`Model.push_to_hub`: the file that the module was loaded from, or the weights it has since.
+
+    Raises:
+        UsageError: a module of several members whose weights have changed: these are trained before they are fused.
+    """
+    opened = _LOADED.get(module)
+    if opened is None or not _unchanged(module, opened):
+        if module.members > 1:
+            hint = "train the members, and fuse them; or push the file: hydractl.push(FILE, REPO)"
+            raise UsageError("this module of several members is no longer what a file holds", hint=hint)
+        opened = open(module)
+    return opened.push_to_hub(repo_id, **options)
+
+
+def _unchanged(module: HydraModel, opened: Model) -> bool:
+    """Whether a module still has the weights and classes of what it was loaded from."""
+    parameter, own = next(module.parameters()), module.state_dict()
+    fresh = build_model(opened.source, dtype=str(parameter.dtype).removeprefix("torch."))
+    there = fresh.state_dict()
+    same = own.keys() == there.keys() and all(own[name].cpu().equal(tensor) for name, tensor in there.items())
+    return same and module.labels == fresh.labels
+
+
+# Here, because what pushes is above what runs.
+HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
+HydraModel.push_to_hub = _push_to_hub  # type: ignore[attr-defined]

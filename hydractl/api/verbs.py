@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
-import logging
 import os
-import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydractl.api.documents import Document
 from hydractl.api.models import Folder, Model, ModelLike, open
-from hydractl.api.values import data_in, held_data, raw
-from hydractl.errors import RequirementError, UsageError, did_you_mean
-from hydractl.log import Log
+from hydractl.api.running import OF_A_TERMINAL, run
+from hydractl.api.values import data_in
+from hydractl.errors import UsageError
+from hydractl.exports.formats import kind_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import HELD, Source, open_source
 from hydractl.settings.option import options_of
-from hydractl.settings.sources import merge
 from hydractl.settings.verbs import SETTINGS
-from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
 """One model or several; by the name of its row each, where a list is an ensemble of models run one after another."""
 
-OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
-"""Options that a function has no use for."""
-
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
-_LOGGER = logging.getLogger("hydractl")
-
-
-class _PythonLog(Log):
-    """Warnings become Python's; the rest goes to the logger ``hydractl``."""
-
-    def info(self, message: str) -> None:
-        _LOGGER.info(message)
-
-    def detail(self, message: str) -> None:
-        _LOGGER.debug(message)
-
-    def warn(self, message: str) -> None:
-        level, frame = 1, inspect.currentframe()
-        while frame is not None and str(frame.f_globals.get("__name__")).startswith("hydractl."):
-            level, frame = level + 1, frame.f_back
-        warnings.warn(message, stacklevel=level)  # of the line that called the verb
 
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
@@ -69,23 +44,6 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
-
-
-def _run(verb: str, models: Sequence[str], given: Mapping[str, Any]) -> Outcome:
-    """Run a verb."""
-    options = {one.name: one for one in options_of(SETTINGS[verb]) if one.name not in OF_A_TERMINAL}
-    values = {name: value for name, value in given.items() if value is not None}
-    for name in values:
-        if name not in options:
-            raise UsageError(f"{verb} has no option {name!r}{did_you_mean(name, options, quoted=True)}")
-    with tempfile.TemporaryDirectory(prefix="hydractl-") as folder, held_data(data_in(options, values)) as specs:
-        texts = {name: raw(options[name], value, specs, Path(folder)) for name, value in values.items()}
-        settings = merge(SETTINGS[verb], {**texts, "model": list(models)}, {}, None)
-        module = importlib.import_module(f"hydractl.verbs.{verb.replace('-', '_')}")
-        outcome: Outcome = module.run(settings, _PythonLog())
-    if outcome.unmet:
-        raise RequirementError(f"{len(outcome.unmet)} of the requirements do not hold", problems=outcome.unmet)
-    return outcome
 
 
 @contextlib.contextmanager
@@ -125,7 +83,7 @@ def _answer(verb: str, model: ModelLike, options: Mapping[str, Any]) -> Document
 def _unwritten(verb: str, models: Sequence[str], options: Mapping[str, Any]) -> Document:
     """The document of a verb; it is written only where ``output`` says so."""
     unnamed = options.get("output") is None and options.get("from_file") is None
-    outcome = _run(verb, models, {**options, "output": "-"} if unnamed else options)
+    outcome = run(verb, models, {**options, "output": "-"} if unnamed else options)
     return Document(outcome.document, outcome.files)
 
 
@@ -148,7 +106,7 @@ def _made(verb: str, models: Sequence[ModelLike], default: str, options: Mapping
     if folder is not None:
         options = {**options, "output": f"{folder.path}/{default}"}
     with _held(models, **how) as refs:
-        outcome = _run(verb, refs, options)
+        outcome = run(verb, refs, options)
     weights = outcome.files if verb == "finetune" else outcome.files[:1]  # the others write more beside it
     opened = [open_source(str(file)) for file in weights]
     return Model(opened, list(map(str, weights)), Document(outcome.document, outcome.files), folder)
@@ -302,7 +260,7 @@ def study(model: ModelLike, **options: Any) -> Document:
         if not isinstance(value, str | os.PathLike | None):
             raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
     with _held([model], as_files=True) as refs:
-        outcome = _run("study", refs, options)
+        outcome = run("study", refs, options)
     return Document(outcome.document, outcome.files)
 
 
@@ -311,8 +269,8 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
 
     Args:
         model: any one.
-        path: of the ``.onnx`` or ``.pt2`` file.
-        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``, ``device``.
+        path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file.
+        options: as those of ``hydractl fuse MODEL --export``, by name: ``force``; of int8 ``data`` and ``ood``.
 
     Returns:
         The files written.
@@ -322,8 +280,8 @@ def export(model: ModelLike, path: str | os.PathLike[str], **options: Any) -> li
         OutputError: a file exists, and ``force`` is not set.
     """
     with _held([model]) as refs:
-        options = {**options, "export": Path(path).suffix.removeprefix(".") or "none", "output": os.fspath(path)}
-        return _run("fuse", refs, options).files
+        options = {**options, "export": kind_of(path) or Path(path).suffix or "none", "output": os.fspath(path)}
+        return run("fuse", refs, options).files
 
 
 @_documented("push")
@@ -342,5 +300,5 @@ def push(model: ModelLike, repo: str, **options: Any) -> Document:
         OutputError: other files of these names are there, and ``force`` is not set.
     """
     with _held([model], as_files=True) as refs:
-        outcome = _run("push", [*refs, f"hf:{repo}"], options)
+        outcome = run("push", [*refs, f"hf:{repo}"], options)
     return Document(outcome.document)

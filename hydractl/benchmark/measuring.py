@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import Row
 from hydractl.errors import HydraError, NonFiniteError
+from hydractl.exports.opened import ExportedModel
 from hydractl.families.reading import first_line
 from hydractl.log import Log, Progress
 from hydractl.model.loading import resolve_dtype
@@ -75,8 +76,9 @@ def measure(
             after = peak_macs_per_s(device, resolve_dtype(dtype))
             peaks[dtype] = max(before, after) if before and after else None
             for row in measured:
-                peak, rate = peaks[dtype], row["macs"] * row["throughput_per_s"]
-                results.append({**row, "peak_share": None if peak is None else rate / peak})
+                peak, macs = peaks[dtype], None if row["kind"] == "onnx-int8" else row["macs"]  # the peak is of floats
+                share = None if peak is None or macs is None else macs * row["throughput_per_s"] / peak
+                results.append({**row, "peak_share": share})
         machine = {**_machine(device, count), "peak_macs_per_s": peaks}
     warnings.append(_noise(results, options.rounds))
     said = [warning for warning in warnings if warning is not None]
@@ -101,12 +103,15 @@ def _measure_dtype(
         where = f"batch {batch_size}, {dtype}, {device}"
         contest = Contest(built, batch_size, device, options.seed, mode, where)
         runs = contest.run(options.warmup, options.rounds, progress)
-        compiled = {"compile": mode is not None, "compile_mode": mode}
-        common = {"batch_size": batch_size, "dtype": dtype, "device": str(device), **compiled}
+        common = {"batch_size": batch_size, "dtype": dtype, "device": str(device)}
         for row, cost in zip(rows, costs, strict=True):
+            used = contest.modes[row.name]
+            compiled = {"compile": used is not None, "compile_mode": used}
             figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
             memory = {"peak_memory_bytes": contest.peak_memory_bytes[row.name]}
-            measured.append({"model": row.name, "sha256": row.model.sha256, **common, **figures, **memory, **cost})
+            measured.append(
+                {"model": row.name, "sha256": row.model.sha256, **common, **compiled, **figures, **memory, **cost}
+            )
     return measured
 
 
@@ -136,6 +141,7 @@ class Contest:
         where: what to add to the name of a model in an error.
 
     Attributes:
+        modes: by model, how it is compiled; None where it is not: an exported file never is.
         peak_memory_bytes: by model: its weights and inputs, and the most one call adds; None where the device does
             not count. Known after :meth:`run`.
     """
@@ -151,7 +157,9 @@ class Contest:
         if mode is not None:
             torch.compiler.reset()
         self._graphs_before = 0 if mode is None else _graphs()
-        self._calls = {name: model if mode is None else _compile(model, mode) for name, model in models.items()}
+        self.modes = {name: None if isinstance(model, ExportedModel) else mode for name, model in models.items()}
+        modes = self.modes
+        self._calls = {n: model if modes[n] is None else _compile(model, modes[n]) for n, model in models.items()}
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
@@ -181,8 +189,9 @@ class Contest:
 
     def _first_call(self, name: str) -> None:
         """Compile where asked, and check what comes out; not timed."""
+        mode = self.modes[name]
         try:
-            if self.mode is not None:
+            if mode is not None:
                 self.models[name](self._inputs[name])  # what a model finds once and keeps is no part of its graph
             output = self._call(name)
             for _ in range(_RECORDING if self._records else 0):
@@ -191,13 +200,13 @@ class Contest:
         except Exception as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 hint = "use a smaller --batch-size"
-            elif self.mode is not None:
+            elif mode is not None:
                 hint = "bench without --compile, or see the whole error with HYDRACTL_DEBUG=1"
             else:
                 hint = "use another --dtype or --device"
-            verb = "run" if self.mode is None else "be compiled and run"
+            verb = "run" if mode is None else "be compiled and run"
             raise HydraError(f"{name} cannot {verb} ({self.where}): {first_line(error)}", hint=hint) from error
-        if self.mode is not None and _graphs() == self._graphs_before:
+        if mode is not None and _graphs() == self._graphs_before:
             raise HydraError(
                 f"{name} was not compiled: torch.compile is switched off ({self.where})",
                 hint="unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or bench without --compile",
@@ -265,7 +274,7 @@ class Contest:
         return added + sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def _compile(model: nn.Module, mode: str) -> Callable[[Any], Tensor]:
+def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
     """The whole model as one graph for exactly this batch size.
 
     With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's

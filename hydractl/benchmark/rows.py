@@ -10,19 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
+from hydractl.exports.opened import ExportedFile, exported_file
+from hydractl.families.base import ModelFamily
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
 from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
-from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
+from hydractl.model.loading import ModelArgument, find_models, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
-from hydractl.model.source import Source, member_source, with_max_length
+from hydractl.model.source import ModelOptions, Source, member_source, with_max_length
 from hydractl.model.stored import check_finite, zeroed
 from hydractl.report.texts import input_text
 
 STOCK, MEMBERS, DEEP = "stock", "members", "deep"
+
+Contestant = ModelArgument | ExportedFile
+"""One MODEL of a bench."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,15 @@ class Row:
     """One row of a bench, its weights not yet read.
 
     Attributes:
-        kind: ``model`` (a MODEL as it was given), ``stock`` (the library's own model on its weights), ``member`` (one
-            member of a fused model), ``members`` (all of them, one after another) or ``deep`` (full copies of the
-            first MODEL, one after another).
+        kind: ``model`` (a MODEL as it was given), ``onnx``, ``onnx-int8`` or ``pt2`` (one that is an exported file),
+            ``stock`` (the library's own model on its weights), ``member`` (one member of a fused model), ``members``
+            (all of them, one after another) or ``deep`` (full copies of the first MODEL, one after another).
         model: what runs, under the name of the row.
         whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`; ``stock`` always runs it whole.
     """
 
     kind: str
-    model: ModelArgument
+    model: Contestant
     whole_last_block: bool = False
 
     @property
@@ -48,27 +53,40 @@ class Row:
 
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
+        if isinstance(self.model, ExportedFile):
+            return self.model.build()
         if self.kind != STOCK:
             return self.model.build(device, dtype, whole_last_block=self.whole_last_block).with_classes()
         return build_stock(self.model.sources[0], device, dtype)
 
     def cost(self) -> dict[str, Any]:
-        """The part of a row that needs no measurement."""
+        """The part of a row that needs no measurement; of an exported file it is what the file says."""
         sources, whole = self.model.sources, self.whole_last_block
+        about = {"kind": self.kind, "input": input_of(self.model), "checkpoint_bytes": self.model.file_bytes}
+        if isinstance(self.model, ExportedFile):
+            unknown = {"params": None, "macs": self.model.macs, "bytes": None}
+            return {**about, "members": self.model.members, **unknown}
         if self.kind == STOCK:
             cost = stock_cost(sources[0])
         else:
             cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
-        return {
-            "kind": self.kind,
-            "input": input_of(sources[0]),
-            "members": sum(len(source.description.masks) for source in sources),
-            **cost,
-            "checkpoint_bytes": self.model.file_bytes,
-        }
+        return {**about, "members": sum(len(source.description.masks) for source in sources), **cost}
 
 
-def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_last_block: bool = False) -> list[Row]:
+def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
+    """Every MODEL, checkpoints and exported files, found and checked by what it says of itself.
+
+    Raises:
+        UsageError, InputError: as of :func:`hydractl.model.loading.find_models`, and for exported files.
+    """
+    exported = {text: file for text in texts if (file := exported_file(text)) is not None}
+    if options.max_length is not None:
+        exported = {text: file.at_length(options.max_length) for text, file in exported.items()}
+    others = iter(find_models([text for text in texts if text not in exported], options))
+    return [exported[text] if text in exported else next(others) for text in texts]
+
+
+def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False) -> list[Row]:
     """The rows of a bench in order: each MODEL, and after it what is made of it.
 
     Raises:
@@ -86,17 +104,17 @@ def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_la
         problems.append("members needs a fused MODEL")
     if DEEP in compare and not fused:
         problems.append("deep needs a fused MODEL, which says how many copies")
-    if DEEP in compare and (len(first.sources) > 1 or _members(first) > 1):
+    if DEEP in compare and (len(first.sources) != 1 or _members(first) > 1):
         problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
     rows: list[Row] = []
     for model in models:
-        rows.append(Row("model", model))
+        rows.append(Row(model.kind if isinstance(model, ExportedFile) else "model", model))
         if model is first and STOCK in compare and whole is not None:
             rows.append(Row(STOCK, ModelArgument(f"{first.name}.stock", [whole])))
-        if model is first and DEEP in compare:
+        if model is first and DEEP in compare and first.sources:
             copies = max(map(_members, fused), default=0)
             rows.append(Row(DEEP, ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)))
-        if MEMBERS in compare and model in fused:
+        if MEMBERS in compare and model in fused and isinstance(model, ModelArgument):
             rows += _taken_apart(model)
     names = [row.name for row in rows]
     problems += [f"two rows would be named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
@@ -106,21 +124,29 @@ def rows_of(models: Sequence[ModelArgument], compare: Sequence[str], *, whole_la
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
-def input_of(source: Source) -> dict[str, Any]:
+def input_of(model: Contestant) -> dict[str, Any]:
     """What one sample of a bench is: the ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
-    example = source.family.example_inputs(source.description.preprocess, 1, 0)
+    family, preprocess = _reading(model)
+    example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
         return {"image": list(example.shape[1:])}
     return {"tokens": next(iter(example.values())).shape[1]}
 
 
-def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
+def _reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
+    """Who prepares the samples of a model, and how."""
+    if isinstance(model, ExportedFile):
+        return model.family, model.preprocess
+    return model.sources[0].family, model.sources[0].description.preprocess
+
+
+def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
     """The models as all of them read the same: texts are as long as the model that cuts them shortest takes them.
 
     Raises:
         InputError: for models of images and of texts, or of images of different sizes.
     """
-    inputs = {model.name: input_of(model.sources[0]) for model in models}
+    inputs = {model.name: input_of(model) for model in models}
     if not any(one != inputs[models[0].name] for one in inputs.values()):
         return list(models)
     if not all("tokens" in one for one in inputs.values()):
@@ -132,7 +158,12 @@ def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgumen
     tokens = min(one["tokens"] for one in inputs.values())
     lengths = ", ".join(f"{name} {one['tokens']}" for name, one in inputs.items())
     log.warn(f"the models cut texts at different lengths ({lengths}): all run on {tokens} tokens; see --max-length")
-    return [replace(model, sources=[with_max_length(source, tokens) for source in model.sources]) for model in models]
+    return [
+        model.at_length(tokens)
+        if isinstance(model, ExportedFile)
+        else replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
+        for model in models
+    ]
 
 
 def _taken_apart(fused: ModelArgument) -> list[Row]:
@@ -143,12 +174,14 @@ def _taken_apart(fused: ModelArgument) -> list[Row]:
     return [Row(MEMBERS, together), Row("member", ModelArgument(members[0].name, members[:1]))]
 
 
-def _members(model: ModelArgument) -> int:
-    """Members inside one fused model; an ensemble of several models is none."""
+def _members(model: Contestant) -> int:
+    """Members inside one fused model; an ensemble of several models is none, nor is an exported file."""
     return len(model.sources[0].description.masks) if len(model.sources) == 1 else 0
 
 
-def _is(model: ModelArgument) -> str:
+def _is(model: Contestant) -> str:
+    if not model.sources:
+        return "an exported file"
     if len(model.sources) > 1:
         return f"{len(model.sources)} models one after another"
     return "fused" if _members(model) > 1 else "one model" if model.sources[0].description.mask.is_full else "sliced"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydractl.circuit.cost import FusedCost
 from hydractl.circuit.objective import LOSS_UNIT, LOSSES, OBJECTIVES
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found
@@ -36,8 +37,12 @@ def document_of(
     found: Found,
     names: Mapping[Candidate, Head],
     data: Mapping[str, Dataset],
+    cost: FusedCost | None = None,
 ) -> dict[str, Any]:
-    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets it was searched with."""
+    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets it was searched with.
+
+    With ``cost``, every step says what the fused model costs.
+    """
     source = scope.source
     mask = source.description.mask
     search = {
@@ -45,8 +50,10 @@ def document_of(
         "algorithm": options.algorithm,
         "approx": options.approx,
         "ood_score": options.ood_score,
+        **({"ensemble_with": [one.sha256 for one in scope.members]} if scope.members else {}),
         "budget": scope.total - scope.budget + len(found.steps),
         **({"max_drop": options.max_drop} if options.max_drop is not None else {}),
+        **({"max_cost": options.max_cost} if options.max_cost is not None else {}),
         **({"subject_to": list(options.subject_to)} if options.subject_to else {}),
     }
     # Steps hold the losses that decided them.
@@ -64,7 +71,8 @@ def document_of(
     removed = []
     for index, step in enumerate(found.steps, start=1):
         site, head = names[step.candidate]
-        removed.append({"step": index, "site": site, "head": head, **step.measured.to_json(objective, losses)})
+        dear = _ratio(cost, [names[one] for one in found.removed[:index]])
+        removed.append({"step": index, "site": site, "head": head, **step.measured.to_json(objective, losses), **dear})
     document: dict[str, Any] = {
         "schema": "hydractl.circuit/1",
         "arch": source.description.arch,
@@ -72,9 +80,9 @@ def document_of(
         **({"ended": found.ended} if found.ended else {}),
         **({"loss_unit": LOSS_UNIT} if {objective, *losses} & set(LOSSES) else {}),
         "sites": dict(mask.heads),
-        "base": found.base.to_json(objective, losses),
+        "base": {**found.base.to_json(objective, losses), **_ratio(cost, [])},
         "removed": removed,
-        **({"gain": gain} if (gain := _gain(options, objective, found)) else {}),
+        **({"gain": gain} if (gain := _gain(scope, options, objective, found)) else {}),
         **({"rounding": rounding} if (rounding := _undecided(objective, found, names)) else {}),
         "source": provenance("extract-circuit", options.seed, [source.sha256], details, source.lineage),
     }
@@ -92,7 +100,11 @@ def document_of(
     return document
 
 
-def _gain(options: SearchOptions, objective: str, found: Found) -> dict[str, Any] | None:
+def _ratio(cost: FusedCost | None, removed: Sequence[Head]) -> dict[str, float]:
+    return {} if cost is None else {"mac_ratio": float(cost.without(removed))}
+
+
+def _gain(scope: Scope, options: SearchOptions, objective: str, found: Found) -> dict[str, Any] | None:
     """How the AUROC on the validation samples rose, where the objective reads OOD samples and something is removed."""
     if options.algorithm != "greedy" or not OBJECTIVES[objective].needs_ood or not found.steps:
         return None
@@ -100,7 +112,8 @@ def _gain(options: SearchOptions, objective: str, found: Found) -> dict[str, Any
     if before == 1:
         return None
     corrected = (after - before) / (1 - before)
-    return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
+    low = None if scope.members else corrected < LOW_GAIN  # of ensembles nothing is known that would say so
+    return {"before": before, "after": after, "corrected": corrected, "low": low}
 
 
 def _undecided(objective: str, found: Found, names: Mapping[Candidate, Head]) -> list[dict[str, Any]]:
@@ -136,7 +149,9 @@ def agreement(document: Mapping[str, Any], exact: Sequence[Head], other: Mapping
     most = min(len(own), len(exact))
     budgets = sorted({max(1, round(most * share)) for share in (0.25, 0.5, 0.75, 1.0)})
     lost = None
-    same = all(document.get(key) == other.get(key) for key in ("objective", "ood_score", "sites", "base"))
+    same = all(
+        document.get(key) == other.get(key) for key in ("objective", "ood_score", "ensemble_with", "sites", "base")
+    )
     if same and _data(document) == _data(other):
         lost = other["removed"][most - 1]["score"] - document["removed"][most - 1]["score"]
     return {
@@ -196,11 +211,24 @@ def repeated_text(documents: Mapping[str, Mapping[str, Any]]) -> str | None:
 def ended_text(document: Mapping[str, Any]) -> str:
     """What ended a search before its budget, in a line."""
     objective, count = document["objective"], len(document["removed"])
+    if document["ended"] == "max_cost":
+        return f"{objective}: {count} heads are removed: with any further one the fused model would cost too much"
     ended = f"--max-drop {document['max_drop']:g}" if document["ended"] == "max_drop" else ""
     ended = ended or f"--subject-to {', '.join(document['subject_to'])}"
     if not count:
         return f"{objective}: no head can go within {ended}: the circuit is the whole model"
     return f"{objective}: {count} heads are removed: a further one would not keep {ended}"
+
+
+def dear_text(document: Mapping[str, Any]) -> str | None:
+    """A warning of a search that did not come down to its ``--max-cost``; None for others."""
+    most, last = document.get("max_cost"), [document["base"], *document["removed"]][-1]
+    if most is None or last["mac_ratio"] <= most:
+        return None
+    return (
+        f"{document['objective']}: fused, this circuit and the other members cost {last['mac_ratio']:.3f} times the "
+        f"mult-adds of the model, above --max-cost {most:g}: remove more heads, or keep --sites to the last ones"
+    )
 
 
 def check_exact(document: Mapping[str, Any], path: str, arch: str) -> None:

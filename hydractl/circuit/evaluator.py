@@ -161,7 +161,8 @@ class Evaluator:
         self.samples.count_backward(*self._shapes[batch])
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
-        return values_of(self._logits(read, classes), self.batches[batch].labels, self.ood_score)
+        sample = self.batches[batch]
+        return values_of(self._logits(read, classes), sample.labels, self.ood_score, sample.beside)
 
     def _logits(self, read: Tensor, classes: Tensor | None) -> Tensor:
         outputs = [read] if classes is None else [read, classes]

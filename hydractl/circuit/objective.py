@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import OOD_SCORES, two_u
-from hydractl.metrics.probabilities import Floats, log_softmax
+from hydractl.metrics.probabilities import Block, Floats
 from hydractl.settings.expressions import Constraint
 
 LOSS_UNIT = 2.0**-20
@@ -205,25 +205,25 @@ def margins(logits: Floats, labels: np.ndarray) -> Floats:
     return np.asarray(logits[rows, labels] - others.max(axis=1))
 
 
-def _msp_slope(logits: Floats) -> Floats:
-    log_p = log_softmax(logits).max(axis=1)
-    return np.asarray(-np.exp(log_p) * np.expm1(log_p))
+def _msp_slope(block: Block) -> Floats:
+    top = block.pooled_log.argmax(axis=1)
+    log_p = np.take_along_axis(block.member_log_probs, top[None, :, None], axis=2)[:, :, 0]
+    return np.asarray((-np.exp(log_p) * np.expm1(log_p)).mean(axis=0))
 
 
-def _entropy_slope(logits: Floats) -> Floats:
-    log_p = log_softmax(logits)
-    p = np.exp(log_p)
-    entropy = -(p * log_p).sum(axis=1, keepdims=True)
-    return np.asarray((p * np.abs(log_p + entropy)).sum(axis=1))
+def _entropy_slope(block: Block) -> Floats:
+    p, log_p = block.member_powers, block.pooled_log
+    cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)
+    return np.asarray((p * np.abs(log_p + cross_entropy)).sum(axis=2).mean(axis=0))
 
 
-SLOPES: dict[str, Callable[[Floats], Floats]] = {
+SLOPES: dict[str, Callable[[Block], Floats]] = {
     "msp": _msp_slope,
     "entropy": _entropy_slope,
-    "energy": lambda logits: np.ones(len(logits)),
-    "maxlogit": lambda logits: np.ones(len(logits)),
+    "energy": lambda block: np.ones(block.logits.shape[1]),
+    "maxlogit": lambda block: np.ones(block.logits.shape[1]),
 }
-"""By the name of an OOD score, by how much it changes at most for logits that differ by 1, ``[B]``."""
+"""By the name of an OOD score, by how much it changes at most for logits of a member that differ by 1, ``[B]``."""
 
 
 # --- counting, batch by batch -----------------------------------------------------------------------------------------
@@ -250,33 +250,37 @@ class Values:
     near: Floats | float = 0.0
 
 
-def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None = None) -> Values:
     """Count one batch, in float64.
 
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
+        beside: the logits of other members ``[M - 1, B, classes]``: what is counted is then the ensemble.
 
     Raises:
         NonFiniteError: for a logit that is NaN or infinite.
     """
-    z = logits.double().cpu().numpy()
+    own = logits.double().cpu().numpy()[None]
+    z = own if beside is None else np.concatenate([beside, own])  # [M, B, classes]
     if not np.isfinite(z).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
-    scores = OOD_SCORES[ood_score](z[None])
-    apart = TOLERANCE[logits.dtype] * np.maximum(1.0, np.abs(z).max(axis=1))
+    block, scores = Block(z), OOD_SCORES[ood_score](z)
+    apart = TOLERANCE[logits.dtype] * np.maximum(1.0, np.abs(z).max(axis=(0, 2)))
     # Half of it, so that the scores of two samples differ by as much as two logits do.
-    near = apart / 2 * SLOPES[ood_score](z)
+    near = apart / 2 * SLOPES[ood_score](block)
     if labels is None:
         return Values(False, scores, near=near)
     rows = np.arange(len(labels))
-    log_p = log_softmax(z[None])[0]
+    log_p = block.pooled_log
     p = np.exp(log_p)
     # The sum over classes of (p - y)^2, by the classes that are wrong and the one that is right.
     brier = (p * p).sum(axis=1) + 1 - 2 * p[rows, labels]
-    correct = int((z.argmax(axis=1) == labels).sum())
-    margin = margins(z, labels)
+    # Two classes of an ensemble can each take their p from another member, so their log p move apart by twice as much.
+    compared, apart = (z[0], apart) if beside is None else (log_p, 2 * apart)
+    correct = int((compared.argmax(axis=1) == labels).sum())
+    margin = margins(compared, labels)
     return Values(
         True,
         scores,

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hydractl.circuit.objective import margins, values_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
-from hydractl.metrics.probabilities import Floats, log_softmax
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.model.runtime import HydraModel, move
 
 _STRATA = 4
@@ -27,11 +28,13 @@ class Sample:
         read: its inputs, on the model's device.
         labels: int64 ``[B]``; None for OOD samples.
         size: number of samples.
+        beside: float64 ``[M - 1, B, classes]``, the logits of the members that the circuit is to join, if any.
     """
 
     read: Callable[[], Any]
     labels: np.ndarray | None
     size: int
+    beside: Floats | None = None
 
 
 class SampleSet:
@@ -40,12 +43,20 @@ class SampleSet:
     Args:
         order: the indices of its samples.
         labelled: whether it is the ID set.
+        beside: as of :class:`Sample`, for all samples in the order of the data set.
     """
 
     def __init__(
-        self, dataset: Dataset, order: Sequence[int], model: HydraModel, batch_size: int, workers: int, labelled: bool
+        self,
+        dataset: Dataset,
+        order: Sequence[int],
+        model: HydraModel,
+        batch_size: int,
+        workers: int,
+        labelled: bool,
+        beside: Floats | None = None,
     ) -> None:
-        self._dataset, self._model, self._workers = dataset, model, workers
+        self._dataset, self._model, self._workers, self._beside = dataset, model, workers, beside
         self._order, self._batch_size = [int(i) for i in order], batch_size
         starts = range(0, len(order), batch_size)
         self.batches = [self._batch(self._order[i : i + batch_size], labelled) for i in starts]
@@ -53,7 +64,8 @@ class SampleSet:
     def _batch(self, indices: list[int], labelled: bool) -> Sample:
         labels = self._dataset.labels if labelled else None
         own = None if labels is None else np.asarray(labels)[indices]
-        return Sample(lambda: next(self._inputs(indices, 0)), own, len(indices))
+        beside = None if self._beside is None else self._beside[:, indices]
+        return Sample(lambda: next(self._inputs(indices, 0)), own, len(indices), beside)
 
     def stream(self) -> Iterator[Any]:
         """The inputs of all batches in turn, read ahead by worker processes where there are any."""
@@ -126,21 +138,45 @@ def measure_certainty(
     workers: int,
     ood_score: str,
     labelled: bool,
+    beside: Floats | None = None,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
+    parts: list[Floats] = []
+    logits = logits_of(dataset, model, batch_size, workers, advance)
+    known = dataset.labels if labelled else None
+    for start in range(0, len(logits), batch_size):
+        rows = slice(start, start + batch_size)
+        own, others = logits[rows], None if beside is None else beside[:, rows]
+        labels = None if known is None else np.asarray(known)[rows]
+        parts.append(np.stack(_certainty(own, labels, ood_score, others)))
+    return Certainty(*np.concatenate(parts, axis=1))
+
+
+def _certainty(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None) -> list[Floats]:
+    """The rows of :class:`Certainty` of some samples."""
+    scores = values_of(logits, labels, ood_score, beside).scores
+    if labels is None:
+        return [scores]
+    own = logits.double().numpy()[None]
+    log_p = pooled_log_probs(own if beside is None else np.concatenate([beside, own]))
+    return [scores, margins(log_p, labels), -log_p[np.arange(len(labels)), labels]]
+
+
+def logits_of(
+    dataset: Dataset,
+    model: HydraModel,
+    batch_size: int,
+    workers: int,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> Tensor:
+    """Logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU."""
     parameter = next(model.parameters())
     indices: list[int] = []
-    parts: list[Floats] = []
+    parts: list[Tensor] = []
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
-            logits = model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0]
-            labels = batch.labels.numpy() if labelled and batch.labels is not None else None
-            rows = [values_of(logits, labels, ood_score).scores]
-            if labels is not None:
-                log_p = log_softmax(logits.double().cpu().numpy()[None])[0]
-                rows += [margins(log_p, labels), -log_p[np.arange(len(labels)), labels]]
-            parts.append(np.stack(rows))
+            parts.append(model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
-    return Certainty(*np.concatenate(parts, axis=1)[:, np.argsort(indices)])
+    return torch.cat(parts)[np.argsort(indices)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.files.fingerprints import Entry, seen_in
+from hydractl.fusion.plan import check_members
 from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
 from hydractl.heads.selection import check_whole, leading_sites, total_budget
 from hydractl.jsonio import read_json_file
@@ -28,6 +29,7 @@ class SearchOptions:
     ood: str | None
     limit: int | None
     objective: Sequence[str]
+    ensemble_with: Sequence[str]
     ood_score: str
     algorithm: str
     approx: str | None
@@ -36,6 +38,7 @@ class SearchOptions:
     keep: int | None
     budget: int | None
     max_drop: float | None
+    max_cost: float | None
     subject_to: Sequence[str]
     tower: str | None
     sites: str | None
@@ -65,6 +68,7 @@ class Scope:
         details: what the provenance says of it.
         seen: the samples that the masks and circuits it begins with have seen.
         kept: of Headmap, how many heads are kept at each of these sites.
+        members: the other members of the ensemble whose score is measured, in its order, before the circuit.
     """
 
     source: Source
@@ -74,6 +78,7 @@ class Scope:
     details: dict[str, Any]
     seen: list[Entry]
     kept: dict[str, int] | None = None
+    members: Sequence[Source] = ()
 
     @property
     def heads(self) -> list[Head]:
@@ -81,13 +86,15 @@ class Scope:
         return self.source.description.mask.at(self.sites).kept_heads
 
 
-def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
-    """Where a search begins and how far it goes.
+def scope_of(source: Source, options: SearchOptions, log: Log, members: Sequence[Source] = ()) -> Scope:
+    """Where a search begins and how far it goes, for a circuit alone or one that joins ``members``.
 
     Raises:
         UsageError: for a budget, sites or shares outside what the model has, with the range.
-        InputError: for a mask or a circuit that does not fit the model, or was made from other weights.
+        InputError: for a mask or a circuit that does not fit the model, or was made from other weights; for members
+            that could not be fused with it.
     """
+    check_members([*members, source])
     meant = sites_of(source, options.tower)
     before = source.description.mask.at(site.path for site in meant)
     headmap = options.algorithm == "headmap"
@@ -95,6 +102,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     total = total_budget(before, options.keep, options.budget, "--budget") if limited else 0
     allowed = _numbered(options.sites, source.sites) if options.sites else [site.path for site in source.sites]
     start, leading, seen = _start(source, options, meant, before, log)
+    seen += [one for member in members for one in member.description.seen]
     details: dict[str, Any] = {"share_sites": options.share_sites} if leading else {}
     if options.allow_other_base:
         details["allow_other_base"] = True
@@ -111,7 +119,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         kept = kept_at_sites(left, options.keep, None if options.budget is None else options.budget - gone)
         budget = len(left) - sum(kept.values())
         details["kept"] = list(kept.values())
-        return Scope(_without(source, start), sites, budget, budget + gone, details, seen, kept)
+        return Scope(_without(source, start), sites, budget, budget + gone, details, seen, kept, members)
     if not limited:
         total = gone + min(len(left), len(after.kept_heads) - 1)
     option = "--budget" if options.budget is not None else "--keep"
@@ -128,7 +136,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
             f"{option} asks for {budget} more heads, and the sites that are meant have {len(left)}",
             hint="choose a smaller budget or more --sites",
         )
-    return Scope(_without(source, start), sites, budget, total, details, seen)
+    return Scope(_without(source, start), sites, budget, total, details, seen, members=members)
 
 
 def _start(

@@ -55,6 +55,7 @@ class GreedySearch:
         bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
         constraints: what every removal has to keep; the search ends where none does.
         max_drop: the search ends before the first step that takes accuracy further below that of the model.
+        affordable: of the heads removed and one more, whether that may go as well; the search ends where none may.
         journal: where evaluations are kept and found again.
         processes: who shares the candidates.
         progress: of the evaluations.
@@ -70,6 +71,7 @@ class GreedySearch:
         at_once: int = 1,
         constraints: Sequence[Constraint] = (),
         max_drop: Fraction | None = None,
+        affordable: Callable[[Sequence[Candidate], Candidate], bool] = lambda removed, head: True,
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
@@ -78,7 +80,7 @@ class GreedySearch:
         self.evaluator = evaluator
         self.heads = list(heads)
         self.bounds, self.at_once = bounds, at_once
-        self.constraints, self.max_drop = constraints, max_drop
+        self.constraints, self.max_drop, self.affordable = constraints, max_drop, affordable
         self._limits: Limits = {}
         self._end: Limits = {}
         self.journal = journal or NoJournal()
@@ -109,7 +111,7 @@ class GreedySearch:
         """Add a removal to its ranking, or end that."""
         found = self.found[objective]
         if step is None or not allowed(step.measured, self._end):
-            found.ended = "subject_to" if step is None else "max_drop"
+            found.ended = "max_drop" if step else "subject_to" if self._left(found.removed) else "max_cost"
             return
         found.steps.append(step)
         self.removed(objective, number, step)
@@ -139,7 +141,7 @@ class GreedySearch:
     def _step(self, group: list[str], number: int, removed: Sequence[Candidate]) -> dict[str, Step]:
         """One removal for objectives that have removed the same heads."""
         self.evaluator.begin(removed)
-        steps = self.choose(group, number, [head for head in self.heads if head not in removed])
+        steps = self.choose(group, number, self._left(removed))
         for objective in group:
             step = steps.get(objective)
             self._keep(
@@ -149,6 +151,10 @@ class GreedySearch:
             )
         self.journal.sync()
         return steps
+
+    def _left(self, removed: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates of a step."""
+        return [head for head in self.heads if head not in removed and self.affordable(removed, head)]
 
     def choose(self, group: list[str], number: int, left: list[Candidate]) -> dict[str, Step]:
         """The best of the candidates left for each objective that has one, the evaluator being at the model of the

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from hydractl.circuit.cost import FusedCost
 from hydractl.circuit.documents import (
     agreement,
     agreement_text,
     check_exact,
+    dear_text,
     document_of,
     ended_text,
     gain_text,
@@ -28,7 +32,7 @@ from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.plan import Plan, free_memory, plan_of, tell_plan, tell_work, with_memory
 from hydractl.circuit.race import Step
-from hydractl.circuit.samples import SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.samples import SampleSet, logits_of, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found, GreedySearch, check_records
 from hydractl.circuit.shortlist import Shortlist
@@ -44,6 +48,7 @@ from hydractl.files.version import __version__
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress
+from hydractl.metrics.probabilities import Floats
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, check_labels, named_by_data
 from hydractl.report.texts import number
@@ -63,7 +68,8 @@ class Session:
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
         self.options, self.log, self.team = options, log, team
         source = named_by_data(scope.source, options.data, options.limit)
-        self.scope = replace(scope, source=source)
+        members = [named_by_data(member, options.data, options.limit) for member in scope.members]
+        self.scope = replace(scope, source=source, members=members)
         self.sets = self._open_sets()
         self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
         self._exact = None if options.check_against is None else self._read_exact(options.check_against)
@@ -99,7 +105,22 @@ class Session:
                 raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
         return sets
 
-    def _order(self, journal: Journal) -> dict[str, list[int]]:
+    def _beside(self) -> dict[str, Floats]:
+        """Of each set the logits of the other members, ``[M - 1, N, classes]``, in its order; nothing for a circuit
+        alone.
+        """
+        found: dict[str, list[Floats]] = {}
+        options, members = self.options, self.scope.members
+        total = sum(self._sizes.values()) * len(members)
+        with self.log.progress("running the other members", total, "samples") as progress:
+            for member in members:
+                model = build_model(member, local_device(options.device), options.dtype)
+                for name, dataset in self.sets.items():
+                    logits = logits_of(dataset, model, options.batch_size, options.workers, progress.advance)
+                    found.setdefault(name, []).append(logits.double().numpy())
+        return {name: np.stack(parts) for name, parts in found.items()}
+
+    def _order(self, journal: Journal, beside: Mapping[str, Floats]) -> dict[str, list[int]]:
         """The order of the samples: found once, kept by the journal, the same in all processes."""
         if journal.order is not None:
             return journal.order
@@ -110,8 +131,8 @@ class Session:
             total = sum(self._sizes.values())
             with self.log.progress("finding what is undecided", total, "samples") as progress:
                 for name, dataset in self.sets.items():
-                    how = (options.batch_size, options.workers, options.ood_score, name == "id", progress.advance)
-                    certain[name] = measure_certainty(dataset, self.model, *how)
+                    how = (options.batch_size, options.workers, options.ood_score, name == "id", beside.get(name))
+                    certain[name] = measure_certainty(dataset, self.model, *how, progress.advance)
             lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
             order = undecided_first(certain["id"], certain.get("ood"), options.objective, lengths)
         else:
@@ -122,11 +143,13 @@ class Session:
         self.team.gather(None)  # nobody appends before the order is kept
         return order
 
-    def _evaluator(self, order: dict[str, list[int]], memory_bytes: int) -> Evaluator:
-        options = self.options
+    def _evaluator(
+        self, order: dict[str, list[int]], memory_bytes: int, beside: Mapping[str, Floats] | None = None
+    ) -> Evaluator:
+        options, others = self.options, beside or {}
+        how = (self.model, options.batch_size, options.workers)
         parts = [
-            SampleSet(dataset, order[name], self.model, options.batch_size, options.workers, name == "id")
-            for name, dataset in self.sets.items()
+            SampleSet(dataset, order[name], *how, name == "id", others.get(name)) for name, dataset in self.sets.items()
         ]
 
         def stream() -> Iterator[Any]:
@@ -184,14 +207,17 @@ class Session:
         """The circuit document of each objective."""
         options = self.options
         with self._journal(journal_path) as journal:
-            evaluator = self._evaluator(self._order(journal), self._memory)
+            beside = self._beside()
+            evaluator = self._evaluator(self._order(journal, beside), self._memory, beside)
             plan = self._plan(evaluator)
             bounds = options.bounds and options.algorithm == "greedy"
             tell_plan(self.log, plan, bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
-            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations") as progress:
+            several = ["objective"] if len(options.objective) > 1 else []
+            columns = ["step", *several, "removed at", "head", "score", "accuracy", "AUROC"]
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
                 search = self._make(evaluator, journal, progress)
                 found = search.run(options.objective, self.scope.budget)
             tell_work(self.log, plan, search.evaluations, evaluator.work - before, self.team.size)
@@ -202,9 +228,10 @@ class Session:
 
         def removed(objective: str, index: int, step: Step) -> None:
             (site, head), m = self.names[step.candidate], step.measured
-            auroc = "" if m.two_u is None else f", AUROC {number(m.score('ood'))}"
-            scores = f"{objective} {number(m.score(objective))}, accuracy {number(m.score('acc'))}{auroc}"
-            self.log.info(f"circuit: step {index}/{self.scope.budget}, head {head} of {site} removed: {scores}")
+            auroc = "" if m.two_u is None else number(m.score("ood"))
+            named = [objective] if len(options.objective) > 1 else []
+            scores = [number(m.score(objective)), number(m.score("acc")), auroc]
+            progress.row([f"{index}/{self.scope.budget}", *named, site, str(head), *scores])
 
         common: dict[str, Any] = {
             "at_once": self._at_once(evaluator),
@@ -215,6 +242,8 @@ class Session:
             "constraints": [parse_constraint(text) for text in options.subject_to],
             "max_drop": None if options.max_drop is None else Fraction(str(options.max_drop)),
         }
+        if options.max_cost is not None:
+            common["affordable"] = self._affordable
         if options.algorithm == "headmap":
             kept = self.scope.kept or {}
             by_index = {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
@@ -223,6 +252,16 @@ class Session:
             return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
         size = int(options.approx.removeprefix("shortlist:"))
         return Shortlist(evaluator, heads, size=size, bounds=options.bounds, **common)
+
+    @cached_property
+    def _cost(self) -> FusedCost | None:
+        return FusedCost(self.scope.members, self.scope.source) if self.scope.members else None
+
+    def _affordable(self, removed: Sequence[Candidate], head: Candidate) -> bool:
+        """Whether the fused model stays within ``--max-cost``; one that is above it must not become dearer."""
+        assert self._cost is not None
+        before, after = (self._cost.without([self.names[one] for one in gone]) for gone in (removed, [*removed, head]))
+        return after <= max(before, Fraction(str(self.options.max_cost)))
 
     @contextlib.contextmanager
     def _journal(self, path: Path | None) -> Iterator[Journal]:
@@ -257,10 +296,12 @@ class Session:
             "candidates": f"{len(self.names)}, {_digest(list(self.names.values()))}",
             **{name: dataset.fingerprint() for name, dataset in self.sets.items()},
             "objective": list(options.objective),
+            **({"ensemble_with": [one.sha256 for one in scope.members]} if scope.members else {}),
             "ood_score": options.ood_score,
             "algorithm": options.algorithm,
             "approx": options.approx,
             **({"subject_to": list(options.subject_to)} if options.subject_to else {}),
+            **({"max_cost": options.max_cost} if options.max_cost is not None else {}),
             **({"kept": list(scope.kept.values())} if scope.kept is not None else {}),
             "batch_size": options.batch_size,
             "dtype": options.dtype,
@@ -276,13 +317,15 @@ class Session:
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}
         for objective, ranking in found.items():
-            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets)
+            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets, self._cost)
             if ranking.ended:
                 self.log.warn(ended_text(document))
             if self._exact is not None and ranking.steps:
                 document["agreement"] = agreement(document, *self._exact)
                 self.log.info(f"{objective} against {self.options.check_against}: {agreement_text(document)}")
             documents[objective] = document
+            if (dear := dear_text(document)) is not None:
+                self.log.warn(dear)
             if "gain" in document:
                 (self.log.warn if document["gain"]["low"] else self.log.info)(gain_text(document))
         for text in filter(None, [*map(tied_text, documents.values()), repeated_text(documents)]):

@@ -210,11 +210,12 @@ def needed(objectives: Sequence[str]) -> list[str]:
     return [name for name in (MARGIN, LABEL, OOD_SCORE) if any(name in NEEDS[objective] for objective in objectives)]
 
 
-def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """One quantity of one batch ``[B]`` from float64 logits ``[B, classes]``, differentiable."""
+def quantity(name: str, members: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
+    """One quantity of one batch ``[B]`` from float64 logits ``[M, B, classes]``, differentiable."""
     if name == OOD_SCORE:
-        return _OOD_SCORE[ood_score](logits)
+        return _OOD_SCORE[ood_score](members)
     assert labels is not None
+    logits = _pooled(members)
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     if name == _SPREAD:
@@ -223,22 +224,28 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     return own[:, 0] - highest
 
 
-def _odds_against(logits: Tensor) -> Tensor:
+def _pooled(members: Tensor) -> Tensor:
+    """Logits of the mean of the softmaxes: those of a single member as they are, else log p up to a constant."""
+    return members[0] if members.shape[0] == 1 else members.log_softmax(dim=2).logsumexp(dim=0)
+
+
+def _odds_against(members: Tensor) -> Tensor:
     """Minus the log-odds of the highest p: minus p itself on a scale that no certainty flattens."""
+    logits = _pooled(members)
     top = logits.argmax(dim=1, keepdim=True)
     return logits.scatter(1, top, -torch.inf).logsumexp(dim=1) - logits.gather(1, top)[:, 0]
 
 
-def _log_entropy(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(dim=1)
+def _log_entropy(members: Tensor) -> Tensor:
+    log_p = _pooled(members).log_softmax(dim=1)
     return (-(log_p.exp() * log_p).sum(dim=1)).clamp_min(_TINY).log()
 
 
 _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
     "msp": _odds_against,
     "entropy": _log_entropy,
-    "energy": lambda logits: -logits.logsumexp(dim=1),
-    "maxlogit": lambda logits: -logits.amax(dim=1),
+    "energy": lambda members: -members.logsumexp(dim=2).mean(dim=0),
+    "maxlogit": lambda members: -members.amax(dim=2).mean(dim=0),
 }
 """By the name of an OOD score, what orders samples as it does and is more nearly linear."""
 
@@ -247,9 +254,9 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str]) -> Quantities
     """Of all samples under the model as it is."""
 
     def of_batch(batch: int, wanted: list[str], labels: Tensor | None) -> dict[str, Tensor]:
-        logits = evaluator.current_logits(batch).double()
+        members = _members(evaluator, batch, evaluator.current_logits(batch))
         wanted += [_SPREAD] if LABEL in wanted else []
-        return {name: quantity(name, logits, labels, evaluator.ood_score).cpu() for name in wanted}
+        return {name: quantity(name, members, labels, evaluator.ood_score).cpu() for name in wanted}
 
     return _of_all(evaluator, names, of_batch)
 
@@ -285,15 +292,21 @@ def _slopes_of_batch(
         torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype, requires_grad=bool(kept))
         for kept in evaluator.samples.kept
     ]
-    logits = evaluator.gated_logits(batch, gates).double()
+    members = _members(evaluator, batch, evaluator.gated_logits(batch, gates))
     found = {}
     for name in wanted:
         # Each sample has gates of its own, so the gradients of the sum are those of the samples.
-        total = quantity(name, logits, labels, evaluator.ood_score).sum()
+        total = quantity(name, members, labels, evaluator.ood_score).sum()
         parts = torch.autograd.grad(total, [gate for gate in gates if gate.requires_grad], retain_graph=True)
         evaluator.count_backward(batch)
         found[name] = torch.cat(parts, dim=1).float().cpu()
     return found
+
+
+def _members(evaluator: Evaluator, batch: int, logits: Tensor) -> Tensor:
+    """Logits ``[M, B, classes]`` of the ensemble from those of the circuit, which is its last member."""
+    own, beside = logits.double()[None], evaluator.batches[batch].beside
+    return own if beside is None else torch.cat([torch.from_numpy(beside).to(own.device), own])
 
 
 def _of_all(

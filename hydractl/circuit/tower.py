@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.families.base import State
+from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.projections import HeadBank, MemberProjections, is_linear
@@ -82,8 +83,8 @@ class Tower:
                 if len(wanted) < whole.heads:
                     # What is made in inference mode could be part of no graph of gradients.
                     with torch.inference_mode(False), torch.no_grad():
-                        norms = whole.bank.q_norm, whole.bank.k_norm
-                        sliced = MemberProjections(HeadBank(whole.weights().select(wanted), *norms))
+                        common = (getattr(whole.bank, name) for name in COMMON)
+                        sliced = MemberProjections(HeadBank(whole.weights().select(wanted), *common))
                 attention.members[0] = sliced
         self.kept = kept
 
@@ -226,7 +227,7 @@ class BlockCost:
     def of(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
         """From the block of a model, the attention in it, and its share and windows."""
         bank = attention.only.bank
-        layers: list[Any] = [module for module in block.modules() if is_linear(module)]
+        layers: list[Any] = [m for m in block.modules() if is_linear(m) and m is not bank.features]
         linear = sum(layer.weight.numel() for layer in layers)
         keys = bank.heads if bank.packing.keys is None else bank.packing.keys
         return cls(bank.out.shape[0], bank.head_dim, keys, bank.gate is not None, linear, *span)

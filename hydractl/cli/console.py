@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydractl.log import Log, Progress
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 # terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
+_ROWS = 8
 _TIMED = "samples"  # the unit whose number a second is shown
+_LEAST_WINDOW_S = 60.0
+_LEAST_MARKS = 8
+_MARK_EVERY_S = 1.0
 
 
 def clean(text: str) -> str:
@@ -121,13 +127,19 @@ class ConsoleLog(Log):
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
         if self.quiet:
             yield Progress()
             return
         with self._live() if is_terminal(sys.stderr) else contextlib.nullcontext() as bars:
-            task = _Task(self, bars, self._clock, description, total, unit)
-            yield task
+            task = _Task(self, bars, self._clock, description, total, unit, columns)
+            try:
+                yield task
+            except BaseException:
+                task.keep_rows()
+                raise
             task.hide()
         task.finish()
 
@@ -154,7 +166,10 @@ class ConsoleLog(Log):
 
 
 class _Task(Progress):
-    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end."""
+    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
+
+    A row stands in a table above the bar; where there is no bar, it is a line.
+    """
 
     def __init__(
         self,
@@ -164,20 +179,33 @@ class _Task(Progress):
         description: str,
         total: int | None,
         unit: str,
+        columns: Sequence[str],
     ) -> None:
         self._log, self._bars, self._clock = log, bars, clock
         self._description, self._total, self._unit = clean(description), total, clean(unit)
+        self._columns = tuple(map(clean, columns))
         self._start = self._last = clock()
         self._done = 0
         self._pace = Pace()
+        self._rows: tuple[tuple[str, ...], ...] = ()
         if bars is not None:
-            fields: dict[str, Any] = {"unit": self._unit, "speed": self._speed}
+            fields: dict[str, Any] = {"unit": self._unit, "columns": self._columns, "speed": self._speed}
             fields["left"] = lambda: self._left(self._clock(), "{} left")
-            self._id = bars.add_task(self._description, total=total, note="", **fields)
+            self._id = bars.add_task(self._description, total=total, note="", rows=(), **fields)
 
     def hide(self) -> None:
         if self._bars is not None:
             self._bars.remove_task(self._id)
+
+    def keep_rows(self) -> None:
+        """Leave the rows that are shown on the terminal, which the end of the bars clears."""
+        if self._bars is not None:
+            for cells in self._rows:
+                self._log.info(self._row_text(cells))
+
+    def _row_text(self, cells: Sequence[str]) -> str:
+        named = zip_longest(self._columns, cells, fillvalue="")
+        return f"{self._description}: {'  '.join(f'{name} {cell}'.strip() for name, cell in named if cell)}"
 
     def _update(self, **fields: Any) -> bool:
         """Change the bar. Returns whether there is one."""
@@ -193,6 +221,12 @@ class _Task(Progress):
             self._last = now
             parts = (self._state(now - self._start), self._speed(), self._left(now, "about {} left"), note)
             self._log.info(", ".join(filter(None, parts)))
+
+    def row(self, cells: Sequence[str]) -> None:
+        cells = tuple(map(clean, cells))
+        self._rows = (*self._rows, cells)[-_ROWS:]
+        if not self._update(rows=self._rows):
+            self._log.info(self._row_text(cells))
 
     def set_total(self, total: int) -> None:
         self._total = total
@@ -222,20 +256,33 @@ class _Task(Progress):
 
 
 class Pace:
-    """The speed of a task since it was first marked: a resumed task starts with work that took no time."""
+    """The speed of a task over the last half of its time, or the last minute where that is longer.
+
+    What was done up to the first mark does not count: a resumed task starts with work that took no time. Long windows
+    even out steps of uneven length, and still forget a beginning that was faster or slower.
+    """
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._last = (0.0, 0)
+        self._marks: deque[tuple[float, int]] = deque()
+        self._start = 0.0
 
     def mark(self, now: float, done: int) -> None:
         """``done`` units in all are done at ``now`` (seconds)."""
-        self._last = (now, done)
-        self._first = self._first or self._last
+        marks = self._marks
+        if not marks:
+            self._start = now
+        if len(marks) > 1 and now - marks[-2][0] < _MARK_EVERY_S:
+            marks.pop()  # thousands of marks a second would tell no more
+        marks.append((now, done))
+        horizon = now - max(_LEAST_WINDOW_S, (now - self._start) / 2)
+        while len(marks) > _LEAST_MARKS and marks[1][0] <= horizon:
+            marks.popleft()
 
     def rate(self) -> float | None:
         """Units a second; None where nothing tells."""
-        (first, before), (last, done) = self._first or self._last, self._last
+        if len(self._marks) < 2:
+            return None
+        (first, before), (last, done) = self._marks[0], self._marks[-1]
         return (done - before) / (last - first) if last > first and done > before else None
 
     def left(self, now: float, total: int | None) -> float | None:
@@ -243,7 +290,7 @@ class Pace:
         rate = self.rate()
         if total is None or rate is None:
             return None
-        last, done = self._last
+        last, done = self._marks[-1]
         return max((total - done) / rate - (now - last), 0.0)
 
 

@@ -92,6 +92,8 @@ def run_verb(request: Request, answer: Answer) -> None:
         text = (option.default_text or "not given") if value in (None, []) else value_text(value)
         log.detail(f"{option.label} {text} ({settings.sources[option.name]})")
     _check_versions()
+    if "WORLD_SIZE" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
     verb = importlib.import_module(VERBS[request.verb].module)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log):
         outcome: Outcome = verb.run(settings, log)

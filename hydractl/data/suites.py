@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class Member:
             spaces, is or starts with.
         origin: where it comes from, for the message when it is missing.
         folder: the folder below the root that the paths in the list start from; None for texts.
+        stands_in: whether it is taken only in place of a missing set of its group.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Member:
     files: tuple[str, ...]
     origin: str
     folder: str | None = None
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,13 @@ class Suite:
     Attributes:
         samples: ``images`` or ``texts``.
         members: its sets, those for validation only among them.
+        id_lists: OpenOOD's lists of the in-distribution images, and what each is: not the full test set.
         note: how the suite differs from others of its name.
     """
 
     samples: str
     members: tuple[Member, ...]
+    id_lists: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -72,7 +76,16 @@ def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: 
     return Member(name, group, files, f"{data_set} of {_OPENOOD}", folder)
 
 
-def _cifar(own: str, other: str) -> Suite:
+def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
+    """OpenOOD's two lists of some in-distribution images, and how many each takes."""
+    of = f"of the {test + val:,} {images}"
+    return {
+        f"benchmark_imglist/{benchmark}/test_{benchmark}.txt": f"OpenOOD's ID test list: {test:,} {of}",
+        f"benchmark_imglist/{benchmark}/val_{benchmark}.txt": f"OpenOOD's ID validation list: {val:,} {of}",
+    }
+
+
+def _cifar(own: str, other: str, classes: int) -> Suite:
     return Suite(
         samples="images",
         members=(
@@ -83,10 +96,14 @@ def _cifar(own: str, other: str) -> Suite:
             _openood(own, "places365", FAR, _CLASSIC, "test_places365"),
             _openood(own, "tin", None, _CLASSIC, "val_tin"),
         ),
+        id_lists=_id_lists(own, 9_000, 1_000, f"test images of CIFAR-{classes}"),
         note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only",
     )
 
 
+_CUSTOMER_REVIEWS = Member(
+    "customer_reviews", NEAR, ("customer_reviews", "cr"), "Customer Reviews (Hu & Liu 2004)", stands_in=True
+)
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
 SUITES: dict[str, Suite] = {
@@ -99,15 +116,17 @@ SUITES: dict[str, Suite] = {
             _openood("imagenet", "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
             _openood("imagenet", "openimage_o", None, _LARGE, "val_openimage_o"),
         ),
+        id_lists=_id_lists("imagenet", 45_000, 5_000, "validation images of ImageNet-1k"),
         note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only",
     ),
-    "openood-cifar100": _cifar("cifar100", "cifar10"),
-    "openood-cifar10": _cifar("cifar10", "cifar100"),
+    "openood-cifar100": _cifar("cifar100", "cifar10", 100),
+    "openood-cifar10": _cifar("cifar10", "cifar100", 10),
     "sst2-paper": Suite(
         samples="texts",
         members=(
             Member("yelp", NEAR, ("yelp", "yelp_polarity"), "Yelp review polarity (Zhang et al. 2015)"),
             Member("amazon", NEAR, ("amazon", "amazon_polarity"), "Amazon review polarity (Zhang et al. 2015)"),
+            _CUSTOMER_REVIEWS,
             Member("20ng", FAR, _NEWSGROUPS, "20 Newsgroups (http://qwone.com/~jason/20Newsgroups)"),
             Member("trec", FAR, ("trec",), "TREC questions (Li & Roth 2002)"),
             Member("mnli", FAR, ("mnli", "multinli"), "MNLI, matched, of GLUE (https://gluebenchmark.com)"),
@@ -170,6 +189,8 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     specs = {member: spec for member, (spec, _) in looked.items() if spec is not None}
     gone = {member: why for member, (spec, why) in looked.items() if spec is None}
     notes = [suite.note] if suite.note else []
+    if not choice.sets:
+        notes += _stand_in(suite, folder, specs, gone)
     if gone and not (choice.partial and specs):
         way_out = f"--ood-suite {choice.name}:partial goes on with those that are there"
         if not specs:
@@ -181,8 +202,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
             problems=gone.values(),
         )
     if gone:
-        names = ", ".join(member.name for member in gone)
-        notes.append(f"without {names}, which {'is' if len(gone) == 1 else 'are'} not there")
+        notes.append(f"without {', '.join(member.name for member in gone)}, which {_is(gone)} not there")
     sets = [OodSet(member.name, member.group, specs[member]) for member in suite.members if member in specs]
     twice = [dataset.name for dataset in sets if dataset.name in set(taken)]
     if twice:
@@ -192,11 +212,25 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     return FoundSuite(choice.name, sets, [member.name for member in gone], notes)
 
 
+def id_list_of(spec: str) -> str | None:
+    """A sentence that describes an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
+    path = spec.partition("?")[0].replace(os.sep, "/")
+    for suite in SUITES.values():
+        for name, sentence in suite.id_lists.items():
+            if path.endswith(name):
+                return sentence
+    return None
+
+
+def _is(members: Collection[Member]) -> str:
+    return "is" if len(members) == 1 else "are"
+
+
 def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
     """The sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
     if not choice.sets:
-        return tested
+        return [member for member in tested if not member.stands_in]
     known = {member.name: member for member in suite.members}
     problems = []
     for name in choice.sets:
@@ -207,6 +241,21 @@ def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
     if problems:
         raise UsageError(f"--ood-suite {choice.name}: not sets to test on", problems=problems)
     return [member for member in tested if member.name in choice.sets]
+
+
+def _stand_in(suite: Suite, folder: str, specs: dict[Member, str], gone: dict[Member, str]) -> list[str]:
+    """Put stand-ins in place of missing sets of their group; returns a sentence for each."""
+    notes = []
+    for member in suite.members:
+        replaced = [other for other in gone if other.group == member.group]
+        spec = _look(folder, member)[0] if member.stands_in and replaced else None
+        if spec is not None:
+            specs[member] = spec
+            names = " and ".join(other.name for other in replaced)
+            notes.append(f"{member.name} stands in for {names}, which {_is(replaced)} not there ({member.group})")
+            for other in replaced:
+                del gone[other]
+    return notes
 
 
 def _look(folder: str, member: Member) -> tuple[str | None, str]:

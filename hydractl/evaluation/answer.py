@@ -12,7 +12,7 @@ from hydractl.evaluation.gathering import Gathered
 from hydractl.evaluation.models import Model
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
-from hydractl.metrics import bootstrap, calibrators, conformal, curves, probes, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, probes, rows, threshold
 from hydractl.metrics.declaration import metrics
 from hydractl.metrics.feature_scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
@@ -53,6 +53,8 @@ def row_of(
         "heads": model.heads,
         "cost": model.cost,
     }
+    if model.training:
+        row["training"] = list(model.training)
     calibration = fitted.calibration_json()
     if calibration is not None:
         row["calibration"] = calibration
@@ -92,7 +94,7 @@ def _by_severity() -> list[str]:
     return [metric.key for metric in metrics("id") if metric.by_severity]
 
 
-def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
+def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[Model]) -> list[str]:
     """The dotted keys of all numbers that these options give, in some row at least, for ``--require``."""
     names = [dataset.name for dataset in tested(sets)[1:]]
     of_metrics = row_keys(names, options.fit.scores.beside)
@@ -102,6 +104,8 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
         kind, _, severity = dataset.name.rpartition("/")
         keys += [f"corruptions.{kind}.{severity}.{key}" for key in ("n", *_by_severity())]
         keys += [key for key in (f"corruption_avg.{severity}.{key}" for key in _by_severity()) if key not in keys]
+    if any(model.cascade is not None for model in models):
+        keys += [f"cascade.share.{name}" for name in ["id", *names]]
     if options.fit.conformal is not None:
         keys += [f"conformal.{key}" for key in ("qhat", "coverage", "mean_size", "empty")]
     if options.data.allow_seen:
@@ -135,6 +139,7 @@ def sentences() -> dict[str, str]:
         **bootstrap.CONVENTIONS,
         **conformal.CONVENTIONS,
         **threshold.CONVENTIONS,
+        **cascade.CONVENTIONS,
         **mc_dropout.CONVENTIONS,
         **probes.CONVENTIONS,
     }

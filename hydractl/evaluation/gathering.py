@@ -149,6 +149,23 @@ class Logits:
         return np.concatenate([logits for _, logits in self._batches], axis=1)[:, np.argsort(rows, kind="stable")]
 
 
+class WentOn:
+    """A sink that counts the samples that did not stop in a cascade: the others have one answer of all members."""
+
+    def __init__(self) -> None:
+        self._n = self._on = 0
+
+    def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
+        """Count those of one batch."""
+        self._n += len(rows)
+        self._on += int((logits != logits[:1]).any(axis=(0, 2)).sum())
+
+    @property
+    def share(self) -> float:
+        """Their share of all samples."""
+        return self._on / self._n
+
+
 class Reading:
     """A :data:`Reader` of one row, with progress, through its predictions file where one is kept.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
 from hydractl.evaluation.fitting import Fitted, fit_on_validation
-from hydractl.evaluation.gathering import Gathered, Reading, Sink, gather
+from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gather
 from hydractl.evaluation.models import Model, RunningModel
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.reading import is_predictions
@@ -122,16 +122,22 @@ class Measuring:
         self._fitted[model.name] = fitted
         how: dict[str, Any] = {"scores": scores, "calibration": fitted.calibration}
         tests, gathered = tested(self._sets), {}
-        counts = None
+        counts, went_on = None, {}
         for dataset in tests:
             sinks: list[Sink] = []
+            if model.cascade is not None:
+                went_on[dataset.name] = WentOn()
+                sinks.append(went_on[dataset.name])
             if dataset is tests[0] and fitted.conformal is not None and dataset.labels is not None:
                 counts = SetCounts(fitted.conformal, fitted.calibration)
                 sinks.append(_counting(counts, dataset.labels))
             alone, pairs = dataset is tests[0] and dataset.labels is not None, model.mc_dropout is None
+            alone = alone and model.cascade is None  # in which the others have not run for all samples
             gathered[dataset.name] = gather(
                 read(dataset), dataset, model.name, **how, alone=alone, pairs=pairs, sinks=sinks
             )
+        for name, found in went_on.items():
+            self._log.info(f"{model.name}: {found.share:.1%} of the samples of {name} run all members")
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(read(dataset), dataset, model.name, **how, pairs=False)
         for one in [] if writer is None else read.unread():  # what is kept is kept of all sets
@@ -143,6 +149,7 @@ class Measuring:
             "probe": model.probe,
             "conformal": None if counts is None else counts.to_json(),
             "seen": dict(seen) or None,
+            **_of_cascade(model, {name: found.share for name, found in went_on.items()}),
             **self._intervals(model, tests, gathered),
         }
         return row_of(model, self._sets, gathered, fitted, extras), gathered[tests[0].name]
@@ -202,6 +209,15 @@ class Measuring:
         return output.path
 
 
+def _of_cascade(model: Model, share: Mapping[str, float]) -> dict[str, Any]:
+    """``cascade`` of the row, with the share of each set that goes on; and its ``cost``, with the mean mult-adds."""
+    if model.cascade is None:
+        return {}
+    first, rest = (model.cascade[key] for key in ("first_macs", "rest_macs"))
+    mean = round(first + next(iter(share.values())) * rest)
+    return {"cascade": {**model.cascade, "share": dict(share)}, "cost": {**model.cost, "macs": mean}}
+
+
 def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> Sink:
     """A sink for the prediction sets of the samples with these labels."""
     return lambda rows, logits: counts.add(logits, labels[list(rows)])
@@ -225,6 +241,8 @@ def predictions_writer(
         **model.decisive(),
         **kept,
     }
+    if model.training:
+        description["training"] = list(model.training)
     stored = model.stored
     if stored.calibration is not None:
         description["calibration"] = stored.calibration.to_json()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,18 @@ from hydractl.evaluation.options import FitOptions, RunOptions
 from hydractl.evaluation.predictions.reading import Concatenated, Predictions
 from hydractl.evaluation.probing import Probes, Readouts
 from hydractl.evaluation.sets import CORRUPTION, FIT, ID, OOD, EvalSet
+from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry, merged
+from hydractl.files.training_history import trainings_of
 from hydractl.jsonio import differences
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.cascade import stored as stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
-from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.cost import dense_macs, macs, parameters, staged_macs
 from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
 from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel, move
@@ -89,16 +92,20 @@ class Model(ABC):
         cost: ``params`` and ``macs``, the latter None where it is not known.
         seen: the samples behind the model.
         stored: the calibration and the threshold of its file.
+        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
         conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
         on_features: the OOD scores on features that can be had without training data.
         detector: what those of this command were fitted to; None for none.
         probe: the classifier of features that it is measured by, as its row has it; None for its own.
+        cascade: when its first member answers alone (``member``, ``score``, ``value``), and the mult-adds of that
+            (``first_macs``) and of the other members (``rest_macs``); None where all members run.
     """
 
     on_features: Sequence[str] = ()
     detector: Detector | None = None
     probe: Mapping[str, Any] | None = None
+    cascade: Mapping[str, Any] | None = None
     name: str
     labels: Sequence[str] | None
     classes: int
@@ -110,6 +117,7 @@ class Model(ABC):
     stored: StoredFit
     conventions: Mapping[str, Any]
     mc_dropout: Mapping[str, Any] | None
+    training: Sequence[Mapping[str, Any]] = ()
 
     @property
     @abstractmethod
@@ -203,14 +211,25 @@ class RunningModel(Model):
             "macs": passes * sum(work),
             "single_macs": dense_macs(first, whole_last_block=whole),
         }
+        self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
         self.stored = self._stored(fit)
+        self.cascade = self._cascade(first)
         self.on_features = [self.stored.score] if self.stored.score in ON_FEATURES else []
         self.conventions = {}
         if first.preprocess.get("max_length") is not None:
             self.conventions["max_length"] = first.preprocess["max_length"]
         if first.prompt is not None:
             self.conventions["prompt"] = list(first.prompt)
+
+    def _cascade(self, description: Description) -> dict[str, Any] | None:
+        """That of the checkpoint; None where it was fitted for other predictions."""
+        found = stored_cascade(description.extra.get("cascade"), self.members)
+        if found is None or len(self.argument.sources) > 1 or self.mc_dropout is not None or self._probed is not None:
+            return None
+        whole = self.options.whole_last_block
+        costs = staged_macs(description, self.argument.sources[0].tensors, whole_last_block=whole)[found.member]
+        return {**asdict(found), "first_macs": costs[0], "rest_macs": costs[1]}
 
     def _stored(self, fit: FitOptions) -> StoredFit:
         """What the checkpoint holds; nothing, with a warning, where it was fitted for other predictions."""
@@ -238,6 +257,7 @@ class RunningModel(Model):
             **self.conventions,
             **({} if self.mc_dropout is None else {"mc_dropout": dict(self.mc_dropout)}),
             **({} if self.probe is None else {"probe": dict(self.probe)}),
+            **({} if self.cascade is None else {"cascade": dict(self.cascade)}),
         }
 
     def known(self, one: EvalSet) -> Model | None:
@@ -262,6 +282,8 @@ class RunningModel(Model):
         if self._model is None:
             options = self.options
             model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
+            if self.cascade is None and isinstance(model, HydraModel):
+                model.cascade = None
             model.read_prompts(self._log, self.name)
             self._model = model
             if options.passes is not None:
@@ -374,12 +396,14 @@ class PredictedModel(Model):
         self.members, _, self.classes = predictions.shape(0)
         self.reads = None
         self.heads, self.cost = model.get("heads") or [], model.get("cost") or {"params": None, "macs": None}
+        self.training = model.get("training") or ()
         self.seen: Sequence[Entry] = []
         self.stored = StoredFit.of(model, predictions.origin)
         self.on_features = predictions.scores
         self.conventions = {key: model[key] for key in ("max_length", "prompt") if key in model}
         self.mc_dropout = model.get("mc_dropout")
         self.probe = model.get("probe")
+        self.cascade = model.get("cascade")
 
     @property
     def sha256(self) -> Any:
@@ -451,6 +475,7 @@ def warn_of_left_out(name: str, documents: Sequence[Mapping[str, Any]], fit: Fit
         "calibration": fit.temperature,
         "threshold": fit.threshold or fit.temperature,
         "ood_score": "told" if fit.scores.told else None,
+        "cascade": None,
     }
     unused = [
         key for key, value in unless.items() if value is None and any(document.get(key) for document in documents)

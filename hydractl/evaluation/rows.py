@@ -55,6 +55,9 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
                 raise UsageError(
                     f"--ood-score {name} is not for --mc-dropout", hint="use a score on logits: mi, msp, ..."
                 )
+            elif model.cascade is not None:
+                hint = "use a score on logits, or run all members: F.st?cascade=0"
+                raise UsageError(f"--ood-score {name} is of all members, and {model.name} is a cascade", hint=hint)
             elif options.fit.probe == "knn" and name in OF_CLASSIFIER:
                 raise UsageError(f"--ood-score {name} is of a linear classifier", hint="--probe linear")
             elif data is None and ON_FEATURES[name] and name not in model.on_features:
@@ -118,7 +121,8 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
 
 def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
     """Give predictions to the rows that they are of."""
-    of = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
+    alike = [row for row in rows if isinstance(row, RunningModel) and row.sha256 == file.sha256]
+    of = [row for row in alike if row.cascade == file.cascade]
     if not of:
         raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
     for row in of:

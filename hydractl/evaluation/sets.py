@@ -14,6 +14,7 @@ from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.pseudo_ood import PseudoOod
+from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
@@ -54,6 +55,8 @@ class EvalSet:
     def to_json(self) -> dict[str, Any]:
         """As it stands under ``data`` in the answer."""
         entry: dict[str, Any] = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        if self.role == ID and id_list_of(self.spec) is not None:
+            entry["list"] = id_list_of(self.spec)
         if self.dataset is not None and skipped_document(self.dataset) is not None:
             entry["skipped"] = skipped_document(self.dataset)
         return entry

@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import UsageError
-from hydractl.exports.formats import FORMATS, Graph, Weights, compare, expectations, metadata_of, relocated, traced
+from hydractl.exports.checking import CheckData
+from hydractl.exports.formats import (
+    FORMATS,
+    Graph,
+    Weights,
+    compare,
+    expectations,
+    kind_of,
+    metadata_of,
+    relocated,
+    traced,
+)
+from hydractl.exports.opened import ExportedModel
 from hydractl.families import classes_of
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import TensorSource, sha256_file
@@ -74,12 +86,17 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             f"--export: the OOD score {score} of this checkpoint is taken of features, which a file cannot give",
             hint="export the checkpoint as it was before eval --calibrated, or with a score on logits",
         )
-    large = 4 * sum(tensors.info(name).numel for name in tensors.names()) > MOST_IN_ONE_FILE
-    paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
-    return [
-        Target(kind, path, path.with_name(f"{path.name}.data") if kind == "onnx" and large else None)
-        for kind, path in paths.items()
-    ]
+    weights = sum(tensors.info(name).numel for name in tensors.names())
+    return [_target(kind, stem, weights) for kind in kinds]
+
+
+def _target(kind: str, stem: Path, weights: int) -> Target:
+    form = FORMATS[kind]
+    path = stem.with_name(f"{stem.name}{form.ending}")
+    fits = form.bytes_per_weight * weights <= MOST_IN_ONE_FILE
+    if kind == "onnx-int8" and not fits:
+        raise UsageError(f"--export {kind}: {weights:,} weights do not fit into one file", hint="--export onnx")
+    return Target(kind, path, path.with_name(f"{path.name}.data") if form.apart and not fits else None)
 
 
 def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
@@ -88,11 +105,11 @@ def stem_beside(path: Path, kinds: Sequence[str]) -> Path:
     Raises:
         UsageError: for the ending of an exported file.
     """
-    kind = path.suffix.removeprefix(".")
-    if kinds and kind in FORMATS:
+    kind = kind_of(path)
+    if kinds and kind is not None:
         raise UsageError(
             f"--output {path}: the fused checkpoint is no {kind} file",
-            hint=f"-o {path.with_suffix('.st')} writes {path} beside it",
+            hint=f"-o {str(path).removesuffix(FORMATS[kind].ending)}.st writes {path} beside it",
         )
     return path.with_name(path.name.removesuffix(".st"))
 
@@ -115,14 +132,24 @@ class Claim:
     def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
         self._targets, self._outputs = targets, outputs
 
-    def write(self, build: Callable[[], HydraModel], origins: list[str], seed: int, log: Log) -> list[dict[str, Any]]:
+    def write(
+        self,
+        build: Callable[[], HydraModel],
+        origins: list[str],
+        macs: int,
+        seed: int,
+        log: Log,
+        data: CheckData | None = None,
+    ) -> list[dict[str, Any]]:
         """Write every file under its temporary name and check it.
 
         Args:
             build: makes the model, on the CPU and in float32; what it gives is used up.
             origins: SHA-256 of the models it was made of.
+            macs: multiply-adds of one sample.
             seed: draws the inputs of the check.
             log: receives a line for every file.
+            data: what files that are not exact are measured on; None for nothing.
 
         Returns:
             For each target, what it is, its inputs, size and SHA-256, and the result of its check.
@@ -133,18 +160,27 @@ class Claim:
         if not self._targets:
             return []
         model = build()
+        if model.cascade is not None:
+            log.warn("in an exported file all members run for all samples: a graph has no cascade")
+            model.cascade = None
         longest = model.family.longest_text(model.description.preprocess)
         expected = expectations(model, longest, seed)
-        metadata = metadata_of(model.description, origins)
+        before = None if data is None else data.measure(model, model.member_logits, log)
+        metadata = metadata_of(model.description, origins, macs)
         graph = traced(model, longest)
         written = []
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
-                self._fill(target, graph, metadata)
-                run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
-                check = compare(target.path, run, runtime, expected)
+                form = FORMATS[target.kind]
+                self._fill(target, graph, metadata | {"format": target.kind})
+                run, runtime = form.runner(self._outputs[target.path].temporary)
+                check = compare(target.path, run, runtime, expected, exact=form.exact)
+                if data is not None and before is not None and not form.exact:
+                    rounded = ExportedModel(run, model.family, model.description.preprocess)
+                    after = data.measure(model, rounded.member_logits, log)
+                    check["on_data"] = data.compared(model, before, after)
                 self._settle(target)
-                log.detail(f"{target.path}: {runtime} agrees with the model")
+                log.detail(f"{target.path}: {runtime} runs it as the model does")
                 size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
                 facts = {"bytes": size, "sha256": sha256_file(self._outputs[target.path].temporary)}
                 written.append({**target.to_json(), **facts, "inputs": graph.inputs(), "check": check})

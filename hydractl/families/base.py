@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
+from hydractl.heads.weights import COMMON, HeadWeights
 
 MERGEABLE = ("mlp", "norm", "embed")
 """The parts of a model that fusing may average."""
@@ -119,11 +120,16 @@ class AttentionLayout:
     that ends in an underscore they follow at once.
 
     Attributes:
-        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]``, or of one each.
+        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]`` (fewer rows where heads share
+            keys), or of one each.
         out: of the output projection, ``[d_model, heads * head_dim]``.
         gate: of the gate of the attention output, a matrix like that of queries; empty: none.
         q_norm, k_norm: of norms that act on one head at a time; empty: none.
-        table: of what each head adds to the scores of tokens by their distance, ``[R, heads]``; empty: nothing.
+        table: of what each head adds to the scores of tokens by their distance, ``[R, heads]``, or where ``features``
+            are made of distances of the linear layer behind them, ``[heads, F]``; empty: nothing.
+        features: of the layer that makes features of coordinates of distances; empty: none.
+        scale: of the logarithm of what each head multiplies the cosines of queries and keys by, ``[heads, 1, 1]``;
+            empty: scores are products of queries and keys.
         positions: of the projections of vectors of distances to queries and to keys; empty: none.
         biases: where all biases are tensors of their own, their names, as in
             :class:`hydractl.heads.weights.HeadWeights`.
@@ -136,6 +142,8 @@ class AttentionLayout:
     q_norm: str = ""
     k_norm: str = ""
     table: str = ""
+    features: str = ""
+    scale: str = ""
     positions: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     transposed: bool = False
@@ -143,18 +151,24 @@ class AttentionLayout:
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
         """As :meth:`ModelFamily.read`."""
         fields: dict[str, Any] = {}
-        for name, parts in self._rows(site.path).items():
-            if name in tensors:  # [n * heads * dk, ...] -> n times [heads, dk, ...]
-                split = self._turned(tensors[name]).unflatten(0, (len(parts), -1, site.head_dim)).unbind(0)
-                fields |= dict(zip(parts, split, strict=True))
-        if self.table and (name := f"{site.path}.{self.table}") in tensors:
-            fields["table"] = tensors[name].T
         out, out_bias = _pair(site.path, self.out)
+        columns = self._turned(tensors[out])
+        queries = columns.shape[1]
+        for name, parts in self._rows(site.path).items():
+            if name in tensors:  # [heads * dk + 2 * keys * dk, ...] -> [heads, dk, ...], twice [keys, dk, ...]
+                rows = self._turned(tensors[name])
+                keys = (rows.shape[0] - queries) // 2
+                split = rows.split([queries, keys, keys]) if len(parts) > 1 else [rows]
+                fields |= {part: own.unflatten(0, (-1, site.head_dim)) for part, own in zip(parts, split, strict=True)}
+        if self.table and (name := f"{site.path}.{self.table}") in tensors:
+            fields["table"] = tensors[name] if self.features else tensors[name].T
+        if self.scale and (name := f"{site.path}.{self.scale}") in tensors:
+            fields["scale"] = tensors[name].flatten(1)
         return HeadWeights(
             # [d, heads * dk] -> [heads, d, dk]
-            o=self._turned(tensors[out]).unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
+            o=columns.unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
             o_bias=tensors.get(out_bias),
-            extra={ours: tensors[name] for name, ours in self._norms(site.path) if name in tensors},
+            extra={ours: tensors[name] for name, ours in self._common(site.path) if name in tensors},
             **fields,
         )
 
@@ -169,8 +183,11 @@ class AttentionLayout:
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
         if weights.table is not None:
-            tensors[f"{site.path}.{self.table}"] = weights.table.T.contiguous()
-        tensors.update({name: weights.extra[ours] for name, ours in self._norms(site.path) if ours in weights.extra})
+            table = weights.table if self.features else weights.table.T
+            tensors[f"{site.path}.{self.table}"] = table.contiguous()
+        if weights.scale is not None:
+            tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]
+        tensors.update({name: weights.extra[ours] for name, ours in self._common(site.path) if ours in weights.extra})
 
     def _turned(self, tensor: Tensor) -> Tensor:
         return tensor.T.contiguous() if self.transposed and tensor.dim() == 2 else tensor
@@ -188,10 +205,10 @@ class AttentionLayout:
                 rows[bias] = [f"{field}_bias" for field in fields]
         return rows | {f"{path}.{bias}": (bias,) for bias in self.biases}
 
-    def _norms(self, path: str) -> list[tuple[str, str]]:
-        """Names of the parameters of the norms, and their names in :attr:`HeadWeights.extra`."""
-        norms = [(theirs, ours) for theirs, ours in ((self.q_norm, "q_norm"), (self.k_norm, "k_norm")) if theirs]
-        return [pair for theirs, ours in norms for pair in zip(_pair(path, theirs), _pair("", ours), strict=True)]
+    def _common(self, path: str) -> list[tuple[str, str]]:
+        """Names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
+        each = [(theirs, ours) for ours in COMMON if (theirs := getattr(self, ours))]
+        return [pair for theirs, ours in each for pair in zip(_pair(path, theirs), _pair("", ours), strict=True)]
 
 
 def _pair(path: str, module: str) -> tuple[str, str]:
@@ -312,11 +329,12 @@ class ModelFamily(ABC):
         """
         return next((part for part, pattern in self.parts.items() if re.match(pattern, name)), "own")
 
-    def norms(self, model: nn.Module, site: Site) -> tuple[nn.Module, nn.Module]:
-        """The query and key norms of a site, before its attention is replaced."""
+    def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
+        """What belongs to no head of a site, before its attention is replaced: each of :data:`COMMON`."""
         attention, layout = model.get_submodule(site.path), self.layout(site)
-        q_norm, k_norm = (getattr(attention, name, nn.Identity()) for name in (layout.q_norm, layout.k_norm))
-        return q_norm, k_norm
+        there, names = dict(attention.named_modules()), [getattr(layout, name) for name in COMMON]
+        missing = _UnitLength if layout.scale else nn.Identity
+        return [there[name] if name and name in there else missing() for name in names]
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Dropout rates of the attention weights and of the attention output, used in training only."""
@@ -374,6 +392,14 @@ class ModelFamily(ABC):
         """The configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
+    def image_classifier(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Architecture, configuration and preprocessing of the tower of images of a zero-shot model with a classifier,
+        which has the names of its tensors."""
+        hint = "a CLIPModel or SiglipModel of transformers gets one"
+        raise UsageError(f"--reset-head: {self.name} has no classifier on a tower of images", hint=hint)
+
     def too_long(
         self, config: Mapping[str, Any], preprocess: Mapping[str, Any], texts: Sequence[str]
     ) -> tuple[int, int]:
@@ -402,6 +428,13 @@ class ModelFamily(ABC):
     def add_dropout(self, model: nn.Module, rate: float) -> None:
         """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
+
+
+class _UnitLength(nn.Module):
+    """Queries and keys of cosine attention, ``[..., head_dim]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1)
 
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:

@@ -29,8 +29,8 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def refused_as(what: str, hint: str | None = None) -> Iterator[None]:
-    """Any error of a library inside, as an ``InputError``: ``what``, and the first line of its message."""
+def refused_as(what: str, hint: str | None = None, why: Callable[[BaseException], str] = first_line) -> Iterator[None]:
+    """Any error of a library inside, as an ``InputError``: ``what``, and ``why``, the first line of its message."""
     try:
         yield
     except HydraError:
@@ -39,7 +39,7 @@ def refused_as(what: str, hint: str | None = None) -> Iterator[None]:
         # A panic of a library in Rust is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"{what}: {first_line(error)}", hint=hint) from error
+        raise InputError(f"{what}: {why(error)}", hint=hint) from error
 
 
 def kept(build: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], T]:
@@ -165,6 +165,8 @@ def checkpoint_on_hub(name: str) -> Path | None:
     repo, revision, file = named(name)
     with _answered(repo, "check the name and the network"):
         if file is None:
+            if isinstance(huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision), str):
+                return None  # as it was before: the hub need not be asked what else it holds
             names = _files_on_hub(repo, revision)
             if "config.json" in names:
                 return None
@@ -192,11 +194,6 @@ def _files_on_hub(repo: str, revision: str | None) -> list[str]:
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
 
 
-@contextlib.contextmanager
-def _answered(repo: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except HydraError:
-        raise
-    except Exception as error:
-        raise InputError(f"cannot get {repo} from the hub: {type(error).__name__}", hint=hint) from error
+def _answered(repo: str, hint: str) -> contextlib.AbstractContextManager[None]:
+    """An error inside by its kind alone: the hub's own messages are long, and name requests."""
+    return refused_as(f"cannot get {repo} from the hub", hint, lambda error: type(error).__name__)

@@ -10,6 +10,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import BatchNorm2d
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm_eva, timm_relative
@@ -41,18 +43,19 @@ declare_operators()
 
 import timm  # noqa: E402
 import timm.data  # noqa: E402
-from timm.layers import Attention  # noqa: E402
+from timm.layers import Attention, BatchNormAct2d  # noqa: E402
 from timm.models import VisionTransformer  # noqa: E402
 from timm.models._hub import save_config_for_hf  # noqa: E402
 from timm.models._manipulate import reinit_non_persistent_buffers  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
+_STATISTICS = r"patch_embed\..*\.(running_mean|running_var|num_batches_tracked)$"
 _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "rel_pos_bias.", "rope.")
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
-_RELATIVE = (timm_relative.Beit, timm_relative.Swin)
+_RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
 # Arguments of timm's factory, not of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -70,7 +73,7 @@ class TimmViT(ModelFamily):
         "attention": r"(layers\.\d+\.)?blocks\.\d+\.attn\.",
         "mlp": r"(layers\.\d+\.)?blocks\.\d+\.mlp\.",
         "norm": r"(layers\.\d+\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
-        "embed": "|".join([*map(re.escape, _EMBED), r"layers\.\d+\.downsample\.reduction\."]),
+        "embed": rf"(?!{_STATISTICS})" + "|".join([*map(re.escape, _EMBED), r"layers\.\d+\.downsample\.reduction\."]),
     }
     scaled = {"gamma_1": "drop_path1", "gamma_2": "drop_path2"}  # noqa: RUF012 - as the protocol declares it
     named_parts = {  # noqa: RUF012 - as the protocol declares it
@@ -117,7 +120,7 @@ class TimmViT(ModelFamily):
                 torch.manual_seed(seed)
                 model = timm.create_model(name, pretrained=False, **options).eval()
             check_model(model)
-            config = _published_config(model)
+            config = _published_config(model, options)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
@@ -150,6 +153,8 @@ class TimmViT(ModelFamily):
         config = dict(config)
         if labels is not None:
             config["label_names"] = list(labels)
+        # What timm makes a transform of.
+        config["pretrained_cfg"] = {**(config.get("pretrained_cfg") or {}), **preprocess}
         write_config(folder / "config.json", config)
         return _WEIGHTS
 
@@ -250,6 +255,17 @@ class TimmViT(ModelFamily):
                 changed[part]["num_classes"] = classes
         return changed
 
+    def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
+        """With ``head_dim``, of each stage of a Swin; timm's other models do not take it."""
+        sites = self.sites(config)
+        widths = {site.path.split(".")[1]: site.head_dim for site in sites}
+        stages = {"num_heads": [heads] * len(widths), "head_dim": list(widths.values())}
+        small = {**config, "model_args": {**(config.get("model_args") or {}), **stages}}
+        try:
+            return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
+        except InputError:  # the model takes no such argument
+            return None
+
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""
         behind = (
@@ -295,18 +311,36 @@ def _build(config: Mapping[str, Any]) -> Any:
     return model.eval()
 
 
+class _Frozen(nn.Module):
+    """A norm that keeps the statistics of its checkpoint in training too."""
+
+    def train(self, mode: bool = True) -> _Frozen:
+        return super().train(False)
+
+
+class _FrozenNorm(_Frozen, BatchNorm2d):
+    pass
+
+
+class _FrozenNormAct(_Frozen, BatchNormAct2d):
+    pass
+
+
 def fill_buffers(model: nn.Module) -> None:
     """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
     for module in model.modules():
         module._buffers |= {n: torch.empty_like(b, device="cpu") for n, b in module.named_buffers(recurse=False)}
+        if isinstance(module, BatchNorm2d):
+            module.reset_running_stats()
+            module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
     rope: Any = getattr(model, "rope", None)
     frequencies = getattr(rope, "freqs", None)
     if frequencies is not None:  # the library makes a grid where these are
         rope.freqs = nn.Parameter(torch.empty(0))
-    reinit_non_persistent_buffers(model)
+    if not timm_relative.fill_buffers(model):
+        reinit_non_persistent_buffers(model)
     if frequencies is not None:
         rope.freqs = frequencies
-    timm_relative.make_masks(model)
 
 
 def _create(config: Mapping[str, Any]) -> Any:
@@ -336,7 +370,7 @@ def check_model(model: Any) -> None:
         attention_met = f"its attention is {met.__module__}.{met.__name__}" if met else "it has no attention"
         raise InputError(
             f"timm's {kind} is not supported: {attention_met}",
-            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit and SwinTransformer",
+            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
     if not (timm_relative.blocks(model) if isinstance(model, _RELATIVE) else len(model.blocks)):
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
@@ -364,15 +398,16 @@ def _check_vit(model: Any, kind: str) -> None:
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
-    if next(model.buffers(), None) is not None:
-        raise InputError(f"{kind} keeps buffers, which this family does not handle")
+    stem = {name for name, m in model.named_modules() if isinstance(m, BatchNorm2d) and name.startswith("patch_embed.")}
+    if any(name.rpartition(".")[0] not in stem for name, _ in model.named_buffers()):
+        raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
 
 
-def _published_config(model: nn.Module) -> dict[str, Any]:
-    """timm's published configuration of a model."""
+def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "config.json"
-        save_config_for_hf(model, str(path))
+        save_config_for_hf(model, path, model_args=dict(options))
         return json.loads(path.read_text(encoding="utf-8"))
 
 

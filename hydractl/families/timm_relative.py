@@ -20,13 +20,24 @@ declare_operators()
 
 from timm.models.beit import Attention as BeitAttention  # noqa: E402
 from timm.models.beit import Beit as Beit  # noqa: E402
-from timm.models.swin_transformer import SwinTransformer as Swin  # noqa: E402
-from timm.models.swin_transformer import WindowAttention  # noqa: E402
+from timm.models.swin_transformer import SwinTransformer, WindowAttention  # noqa: E402
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block  # noqa: E402
+from timm.models.swin_transformer_v2 import WindowAttention as CosineAttention  # noqa: E402
+
+Swin = (SwinTransformer, SwinTransformerV2)
 
 _TABLE = "relative_position_bias_table"
+_KINDS = {BeitAttention: "relative", WindowAttention: "windows", CosineAttention: "cosines"}
 LAYOUTS = {
     "relative": AttentionLayout(("qkv",), "proj", table=_TABLE, biases=("q_bias", "v_bias")),
     "windows": AttentionLayout(("qkv",), "proj", table=_TABLE),
+    "cosines": AttentionLayout(
+        *(("qkv",), "proj"),
+        table="cpb_mlp.2.weight",
+        features="cpb_mlp.0",
+        scale="logit_scale",
+        biases=("q_bias", "v_bias"),
+    ),
 }
 """The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
@@ -40,12 +51,17 @@ class InPlace(nn.Module):
     """
 
     index: Tensor | None
+    coordinates: Tensor | None
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
         attention.keep_apart()
         self.register_buffer("index", library.relative_position_index, persistent=False)
+        self.scale, coordinates = None, None
+        if isinstance(library, CosineAttention):
+            self.scale, coordinates = 1.0, library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
+        self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend ``[M * B * W, T, d_model]``.
@@ -57,7 +73,8 @@ class InPlace(nn.Module):
         """
         if self.index is None and shared_rel_pos_bias is None:
             return self.attention(x)
-        return self.attention(x, relative=Relative(self.index, mask, shared_rel_pos_bias))
+        relative = Relative(self.index, mask, shared_rel_pos_bias, coordinates=self.coordinates, scale=self.scale)
+        return self.attention(x, relative=relative)
 
 
 def check(model: Any) -> None:
@@ -67,12 +84,12 @@ def check(model: Any) -> None:
         InputError: naming it.
     """
     problem, attention = None, [block.attn for block in blocks(model).values()]
-    if any(type(one) not in (BeitAttention, WindowAttention) for one in attention):
+    if any(type(one) not in _KINDS for one in attention):
         problem = f"its attention is {', '.join(sorted({type(one).__name__ for one in attention}))}"
     elif getattr(model, "dynamic_img_size", False):
         problem = "it makes its windows anew for every size of image (dynamic_img_size)"
     if problem is not None:
-        hint = "supported are beit, beitv2 and the first generation of swin, for images of one size"
+        hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
         raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
 
 
@@ -86,8 +103,7 @@ def blocks(model: Any) -> dict[str, Any]:
 def site(path: str, attention: Any) -> Site:
     """The site of one attention of the library."""
     width = attention.proj.in_features // attention.num_heads
-    kind = "relative" if isinstance(attention, BeitAttention) else "windows"
-    return Site(path, attention.num_heads, width, attention.proj.out_features, layout=kind)
+    return Site(path, attention.num_heads, width, attention.proj.out_features, layout=_KINDS[type(attention)])
 
 
 def context(model: Any) -> dict[str, Any]:
@@ -96,10 +112,18 @@ def context(model: Any) -> dict[str, Any]:
     return {} if table is None else {"shared_rel_pos_bias": table()}
 
 
-def make_masks(model: Any) -> None:
-    """Real masks of shifted windows, which the library makes where its parameters are."""
+def fill_buffers(model: Any) -> bool:
+    """Make the buffers of a Swin real, which the library makes where its parameters are; whether it is one."""
     for block in blocks(model).values() if isinstance(model, Swin) else ():
-        block.attn_mask = block.get_attn_mask(device=torch.device("cpu"), dtype=torch.float32)
+        attention, cpu = block.attn, torch.device("cpu")
+        if isinstance(attention, CosineAttention):
+            made = attention._make_pair_wise_relative_positions(cpu, torch.float32)
+            attention.relative_coords_table, attention.relative_position_index = made
+            attention.k_bias = None if attention.k_bias is None else torch.zeros_like(attention.k_bias, device=cpu)
+        else:
+            attention.init_non_persistent_buffers()
+        block.attn_mask = block.get_attn_mask(device=cpu, dtype=torch.float32)
+    return isinstance(model, Swin)
 
 
 def stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
@@ -140,4 +164,5 @@ def _run(block: nn.Module, merge: nn.Module, grid: tuple[int, int], state: State
 
 
 def _attention_input(block: Any, merge: nn.Module, grid: tuple[int, int], state: State) -> Tensor:
-    return block.norm1(merge(state.hidden.unflatten(1, grid))).flatten(1, 2)
+    merged = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
+    return (merged if isinstance(block, SwinTransformerV2Block) else block.norm1(merged)).flatten(1, 2)

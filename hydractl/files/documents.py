@@ -149,6 +149,27 @@ class SiteHeads(Form):
         return kept
 
 
+class Epoch(Form):
+    """One epoch of a training."""
+
+    epoch: Count | None = Field(None, description="Number of the epoch, from 1.")
+    steps: Count | None = Field(None, description="Number of steps made by its end.")
+    loss: Number = Field(None, description="Mean loss of its steps.")
+    val_accuracy: Number = Field(None, description="Accuracy on the validation data at its end.")
+    val_nll: Number = Field(None, description="Negative log-likelihood of the validation data at its end.")
+
+
+class Training(Form):
+    """The training that a member came from."""
+
+    member: Count | None = Field(None, description="Number of the member, from 0.")
+    steps: Count | None = Field(None, description="Number of steps of the training.")
+    kept_epoch: Count | None = Field(None, description="The epoch whose weights were kept.")
+    n: Count | None = Field(None, description="Number of training samples, where it is known.")
+    n_val: Count | None = Field(None, description="Number of validation samples, where it is known.")
+    epochs: list[Epoch] | None = Field(None, description="Its epochs in order; of a long training about 60 of them.")
+
+
 class Cost(Form):
     """The cost of one sample."""
 
@@ -171,6 +192,7 @@ class DataSet(Form):
     spec: str | None = Field(None, description="The SPEC it was asked for by.")
     n: Count | None = Field(None, description="Number of samples.")
     fingerprint: str | None = Field(None, description="SHA-256 of its samples and labels.")
+    openood_list: str | None = Field(None, alias="list", description="The list of OpenOOD that it is.")
     skipped: Any = Field(None, description="`n` and `ids` of samples that could not be read and were left out.")
 
 
@@ -199,6 +221,16 @@ class Threshold(Form):
     score: str | None = Field(None, description="Name of the OOD score.")
     value: Number = Field(None, description="The threshold.")
     rule: str | None = Field(None, description="How it was chosen.")
+
+
+class Cascade(Form):
+    """When the first member of a cascade answers alone."""
+
+    member: Count = Field(description="Number of the member that runs first, from 0.")
+    score: str = Field(description="The OOD score, of that member alone, that decides.")
+    value: float = Field(description="Samples with this score or a higher one run the other members too.")
+    first_macs: Count = Field(description="Multiply-adds of the first member.")
+    rest_macs: Count = Field(description="Multiply-adds of the other members behind it.")
 
 
 class StoredScore(Form):
@@ -249,7 +281,9 @@ class BenchRow(Form):
     """One model at one batch size and dtype."""
 
     model: str = Field(description="Name of the row.")
-    kind: str | None = Field(None, description="`model`, or of `--compare`: `stock`, `members`, `member` or `deep`.")
+    kind: str | None = Field(
+        None, description="`model`; of an exported file its format; or of `--compare` the baseline."
+    )
     members: Count | None = Field(None, description="Number of members.")
     sha256: Sha256 = None
     input: BenchInput | None = Field(None, description="What it ran on.")
@@ -263,9 +297,9 @@ class BenchRow(Form):
     ratio: Positive = Field(description="Median over rounds of the time over the first model's in the same round.")
     ratio_ci: list[Positive] = Field(min_length=2, max_length=2, description="95 % bootstrap interval of the ratio.")
     noisy: bool | None = Field(None, description="Whether the runs scatter too far; null for fewer than five rounds.")
-    params: Positive = Field(description="Number of stored parameters of all members.")
-    macs: Positive = Field(description="Multiply-adds of one sample.")
-    mac_ratio: Positive = Field(description="`macs` over the first model's.")
+    params: Positive | None = Field(description="Number of stored parameters of all members; null where not known.")
+    macs: Positive | None = Field(description="Multiply-adds of one sample; null where they are not known.")
+    mac_ratio: Positive | None = Field(description="`macs` over the first model's; null where they are not known.")
     peak_share: Number = Field(None, description="Rate of multiply-adds over that of the machine at its best.")
     bytes: Count | None = Field(None, description="Size of the stored weights.")
     checkpoint_bytes: Count | None = Field(None, description="Size of the files; null where there are none.")
@@ -312,6 +346,7 @@ class PredictedModel(Form):
     sha256: Sha256 = None
     labels: list[str] | None = Field(None, min_length=1, description="Names of the classes, where they are known.")
     heads: list[PredictedSite] | None = Field(None, description="The heads at each site; empty where members differ.")
+    training: list[Training] | None = Field(None, description="The trainings that members came straight from.")
     cost: Cost | None = Field(None, description="The cost of one sample.")
     prompt: list[str] | None = Field(None, description="Templates of a zero-shot model.")
     max_length: Count | None = Field(None, description="Tokens at which a text is cut.")
@@ -324,6 +359,7 @@ class PredictedModel(Form):
     calibration: Calibration | None = Field(None, description="The calibration that the model's file holds.")
     threshold: Threshold | None = Field(None, description="The threshold that the model's file holds.")
     ood_score: StoredScore | None = Field(None, description="The OOD score that the model's file holds.")
+    cascade: Cascade | None = Field(None, description="The cascade that the logits are of.")
     feature_scores: list[str] | None = Field(None, description="OOD scores on features, kept beside the logits.")
     fitted_on: ScoreData | None = Field(None, description="The training data that they were fitted to.")
 

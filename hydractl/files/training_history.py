@@ -1,29 +1,45 @@
-"""What ``--info`` tells of a training: how it went, and which epoch was kept."""
+"""What a checkpoint tells of its training: the course of the loss, and which epoch was kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydractl.files.description import Description
 
+_POINTS = 60
 _PARTS = ("progress", "fingerprint", "environment")
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
 
 
-def trainings_of(description: Description) -> list[str]:
-    """A line for each training that the file, or one of its members, came straight from.
+def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
+    """The trainings of the members of one row or file, of those that came straight from one.
 
-    ``member 0: epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``; only a fused model has
-    numbers of members.
+    Returns:
+        For each: ``member`` (its number), ``steps``, ``kept_epoch``, ``n`` and ``n_val`` (samples, null where they are
+        not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the steps of the
+        epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about 60 epochs.
     """
-    origins: list[Any] = [description.provenance]
-    if description.kind == "fused" and description.provenance.get("verb") != "finetune":
-        origins = [member.get("provenance") for member in description.members]
-    fused = description.kind == "fused"
-    lines = [(f"member {index}: " if fused else "", _training(one)) for index, one in enumerate(origins)]
-    return [name + text for name, text in lines if text]
+    trainings, first = [], 0
+    for description in descriptions:
+        origins: list[Any] = [description.provenance]
+        if description.kind == "fused" and description.provenance.get("verb") != "finetune":
+            origins = [member.get("provenance") for member in description.members]
+        for index, provenance in enumerate(origins):
+            training = _training(provenance, description.seen)
+            if training is not None:
+                trainings.append({"member": first + index, **training})
+        first += len(description.masks)
+    return trainings
+
+
+def training_text(training: Mapping[str, Any]) -> str:
+    """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
+    epochs, kept = training["epochs"], training["kept_epoch"]
+    text = f"epoch {kept} of {epochs[-1]['epoch']} kept, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
+    accuracy = next((e.get("val_accuracy") for e in epochs if e["epoch"] == kept), None)
+    return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"
 
 
 def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,24 +63,28 @@ def unfinished(header: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "source": {**{k: v for k, v in begun.items() if v is not None}, **on}}
 
 
-def _training(provenance: Any) -> str:
-    """From the provenance of one file; empty where it was not trained, or where it is broken."""
+def _training(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """From the provenance of one file; None where it was not trained, or where it is broken."""
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
-        return ""
+        return None
     settings = provenance.get("settings")
     history = settings.get("history") if isinstance(settings, Mapping) else None
     if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
-        return ""
+        return None
     assert isinstance(settings, Mapping)  # there is a history in it
     # Of snapshots none is chosen: the weights are those at the end.
-    last = history[-1]
-    kept = last["epoch"] if "cycle" in settings else settings.get("kept_epoch")
+    kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
     if type(kept) is not int:
-        return ""
-    steps = settings.get("cycle_end", last["steps"])
-    text = f"epoch {kept} of {last['epoch']} kept, {steps} steps, last loss {last['loss']:.4f}"
-    accuracy = next((e.get("val_accuracy") for e in history if e["epoch"] == kept), None)
-    return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"
+        return None
+    every, last = -(-len(history) // _POINTS), len(history) - 1
+    chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]
+    return {
+        "steps": settings.get("cycle_end", history[-1]["steps"]),
+        "kept_epoch": kept,
+        "n": _samples(seen, settings.get("data")),
+        "n_val": _samples(seen, settings.get("val")),
+        "epochs": [_known(epoch) for epoch in chosen],
+    }
 
 
 def _is_epoch(entry: Any) -> bool:
@@ -82,3 +102,8 @@ def epoch_text(epoch: Mapping[str, Any]) -> str:
 
 def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
     return {key: epoch[key] for key in ("epoch", "steps", *_NUMBERS) if key in epoch}
+
+
+def _samples(seen: Iterable[Mapping[str, Any]], fingerprint: Any) -> int | None:
+    """How many samples a data set had, by its fingerprint."""
+    return next((e["n"] for e in seen if e["by"] == "finetune" and e["data"] == fingerprint), None)

@@ -123,7 +123,11 @@ class FusedTensors:
 
 
 def plan_fusion(
-    sources: Sequence[Source], merge: Sequence[str] = MERGEABLE, *, headers_only: bool = False
+    sources: Sequence[Source],
+    merge: Sequence[str] = MERGEABLE,
+    *,
+    headers_only: bool = False,
+    larger: FusionPlan | None = None,
 ) -> FusionPlan:
     """Decide how the members become one model.
 
@@ -131,6 +135,7 @@ def plan_fusion(
         sources: dense or pruned models of one architecture; each may keep other heads.
         merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
         headers_only: read no weights, and so take nothing for equal: the fused model may turn out smaller.
+        larger: the plan of these members with more heads: what is equal there is taken for equal, no weights are read.
 
     Raises:
         UsageError: for another part.
@@ -140,17 +145,24 @@ def plan_fusion(
     if unknown:
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
     merged = [part for part in MERGEABLE if part in merge]
-    _check_members(sources)
+    check_members(sources)
     first = sources[0]
     known = next((s.description for s in sources if s.description.labels is not None), first.description)
     family, sites = first.family, first.sites
     names = first.tensors.names()
     averaged = [n for n in names if family.part(n, sites) in merged]
-    heads = {site: None if headers_only else common_heads(sources, site) for site in sites}
+    at = {site: attention_names(family, names, sites, site) for site in sites}
+    headers_only = headers_only or larger is not None
+    heads: dict[Site, Owners | None] = dict.fromkeys(sites)
+    if larger is not None:
+        heads |= {s: list(_first_owners(sources, s).values()) for s in sites if set(at[s]) <= set(larger.shared)}
+    elif not headers_only:
+        heads = {site: common_heads(sources, site) for site in sites}
     unions = [HeadUnion(sources, site, owners) for site, owners in heads.items() if owners is not None]
-    attention = {n for site in sites for n in attention_names(family, names, sites, site)}
-    elsewhere = attention | set(averaged)
-    equal = set() if headers_only else equal_names(sources, [n for n in names if n not in elsewhere])
+    attention = {n for of_site in at.values() for n in of_site}
+    elsewhere = [n for n in names if n not in attention | set(averaged)]
+    equal = set() if headers_only else equal_names(sources, elsewhere)
+    equal |= set() if larger is None else set(elsewhere) & set(larger.shared)
     shared = sorted({*equal, *(n for site in unions for n in site.names)})
     own = sorted(set(names).difference(averaged, shared))
     description = Description(
@@ -187,7 +199,13 @@ def _warnings(sources: Sequence[Source]) -> list[str]:
     return warnings
 
 
-def _check_members(sources: Sequence[Source]) -> None:
+def check_members(sources: Sequence[Source]) -> None:
+    """Whether models can be members of one fused model, by their headers alone.
+
+    Raises:
+        UsageError: for no models.
+        InputError: listing everything in which they differ and must not.
+    """
     if not sources:
         raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
     problems = [f"{s.name} is itself a fused model" for s in sources if s.description.kind == "fused"]
@@ -248,17 +266,24 @@ def common_heads(sources: Sequence[Source], site: Site) -> Owners | None:
         first.extra.keys() == b.extra.keys() and all(_same(first.extra[n], b.extra[n]) for n in b.extra) for b in blocks
     ):
         return None
-    owners: dict[int, tuple[int, int]] = {}
+    owners = _first_owners(sources, site)
     of_keys: dict[int, tuple[int, int]] = {}  # members may have no head in common, and yet one of keys and values
     for member, heads in enumerate(kept):
         for position, head in enumerate(heads):
             place = (member, position)
-            whole = (owners.setdefault(head, place), PER_HEAD)
+            whole = (owners[head], PER_HEAD)
             keys = (of_keys.setdefault(head // site.sharing, place), OF_KEYS)
             for (owner, where), names in (whole, keys)[: 2 if site.sharing > 1 else 1]:
                 if owner != member and not _same_head(blocks[owner], where, blocks[member], position, names):
                     return None
-    return [owners[head] for head in sorted(owners)]
+    return list(owners.values())
+
+
+def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int, int]]:
+    """Of every head that any member has, ascending, the first member that has it and its position there."""
+    kept = [source.description.mask.kept[site.path] for source in sources]
+    owners = {head: (member, i) for member in reversed(range(len(kept))) for i, head in enumerate(kept[member])}
+    return dict(sorted(owners.items()))
 
 
 def _weights(source: Source, site: Site, *, meta: bool = False) -> HeadWeights:

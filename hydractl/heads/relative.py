@@ -2,7 +2,8 @@
 
 A head has a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683; Liu et al. 2021, Swin,
 https://arxiv.org/abs/2103.14030), or compares its queries and keys with vectors of the distances (He et al. 2020,
-DeBERTa, https://arxiv.org/abs/2006.03654, equation 4).
+DeBERTa, https://arxiv.org/abs/2006.03654, equation 4), or makes its number of features of the distance (Liu et al.
+2021, Swin v2, https://arxiv.org/abs/2111.09883, equation 3).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Relative:
             ``[M, H, T, T]``.
         embeddings: vectors of the distances, ``[R, d_model]``, or of each member ``[M, R, d_model]``; None where a head
             has a number for each.
+        coordinates: of the distances, ``[R, 2]``, where heads make their numbers of features of these; else None.
         to_position, to_content: whether queries meet the keys of distances, and keys their queries.
         scale: of all scores; None: ``1 / sqrt(head_dim)``.
         positions: of the query tokens of every sample, ``[B, q]``; None: all tokens.
@@ -33,6 +35,7 @@ class Relative:
     windows: Tensor | None = None
     shared: Tensor | None = None
     embeddings: Tensor | None = None
+    coordinates: Tensor | None = None
     to_position: bool = False
     to_content: bool = False
     scale: float | None = None
@@ -44,6 +47,12 @@ class Relative:
         shared = shared[member] if shared is not None and shared.dim() == 4 else shared
         vectors = vectors[member] if vectors is not None and vectors.dim() == 3 else vectors
         return replace(self, shared=shared, embeddings=vectors)
+
+    def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
+        """The numbers ``[n, R]`` that n heads make of features of the distances by their weights ``[n, F]``."""
+        assert self.coordinates is not None, "features are those of coordinates"
+        hidden = features(self.coordinates.to(weight.dtype)).relu()  # [R, F]
+        return 16 * (hidden @ weight.T).T.sigmoid()
 
     def looked_up(self, table: Tensor | None, heads: Tensor | None) -> Tensor:
         """What n heads with a number for each distance add to the scores; of one member.

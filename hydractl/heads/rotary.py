@@ -20,7 +20,7 @@ class Rotary:
     Attributes:
         cos, sin: ``[1, 1, T, head_dim]``, or ``[B, 1, T, head_dim]`` where samples differ; 1 and 0 turn nothing. Where
             each head has angles of its own, those of every head of the original numbering, ``[1, H, T, head_dim]``, or
-            of each member ``[M, 1, H, T, head_dim]``.
+            of each member ``[M, 1, H, T, head_dim]``. Where they are of fewer dimensions, the others are not turned.
         neighbours: whether neighbouring dimensions of a head turn together, or else those of its two halves.
         of_heads: whether each head has angles of its own.
     """
@@ -32,12 +32,14 @@ class Rotary:
 
     def __call__(self, heads: Tensor) -> Tensor:
         """Queries or keys ``[B, h, T, head_dim]``, turned; in their own dtype, computed in that of the angles."""
+        turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
         if self.neighbours:
-            across = torch.stack([-heads[..., 1::2], heads[..., ::2]], dim=-1).flatten(-2)
+            across = torch.stack([-turning[..., 1::2], turning[..., ::2]], dim=-1).flatten(-2)
         else:
-            first, second = heads.chunk(2, dim=-1)
+            first, second = turning.chunk(2, dim=-1)
             across = torch.cat([-second, first], dim=-1)
-        return (heads * self.cos + across * self.sin).to(heads.dtype)
+        turned = (turning * self.cos + across * self.sin).to(heads.dtype)
+        return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
 
     def at(self, positions: Tensor) -> Rotary:
         """Of some tokens of every sample, ``[B, q]``."""

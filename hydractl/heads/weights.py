@@ -21,11 +21,13 @@ class HeadWeights:
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
         gate, gate_bias: like ``q`` and ``q_bias`` where the library gates the attention output, else None.
-        table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or None.
+        table: ``[heads, R]``, what is added to the scores of tokens at each of R distances, or ``[heads, F]``, by which
+            F features of a distance become that; or None.
+        scale: ``[heads, 1]``, the logarithm of what each head multiplies its scores by, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
             of their own, else None.
         number: of each head in the original numbering, int64 ``[heads]``; None where nobody asks.
-        extra: what the block holds beside heads (query and key norms), by name relative to the block.
+        extra: what the block holds beside heads, by name: of :data:`COMMON`.
         key_heads: of each head, which of the heads of keys and values it uses; None: each has its own.
     """
 
@@ -40,6 +42,7 @@ class HeadWeights:
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
     table: Tensor | None = None
+    scale: Tensor | None = None
     pos_q: Tensor | None = None
     pos_q_bias: Tensor | None = None
     pos_k: Tensor | None = None
@@ -121,6 +124,8 @@ class HeadWeights:
         return replace(self, **changed, key_heads=None if key_heads is None else tuple(key_heads))
 
 
-ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
+ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
 PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *ROWS, "number")
+COMMON = ("q_norm", "k_norm", "features")
+"""The modules of a block that belong to no head: norms of queries and keys, and what makes features of distances."""

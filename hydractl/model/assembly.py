@@ -13,7 +13,7 @@ from hydractl.families.base import ModelFamily, Stages, attention_names, read_he
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import HeadWeights
+from hydractl.heads.weights import COMMON, HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
@@ -49,7 +49,9 @@ class Assembly:
         self.networks = [family.build(description.config) for _ in range(count)]
         for network, view in zip(self.networks, self._views, strict=True):
             names = [name for name, _ in network.named_parameters() if not self._is_attention(name)]
-            stored = {name: self._reader.parameter(view.stored[name]) for name in names}
+            stored: dict[str, Tensor] = {name: self._reader.parameter(view.stored[name]) for name in names}
+            statistics = network.state_dict().keys() - dict(network.named_parameters()).keys()
+            stored |= {name: self._reader.tensor(view.stored[name]) for name in statistics}
             network.load_state_dict(stored, strict=False, assign=True)  # in the place of meta parameters
         self.attentions: list[HeadAttention] = []
         starts = self._starts()
@@ -122,11 +124,11 @@ class Assembly:
         return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
     def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
-        q_norm, k_norm = self._family.norms(self.networks[member], site)
-        for side, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-            stored = {leaf: weights.extra[f"{side}.{leaf}"] for leaf, _ in norm.named_parameters()}
-            norm.load_state_dict(stored, assign=True)
-        return HeadBank(weights, q_norm, k_norm)
+        common = self._family.common(self.networks[member], site)
+        for name, module in zip(COMMON, common, strict=True):
+            stored = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+            module.load_state_dict(stored, assign=True)
+        return HeadBank(weights, *common)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 

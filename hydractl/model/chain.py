@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,28 @@ class Chain:
         """Whether the state before the block of a site is common to all members, and behind it no longer."""
         return self.start.shared_stem and site - self.sites.start == self.start.blocks
 
+    def by_member(self, inputs: Any) -> Callable[[int, Tensor | None], Tensor]:
+        """Run what is common to all members once.
+
+        Returns:
+            A function that runs one member from there on, for some rows of the batch (None: all), and gives what it
+            reads out, ``[rows, ...]``.
+        """
+        site, state = self.sites.start, self.stem(inputs)
+        while site < self.sites.stop and self.start.once(site):
+            state, site = self._block_for_rest(site, state), site + 1
+        parts = [state.hidden] * self.members if self.start.shared_stem else apart(state.hidden, self.members)
+
+        def run(member: int, rows: Tensor | None) -> Tensor:
+            own = State(parts[member], state.context)
+            return self._alone(site, own if rows is None else self._of_rows(own, rows), member)
+
+        return run
+
+    def _of_rows(self, state: State, rows: Tensor) -> State:
+        """Some samples of a state of one member."""
+        return State(state.hidden[rows], self._per_sample(state.context, lambda value: value[rows]))
+
     def rest(self, site: int, state: State) -> Tensor:
         """From the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
         while site < self.sites.stop and (self.start.once(site) or self.start.pooled(site)):
@@ -162,18 +184,23 @@ class Chain:
                 state = self._block_for_rest(index, state)
             return self.readout(state)
         parts = [state.hidden] * self.members if common else apart(state.hidden, self.members)
-        outputs = []
-        for member, part in enumerate(parts):
-            own = State(part, state.context)
-            for index in range(site, self.sites.stop):
-                own = self._block_for_rest(index, own, member)
-            outputs.append(self._stages[member].readout(own))
-        return torch.stack(outputs)
+        return torch.stack([self._alone(site, State(part, state.context), m) for m, part in enumerate(parts)])
+
+    def _alone(self, site: int, state: State, member: int) -> Tensor:
+        """One member from the block of ``site`` on: what it reads out, ``[B, ...]``."""
+        for index in range(site, self.sites.stop):
+            state = self._block_for_rest(index, state, member)
+        return self._stages[member].readout(state)
+
+    @property
+    def watched(self) -> bool:
+        """Whether gates or observers of heads are in place, which are about all members at once."""
+        return any(one.head_gate is not None or one.observer is not None for one in self.attentions)
 
     def _side_by_side(self, device: torch.device, rows: int) -> bool:
         """Whether members run in the same operations, with so many tokens of each."""
-        if any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions):
-            return True  # both are about all members at once
+        if self.watched:
+            return True
         if self.side_by_side is not None:
             return self.side_by_side
         # With few rows a matrix product waits for its weights, which all members then use together; with many, for
@@ -212,12 +239,13 @@ class Chain:
         """The same samples ``times`` over, one copy behind the other, in a chain of one member."""
         if times == 1:
             return state
-        context = dict(state.context)
-        for name in (*self._stages[0].per_sample, "read"):
-            value = context.get(name)
-            if value is not None:
-                context[name] = value.repeat(times, *[1] * (value.dim() - 1))
+        context = self._per_sample(state.context, lambda value: value.repeat(times, *[1] * (value.dim() - 1)))
         return State(state.hidden.repeat(times, 1, 1), context)
+
+    def _per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """A context whose entries that have the samples in dimension 0 are changed."""
+        names = (*self._stages[0].per_sample, "read")
+        return {n: change(v) if n in names and v is not None else v for n, v in context.items()}
 
     def readout(self, state: State) -> Tensor:
         """The state after the last block to the output of every member, ``[M, B, ...]``."""

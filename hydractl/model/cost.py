@@ -7,8 +7,9 @@ two products of attention; not counted are norms, activations, softmax, addition
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -45,18 +46,46 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         batch: samples of the call.
         whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
     """
+    model = _counted(description, tensors, whole_last_block)
+    return _count(lambda: model.member_logits(model.example_inputs(batch)))
+
+
+def staged_macs(
+    description: Description, tensors: TensorSource, *, whole_last_block: bool = False
+) -> list[tuple[int, int]]:
+    """Multiply-adds of one sample, when one member runs first and the others behind it: of either part, for each member
+    as the first one.
+
+    Args:
+        description, tensors, whole_last_block: as of :func:`macs`.
+    """
+    model = _counted(description, tensors, whole_last_block)
+    inputs, found = model.example_inputs(1), []
+    for member in range(model.members):
+        rows = [torch.arange(count, device="meta") for count in (0, 1)]
+        none, all_ = (_count(lambda: model.staged_logits(inputs, member, lambda _: which)) for which in rows)  # noqa: B023
+        found.append((none, all_ - none))
+    return found
+
+
+def _counted(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
+    """The model on the meta device, all of its members running."""
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
-    model.whole_last_block = whole_last_block
+    model.whole_last_block, model.cascade = whole_last_block, None
     # The counter follows gradients through every module it enters; a view of a parameter (the query of a pooling by
     # attention) has none here and would end in an error.
     model.requires_grad_(False)
     with torch.no_grad():
         if model.prompted is not None:
             model.label_features()  # once for all samples, so no part of the cost of one
+    return model
+
+
+def _count(run: Callable[[], Any]) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(model.example_inputs(batch))
+        run()
     return int(counter.get_total_flops()) // 2
 
 

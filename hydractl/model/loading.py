@@ -93,6 +93,8 @@ def load_source(
     model = build_model(source, device, dtype, whole_last_block=whole_last_block)
     model.lineage = source.bases
     if compile:
+        if model.cascade is not None:
+            warnings.warn("compiled, all members run for all samples: a graph has no cascade", stacklevel=4)
         model.compile()
     return model
 
@@ -204,7 +206,11 @@ class ModelArgument:
     def build(self, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False) -> Runnable:
         """Read the weights and build the module that runs."""
         models = [build_model(source, device, dtype, whole_last_block=whole_last_block) for source in self.sources]
-        return models[0] if len(models) == 1 else SequentialEnsemble(models)
+        if len(models) == 1:
+            return models[0]
+        for model in models:
+            model.cascade = None  # fitted to the answers of one model alone
+        return SequentialEnsemble(models)
 
     @property
     def file_bytes(self) -> int | None:

@@ -5,6 +5,7 @@ It names no library. A family reads the weights of its own attention module into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.heads.relative import Relative
-from hydractl.heads.weights import ROWS, HeadWeights
+from hydractl.heads.weights import COMMON, ROWS, HeadWeights
+
+_MOST_SCALE = math.log(100)
+"""Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, section 3.2: a temperature of at least 0.01."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +73,29 @@ class HeadBank(nn.Module):
         key_heads: as of :class:`hydractl.heads.weights.HeadWeights`.
         out: ``[d_model, heads * head_dim]``; bias ``[d_model]`` or None.
         gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None; bias alike.
-        table: ``[heads * R]`` or None.
+        table, scale: ``[heads * R]`` and ``[heads]``, or None.
         number: as of :class:`hydractl.heads.weights.HeadWeights`.
         q_norm, k_norm: act on one head at a time.
+        features: of coordinates of distances, ``[R, 2]`` to ``[R, F]``.
     """
 
     gate: Tensor | None
     gate_bias: Tensor | None
     table: Tensor | None
+    scale: Tensor | None
     pos_q: Tensor | None
     pos_q_bias: Tensor | None
     pos_k: Tensor | None
     pos_k_bias: Tensor | None
     number: Tensor | None
 
-    def __init__(self, weights: HeadWeights, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        weights: HeadWeights,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        features: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.heads, self.head_dim = weights.heads, weights.head_dim
         self.key_heads = weights.key_heads
@@ -108,6 +120,7 @@ class HeadBank(nn.Module):
         self.register_buffer("number", weights.number, persistent=False)
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
+        self.features = nn.Identity() if features is None else features
 
     def weights(self) -> HeadWeights:
         """The current weights, head by head; the inverse of the constructor."""
@@ -128,7 +141,7 @@ class HeadBank(nn.Module):
             number=self.number,
             extra={
                 f"{side}.{name}": tensor.detach()
-                for side in ("q_norm", "k_norm")
+                for side in COMMON
                 for name, tensor in getattr(self, side).named_parameters()
             },
             key_heads=self.key_heads,
@@ -149,13 +162,18 @@ class HeadBank(nn.Module):
             q, k, v = self._linear(run, x, slice(0, 3))
         else:
             (q,), (k, v) = self._linear(run, x, slice(0, 1)), self._linear(run, memory, slice(1, 3))
-        return self.q_norm(q), self.k_norm(k), v
+        q = self.q_norm(q)
+        if self.scale is not None:
+            q = q * self.scale[run].clamp(max=_MOST_SCALE).exp()[:, None, None]  # [B, n, q, dk] * [n, 1, 1]
+        return q, self.k_norm(k), v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
         """What relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
         vectors = relative.embeddings
         if vectors is None:
             table = None if self.table is None else self.table.unflatten(0, (self.heads, -1))[run]
+            if table is not None and relative.coordinates is not None:
+                table = relative.table_of(self.features, table)
             return relative.looked_up(table, None if self.number is None else self.number[run])
         if self.pos_q is None and self.pos_k is None:  # the vectors go through the projections of the tokens
             queries, keys = self._linear(run, vectors[None], slice(0, 2))

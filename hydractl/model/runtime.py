@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
+from hydractl.metrics.cascade import Cascade
+from hydractl.metrics.cascade import stored as stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.samples import samples_of
 from hydractl.metrics.threshold import stored as stored_threshold
@@ -57,6 +59,8 @@ class HydraModel(nn.Module):
         attentions: one :class:`HeadAttention` per site, in model order.
         chains: one :class:`Chain` per tower, in the order of the sites.
         detector: what the OOD score of the checkpoint was fitted to; None for a score on logits.
+        cascade: which samples one member answers alone; None: all members run for all samples. It can be set. In
+            training, compiled, and while gates are set, all members run.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class HydraModel(nn.Module):
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
         self.detector: Detector | None = None
+        self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
         self._stored: Mapping[str, Any] = description.extra
         # Of this model and of every zero-shot view of it: they share weights.
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
@@ -113,7 +118,7 @@ class HydraModel(nn.Module):
             view.compile(*args, **options)
         known = self.prompted.templates if self.prompted else self.description.prompt
         view._set_classes(labels, templates or known or [DEFAULT_PROMPT])
-        view.calibration = view.detector = None  # they were fitted for the classes of the checkpoint
+        view.calibration = view.detector = view.cascade = None  # they were fitted for the classes of the checkpoint
         view._stored = {}
         return view
 
@@ -254,8 +259,36 @@ class HydraModel(nn.Module):
         return torch.stack([self.family.logits(n, own) for n, own in zip(self.networks, members, strict=True)])
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Logits of every member, ``[M, B, classes]``."""
+        """Logits of every member, ``[M, B, classes]``; of samples that stop in a cascade, those of its first member."""
+        cascade = self.cascade
+        traced = torch.compiler.is_compiling()  # which rows go on depends on numbers, and a graph has none
+        if cascade is not None and not (self.training or traced or self.chain_of_samples.watched):
+            return self.staged_logits(inputs, cascade.member, lambda logits: _rows_that_go_on(cascade, logits))
         return self.logits([self.label_features() if c.of_labels else c(inputs) for c in self.chains])
+
+    def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits ``[M, B, classes]``: of one member, and of the others for some samples; else its own in their place.
+
+        Args:
+            inputs: a batch.
+            first: the member that runs for all samples.
+            rows_of: from its logits ``[B, classes]`` to the samples that go on, int64 ``[rows]``.
+        """
+        run, labels = self.chain_of_samples.by_member(inputs), self.label_features() if len(self.chains) > 1 else None
+
+        def logits(member: int, rows: Tensor | None = None) -> Tensor:
+            output = run(member, rows)
+            if labels is None:
+                return output
+            own = [labels[member] if chain.of_labels else output for chain in self.chains]
+            return self.family.logits(self.networks[member], own)
+
+        alone = logits(first)
+        rows, every = rows_of(alone), alone.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]
+        for member in range(self.members) if rows.numel() else ():
+            if member != first:
+                every[member] = every[member].index_copy(0, rows, logits(member, rows))
+        return every
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("preprocess", "member_logits", "_compiled", "_all_prompted")  # functions, and what other models share
@@ -342,6 +375,12 @@ class HydraModel(nn.Module):
         for index, site in enumerate(sites):
             self.family.write(tensors, site, self.head_weights(index))
         return tensors
+
+
+def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
+    """Of logits ``[B, classes]`` of the first member, the rows that run all members, on the device of these."""
+    goes_on = cascade.goes_on(logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32)).numpy())
+    return torch.from_numpy(goes_on.nonzero()[0]).to(logits.device)
 
 
 def _calibration(description: Description) -> tuple[list[float], list[float]] | None:

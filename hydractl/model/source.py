@@ -227,6 +227,9 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     if pickled and (arch is None or path.suffix.lower() != STATE_DICT):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
     if not os.path.exists(path):
+        whole, cut, query = ref.rpartition("?")
+        if cut and os.path.exists(whole):
+            return _without_cascade(_find(whole, arch, seed, name), query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
     if pickled:
         return _open_bare(path, StateDict(path), arch, seed, name)
@@ -258,6 +261,17 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
         problems = [p for f in failures for p in (f.message, *f.problems)]
         raise InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
     return [sources[index] for index in range(len(refs))]
+
+
+def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
+    """The model of ``F.st?cascade=0``: all members run for all samples, and nothing fitted to a cascade is kept."""
+    if "cascade" not in source.description.extra or _parse_query(query) not in ({"cascade": 0}, {"cascade": False}):
+        hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
+        raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
+    left = ("cascade", "calibration", "threshold")
+    extra = {key: value for key, value in source.description.extra.items() if key not in left}
+    name = source.name if named else f"{source.name}.whole"
+    return replace(source, name=name, description=replace(source.description, extra=extra))
 
 
 def _is_file(ref: str) -> bool:

@@ -201,7 +201,7 @@ def check_tensors(origin: str, tensors: TensorSource, family: ModelFamily, descr
             info = member.info(tensor_name)
             if info.shape != shapes[tensor_name]:
                 problems.append(f"tensor {tensor_name!r} is {list(info.shape)}, expected {list(shapes[tensor_name])}")
-            if not torch_dtype(info).is_floating_point:
+            if stock[tensor_name].is_floating_point() and not torch_dtype(info).is_floating_point:
                 problems.append(f"tensor {tensor_name!r} is {info.dtype}, expected a floating point number")
     problems += _misplaced(tensors, description, family, sites)
     if problems:

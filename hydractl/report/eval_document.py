@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 
 from hydractl.files.documents import (
     Calibration,
+    Cascade,
     Cost,
     Count,
     DataSet,
@@ -26,6 +27,7 @@ from hydractl.files.documents import (
     Sha256,
     SiteHeads,
     Threshold,
+    Training,
     equally_long,
     read_document,
 )
@@ -179,6 +181,12 @@ class MeasuredThreshold(Threshold):
     ood_flagged: dict[str, Number] | None = Field(None, description="By OOD set the share at or above it.")
 
 
+class MeasuredCascade(Cascade):
+    """A cascade, and how many samples go on in it."""
+
+    share: dict[str, Number] = Field(description="By data set the share of samples that run all members.")
+
+
 class ByScore(Form):
     """OOD metrics by one OOD score."""
 
@@ -201,12 +209,14 @@ class Row(ByScore):
     curves: Curves | None = Field(None, description="What the curves of a report are drawn from.")
     heads: list[SiteHeads] | None = Field(None, description="The heads at each site; empty where members differ.")
     cost: Cost | None = Field(None, description="The cost of one sample.")
+    training: list[Training] | None = Field(None, description="The trainings that members came straight from.")
     ci: dict[str, Interval | None] | None = Field(None, description="By dotted key the bootstrap interval.")
     difference: dict[str, Difference | None] | None = Field(
         None, description="By dotted key the paired difference of this row and the first."
     )
     calibration: Calibration | None = Field(None, description="The calibration that was applied.")
     threshold: MeasuredThreshold | None = Field(None, description="The threshold and what it flags.")
+    cascade: MeasuredCascade | None = Field(None, description="The cascade, and how many samples go on in it.")
     conformal: Conformal | None = Field(None, description="Conformal prediction sets.")
     corruptions: dict[str, dict[str, Severity]] | None = Field(None, description="By corruption and severity.")
     corruption_avg: dict[str, Severity] | None = Field(None, description="By severity the means over corruptions.")

@@ -24,6 +24,8 @@ _HOW = {
     "the right end is the error rate on all samples.",
     "heads": "A filled square is a head that is kept, an empty one a head that is removed. Sites are in the order of "
     "the model; every member has its own map.",
+    "training": "From fine-tuning: the loss of each epoch, the mean over its steps, and the accuracy on the validation "
+    "set after it. The legend says the weights of which epoch were kept.",
     "cost": "Upper left is better: more for fewer mult-adds. Whiskers are confidence intervals, where there are some.",
     "diversity": "How much the members of one model differ. More on OOD data than on ID data helps OOD detection.",
     "corruptions": "What a model loses as images get worse; severity 0 is the uncorrupted ID data.",
@@ -62,6 +64,7 @@ def render(document: Mapping[str, Any]) -> bytes:
         title=f"Evaluation of {shown_name(rows[0]['name'])}" if len(rows) == 1 else f"Evaluation of {len(rows)} models",
         verdict=document.get("verdict", ()),
         measured=measured(document),
+        best=best_lines(document),
         sections=[section for section in _sections(document) if section.figures or section.tables or section.facts],
         arrows=_ARROWS,
     )
@@ -96,6 +99,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[_Section]:
     yield part("risk-coverage", "Risk and coverage", tables.selective_table(rows), kind="risk-coverage")
     yield part("cost", "Cost", tables.cost_table(rows), kind="cost")
     yield part("heads", "Heads", kind="heads")
+    yield part("training", "Training", kind="training")
     yield part("members", "Members alone", tables.members_table(rows))
     yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
     yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
@@ -131,6 +135,9 @@ def _provenance(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if boot:
         yield "bootstrap", [", ".join(f"{key} {value}" for key, value in boot.items())]
     yield "form", [document.get("schema", "-")]
+
+
+_SEVERAL = 3  # names that a sentence may list
 
 
 def measured(document: Mapping[str, Any]) -> list[str]:
@@ -185,3 +192,54 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if seen := tables.seen_text(row):
             sentences.append(f"{shown_name(row['name'])} was made with some of these samples: {seen}.")
     return sentences
+
+
+def best_lines(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For each number that has a better and a worse: its name, and who is best at it, by how much.
+
+    Empty for a single row.
+    """
+    rows = document["models"]
+    lines = []
+    for column in tables.main_columns(rows):
+        values = [column.value(row) for row in rows]
+        marked = tables.marks(values, column.metric)
+        first = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.BEST]
+        if first:
+            second = [row for row, mark in zip(rows, marked, strict=True) if mark == tables.SECOND]
+            text = f"{_names(first)} with {_value(column, first)}"
+            text += f", then {_names(second)} with {_value(column, second)}" if second else ""
+            text += _significance(column, first, rows)
+            lines.append((f"{column.words} ({column.metric.direction} is better)", text + "."))
+    return lines
+
+
+def _value(column: tables.Column, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The number that these rows have in common, with its interval where it is that of a single row."""
+    ends = column.interval(rows[0]) if len(rows) == 1 else None
+    text = number(column.value(rows[0]))
+    return text if ends is None else f"{text} ({number(ends[0])} to {number(ends[1])})"
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> str:
+    listed = [shown_name(row["name"]) for row in rows[:_SEVERAL]]
+    rest = len(rows) - len(listed)
+    return " and ".join(listed) if not rest else f"{', '.join(listed)} and {rest} more"
+
+
+def _significance(column: tables.Column, first: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the paired differences, which are all to the first row, say of the best; nothing where there are none."""
+    against = shown_name(rows[0]["name"])
+    if any(row is rows[0] for row in first):
+        others = [row for row in rows if not any(row is one for one in first)]
+        found = [column.difference(row) for row in others]
+        if any(one is None or one[1] is None for one in found):
+            return ""
+        apart = sum(tables.excludes_zero(one[1]) for one in found if one is not None)
+        return f"; paired differences to {against} are significant for {apart} of {len(found)} others"
+    difference = column.difference(first[0]) if len(first) == 1 else None
+    if difference is None or difference[1] is None:
+        return ""
+    low, high = map(tables.signed_number, difference[1])
+    text = "significantly different" if tables.excludes_zero(difference[1]) else "not significantly different"
+    return f"; {text} from {against} (paired difference {tables.signed_number(difference[0])}, {low} to {high})"

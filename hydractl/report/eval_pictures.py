@@ -19,6 +19,7 @@ from hydractl.report.eval_tables import (
     ood_names,
     samples,
     score_name,
+    sizes_text,
 )
 from hydractl.report.pictures import (
     GUIDE,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import PathPatch
 
-OF_MODEL = ("reliability", "scores", "roc", "heads")
+OF_MODEL = ("reliability", "scores", "roc", "heads", "training")
 OF_ALL = ("risk-coverage", "cost-auroc", "cost-accuracy", "diversity", "corruptions")
 _SITE_LETTERS = 14
 _CELL = 0.18  # inches of one head
@@ -75,6 +76,9 @@ def model_pictures(document: Mapping[str, Any], row: Row) -> Iterator[Picture]:
         yield roc(curves["roc"], row)
     if row.get("heads"):
         yield head_maps(row["heads"], row)
+    trained = training(row.get("training") or (), row)
+    if trained.panels:
+        yield trained
 
 
 def comparison_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
@@ -240,6 +244,51 @@ def _site_names(sites: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def training(trainings: Sequence[Mapping[str, Any]], row: Row) -> Picture:
+    """Training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
+    steps = sizes_text(one.get("steps") for one in trainings)
+    panels = []
+    for key, words, n in (("loss", "training loss, nats", "n"), ("val_accuracy", "validation accuracy", "n_val")):
+        lines = _epochs(trainings, key)
+        title = f"{words}\n({sizes_text(one.get(n) for one in trainings)})"
+        if lines:
+            panels.append(Panel(_lines(lines, f"epoch ({steps} steps)", title), f"{words} over epochs", height=2.2))
+    return Picture("training", shown_name(row["name"]), tuple(panels), stacked=True)
+
+
+def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
+    """A number of every epoch that has it, for each training that has any."""
+    found: list[_Line] = []
+    for index, one in enumerate(trainings):
+        epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
+        member = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
+        label = f"{member}epoch {_or_unknown(one.get('kept_epoch'))} of {epochs[-1]['epoch'] if epochs else 0} kept"
+        points = [(entry["epoch"], entry[key]) for entry in epochs if entry.get(key) is not None]
+        if points:
+            found.append((index, label, points))
+    return found
+
+
+def _or_unknown(value: Any) -> str:
+    return "?" if value is None else str(value)
+
+
+def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes], None]:
+    """Draws a few lines over whole numbers."""
+
+    def draw(axes: Axes) -> None:
+        for index, label, points in lines:
+            axes.plot(*zip(*points, strict=True), label=label, **line_look(index, len(points)))
+        axes.set(xlabel=x_title, ylabel=y_title)
+        places = [x for _, _, points in lines for x, _ in points]
+        if min(places) == max(places):
+            axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
+        count_axis(axes.xaxis)
+
+    return draw
+
+
 # --- of all rows ------------------------------------------------------------------------------------------------------
 
 
@@ -315,22 +364,6 @@ def diversity(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:
     units = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
     panels = [panel(metric, unit) for metric, unit in zip(DIVERSITY_METRICS, units, strict=False)]
     return Picture("diversity", "Diversity of the members", tuple(panels))
-
-
-def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes], None]:
-    """Draws a few lines over whole numbers."""
-
-    def draw(axes: Axes) -> None:
-        for index, label, points in lines:
-            axes.plot(*zip(*points, strict=True), label=label, **line_look(index, len(points)))
-        axes.set(xlabel=x_title, ylabel=y_title)
-        places = [x for _, _, points in lines for x, _ in points]
-        if min(places) == max(places):
-            axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
-        count_axis(axes.xaxis)
-
-    return draw
 
 
 def corruptions(rows: Sequence[Row], names: Sequence[str]) -> Picture | None:

@@ -370,6 +370,19 @@ def corruption_tables(rows: Sequence[Row]) -> Iterator[Table]:
             yield metric_table(rows, shown, f"by severity; {corrupted_samples(rows)}", title)
 
 
+def corrupted_accuracy(rows: Sequence[Row]) -> Table:
+    """Accuracy of every row under each corruption, by severity: one line each."""
+    every = [(row["name"], kind, found) for row in rows for kind, found in (row.get("corruptions") or {}).items()]
+    levels = sorted({level for _, _, found in every for level in found})
+    lines = [
+        (name, [Cell(shown_name(kind), "text"), *[Cell(number(at(found, level, "accuracy"))) for level in levels]])
+        for name, kind, found in every
+        if any(at(entry, "accuracy") is not None for entry in found.values())
+    ]
+    title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
+    return Table("", _heads("corruption", *levels), lines, title)
+
+
 def corrupted_samples(rows: Sequence[Row]) -> str:
     """``n = 497 each``: how many samples every corruption is measured on at every severity."""
     kinds = [kind for row in rows for kind in (row.get("corruptions") or {}).values()]

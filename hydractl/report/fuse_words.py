@@ -8,7 +8,7 @@ from typing import Any
 from hydractl.report.texts import count_text, number
 
 LOST = 0.02
-"""Accuracy that averaging may cost before it is a warning."""
+"""Accuracy, or AUROC, that averaging and rounding may cost before it is a warning."""
 
 
 def averaging_words(document: dict[str, Any]) -> str | None:
@@ -41,6 +41,29 @@ def warnings_of(document: dict[str, Any]) -> list[str]:
         if before - after > LOST:
             fall = f"from {number(before)} to {number(after)} on {data['n']} samples"
             found.append(f"averaging takes the accuracy of the ensemble {fall}; {_WHOLE}")
+    return found + ([] if "cascade" not in document else cascade_warnings(document["cascade"]))
+
+
+def cascade_words(cascade: dict[str, Any]) -> str:
+    """Who answers alone, for how many samples, and what that saves and loses on the validation data."""
+    first, every = cascade["first_macs"], cascade["first_macs"] + cascade["rest_macs"]
+    losses = ", ".join(
+        f"{name} {number(loss['value'])} (at most {number(loss['upper'])})" for name, loss in cascade["losses"].items()
+    )
+    return (
+        f"cascade: member {cascade['member']} answers alone where its {cascade['score']} is below "
+        f"{cascade['value']:.4g}; {cascade['share']:.1%} of {cascade['fitted_on']['n']} samples go on: "
+        f"{cascade['macs'] / first:.2f} times its mult-adds, or {every / first:.2f} if all did; lost: {losses}"
+    )
+
+
+def cascade_warnings(cascade: dict[str, Any]) -> list[str]:
+    """What a cascade does not promise, and where it makes no ensemble."""
+    found = []
+    if not cascade["fitted_on_ood"]:
+        found.append("the cascade promises nothing of OOD detection: it was fitted without --cascade-ood")
+    if not cascade["share"]:
+        found.append("in the cascade no validation sample goes on: the first member alone is as good on them")
     return found
 
 
@@ -66,6 +89,23 @@ def data_words(data: dict[str, Any]) -> str:
     """Accuracy before and after averaging."""
     one, other = (f"members {_each(v['members'])}, ensemble {number(v['ensemble'])}" for v in _both(data))
     return f"accuracy on {data['n']} samples: {one}" + ("" if one == other else f"; after averaging {other}")
+
+
+def rounding_words(entry: dict[str, Any]) -> tuple[str | None, bool]:
+    """What rounding the weights of an exported file does to answers, and whether it costs too much; None of others."""
+    check, path = entry["check"], entry["path"]
+    if check["tolerance"] is not None:
+        return None, False
+    data = check.get("on_data")
+    if data is None:
+        moved = f"probabilities of random inputs move by up to {check['probabilities_max_abs']:.2g}"
+        return f"{path}: {moved}; --data SPEC, with --ood, measures what that does", False
+    before, after = _both(data)
+    falls = {"accuracy": (before["accuracy"], after["accuracy"])}
+    falls |= {f"AUROC of {name}": (value, after["auroc"][name]) for name, value in before["auroc"].items()}
+    words = ", ".join(f"{what} from {number(one)} to {number(other)}" for what, (one, other) in falls.items())
+    harmful = any(one is not None and other is not None and one - other > LOST for one, other in falls.values())
+    return f"{path}: {words}, {data['agreement']:.1%} of the answers the same, on {data['n']} samples", harmful
 
 
 def _both(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -56,14 +56,16 @@ def _fitting(rows: Sequence[tables.Row], every: Sequence[_Part], apart: Sequence
 
 def _asked_for(rows: Sequence[tables.Row], width: int) -> Iterator[RenderableType]:
     """Paired differences, corruptions, and what was fitted or given: each where it was asked for."""
-    differences = tables.difference_table(rows)
+    differences, corrupted = tables.difference_table(rows), tables.corrupted_accuracy(rows)
     if (scores := tables.score_table(rows)).rows:
         yield from _in_parts(scores, width)
     if differences.rows:
         title = f"paired difference to {drawn_names([rows[0]['name']], _NAMES[-1])[0]}"
         yield from _in_parts(replace(differences, title=title), width)
-    for mean in list(tables.corruption_tables(rows))[-1:]:
-        yield from _in_parts(mean, width)
+    if corrupted.rows:
+        yield _rich(corrupted, _NAMES[-1], left=2)
+        for mean in list(tables.corruption_tables(rows))[-1:]:
+            yield from _in_parts(mean, width)
     fitted = [(name, *[cell.text for cell in cells]) for name, cells in tables.settings_table(rows).rows]
     if fitted:
         yield table("fitted or given", ("model", "what", ""), fitted, left=3)
@@ -275,7 +277,7 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
                 three_digits(row["throughput_per_s"]),
                 f"{row['ratio']:.3f}",
                 f"{low:.3f}..{high:.3f}" + (_NOISY if row.get("noisy") else " "),
-                f"{row['mac_ratio']:.3f}",
+                number(row["mac_ratio"], 3),
                 "-" if share is None else f"{100 * share:.0f} %",
             ]
         )

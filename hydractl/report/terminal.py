@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.report.fuse_words import data_words, once_of
+from hydractl.report.fuse_words import cascade_words, data_words, once_of
 from hydractl.report.rich_parts import KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
@@ -72,6 +72,7 @@ def _fuse(document: dict[str, Any], width: int) -> RenderableType:
         facts.append(("would write", document["output"]))
     if "on_data" in document:
         facts.append(("on data", data_words(document["on_data"])))
+    facts += _cascade_facts(document)
     if "note" in document:
         facts.append(("note", document["note"]))
     facts += _exports(document)
@@ -97,6 +98,14 @@ def _shared(document: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _cascade(document: dict[str, Any], width: int) -> RenderableType:
+    return _facts([("model", f"{document['model']} ({document['arch']})"), *_cascade_facts(document)])
+
+
+def _cascade_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [("cascade", cascade_words(document["cascade"]).partition(": ")[2])] if "cascade" in document else []
+
+
 def _export(document: dict[str, Any], width: int) -> RenderableType:
     facts = [("model", f"{document['model']} ({document['arch']})"), ("members", str(document["members"]))]
     return _facts([*facts, *_exports(document)])
@@ -118,7 +127,8 @@ def _exports(document: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [("would write", entry[key]) for key in ("path", "data") if key in entry]
             continue
         size = f"{entry['bytes'] / 1e6:.3g} MB"
-        found = f"{check['runtime']} agrees with the model to {check['member_logits_max_abs']:.0e}"
+        exact = f"{check['runtime']} agrees with the model to {check['member_logits_max_abs']:.0e}"
+        found = exact if check["tolerance"] is not None else f"{check['runtime']}, weights rounded to 8 bits"
         rows.append((entry["path"], f"{size}; {found}"))
     return rows
 
@@ -233,6 +243,7 @@ _RENDERERS: dict[str, Callable[[dict[str, Any], int], RenderableType]] = {
     "hydractl.bench/1": bench_table,
     "hydractl.prune/1": _prune,
     "hydractl.fuse/1": _fuse,
+    "hydractl.cascade/1": _cascade,
     "hydractl.export/1": _export,
     "hydractl.push/1": _push,
     "hydractl.scores/1": _scores,

@@ -193,6 +193,12 @@ class Common:
         alone = self.given(name) and not self.given(other)
         return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"] if alone else []
 
+    def twice_named(self, name: str) -> list[str]:
+        """A problem for each data set of an option that has the name of one before it."""
+        names = [text.partition("=")[0].partition(":")[0] for text in getattr(self, name)]
+        again = [one for at, one in enumerate(names) if one in names[:at]]
+        return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
+
     def one_from_stdin(self, *names: str) -> list[str]:
         """A problem if several of these files are standard input."""
         read = [self.called(name) for name in names if getattr(self, name) == "-"]

@@ -142,12 +142,6 @@ class Validated(Measured, Batched):
             found.append(f"--calibrated writes one MODEL, not {len(self.model)}")
         return found
 
-    def twice_named(self, name: str) -> list[str]:
-        """A problem for each data set of an option that has the name of one before it."""
-        names = [text.partition("=")[0].partition(":")[0] for text in getattr(self, name)]
-        again = [one for at, one in enumerate(names) if one in names[:at]]
-        return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
-
 
 @dataclass(kw_only=True)
 class Shown(Validated):

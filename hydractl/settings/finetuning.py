@@ -28,7 +28,7 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "timeout")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "shard", "timeout")
 
 
 def _check_log(text: str) -> None:
@@ -258,6 +258,11 @@ class FinetuneSettings(Prescribed, Several):
         "Gradient checkpointing: recompute the activations of each block in the backward pass", False
     )
     compile: bool = run_option("Compile the model with torch.compile", False)
+    shard: bool = run_option(
+        "Under torchrun, divide weights, gradients and optimizer state among the processes, for a model that does not "
+        "fit a device",
+        False,
+    )
     timeout: float = run_option(
         "How long the processes of a distributed training wait for each other [seconds]", 1800.0, above=0, at_most=10**6
     )
@@ -290,7 +295,9 @@ class FinetuneSettings(Prescribed, Several):
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= {"device": "devices"} if self.given("devices") else {}
         if self.loss == "contrastive":
-            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile"), "loss")
+            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
+        if self.shard:
+            unused["compile"] = "shard"
         if self.snapshots is not None:
             unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}

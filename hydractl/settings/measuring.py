@@ -132,3 +132,18 @@ class BenchSettings(Measured):
                 f"--compile-mode reduce-overhead has no effect on a {kind} device: it is CUDA graphs",
                 hint="leave it out, or use --device cuda",
             )
+
+    def check_exported(self, files: list[str], kind: str) -> None:
+        """Refuse what exported files cannot do.
+
+        Args:
+            files: their names; none: nothing is refused.
+            kind: of the device.
+
+        Raises:
+            UsageError: they would run on another device, in another format or another way than the other models.
+        """
+        on_cpu, plain = kind == "cpu", self.dtype == ["float32"] and not self.whole_last_block
+        if files and not (on_cpu and plain):
+            text = f"exported files run on the CPU, in float32 and as they were written: {', '.join(files)}"
+            raise UsageError(text, hint="--device cpu" if plain else "leave out --dtype and --whole-last-block")

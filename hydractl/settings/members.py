@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.settings.common import FLAG, VERB_KEY, Batched
+from hydractl.settings.expressions import OodSet, parse_ood_set, parse_val_ood
 from hydractl.settings.option import option
 
 fuse_option = partial(option, "Fusing")
+
+_ALONE = [name for name, score in SCORES.items() if not score.of_several]
 
 
 @dataclass(kw_only=True)
 class FuseSettings(Batched):
     """Options of ``fuse``. ``check()`` turns ``merge`` into a list: what is averaged, nothing for ``none``, ``auto``.
 
-    ``data`` counts where it is given to ``fuse``, not where it is given to every verb: it is then meant for the others.
+    ``data`` and ``ood`` count where they are given to ``fuse``, not where they are given to every verb: they are then
+    meant for the others.
     """
 
     verb: ClassVar[str] = "fuse"
@@ -34,32 +39,88 @@ class FuseSettings(Batched):
         often=True,
     )
     export: list[str] = fuse_option(
-        "Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused "
+        "Write the model in these formats as well, to run without hydractl; one MODEL is exported and not fused. The "
+        "weights of onnx-int8 are rounded to 8 bits; with --data, what that does to the answers is measured "
         "[default: none]",
         [],
-        choices=("onnx", "pt2"),
-        metavar="onnx,pt2",
+        choices=("onnx", "onnx-int8", "pt2"),
+        metavar="onnx,onnx-int8,pt2",
         split=True,
         often=True,
     )
+    ood: list[str] = fuse_option(
+        "Out-of-distribution data, as NAME[:near|far]=SPEC, that onnx-int8 is measured on beside --data; repeat it for "
+        "more",
+        [],
+        metavar="NAME=SPEC",
+        names=True,
+        check=parse_ood_set,
+    )
+
+    cascade: str | None = fuse_option(
+        "Labelled in-distribution validation data that say when one member is enough: it then answers alone, and the "
+        "others run only for the other samples; one fused MODEL is written again with it [default: all members run]",
+        metavar="SPEC",
+        often=True,
+    )
+    cascade_ood: list[str] = fuse_option(
+        "Out-of-distribution validation data of --cascade; repeat it for more; auto makes them of its samples",
+        [],
+        metavar="NAME=SPEC|auto",
+        names=True,
+        check=parse_val_ood,
+    )
+    cascade_loss: float = fuse_option(
+        "The most that --cascade may lose of the accuracy, the NLL and the OOD AUROC of all members, each at its upper "
+        "95 % limit",
+        0.003,
+        at_least=0.0,
+    )
+    cascade_score: str = fuse_option(
+        "OOD score that decides which samples go on, by the first member alone, and that the file then serves: "
+        + ", ".join(_ALONE),
+        "msp",
+        choices=_ALONE,
+        metavar="NAME",
+    )
+
+    def cascade_sets(self) -> list[OodSet]:
+        """The data sets of ``--cascade-ood``, in order."""
+        return [parse_val_ood(text) for text in self.cascade_ood]
 
     @property
     def only_exports(self) -> bool:
         """Whether one model is exported, and nothing fused."""
         return bool(self.export) and len(self.model) == 1
 
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether a file is written whose answers are not those of the model."""
+        return "onnx-int8" in self.export
+
     def inapplicable(self) -> dict[str, str]:
-        """One model that is exported is joined with no other."""
-        return dict.fromkeys(["merge", *(["data"] if self._measures else [])], "export") if self.only_exports else {}
+        """One model alone is joined with none, and measured only where weights are rounded or for a cascade."""
+        measured = ["data"] if self._told("data") and not self.rounds_weights else []
+        if self.only_exports:
+            return dict.fromkeys(["merge", *measured, "cascade", "cascade_ood"], "export")
+        return dict.fromkeys(["merge", *measured], "cascade") if self.only_cascades else {}
 
     @property
-    def _measures(self) -> bool:
-        return self._rank("data") in (VERB_KEY, FLAG)
+    def only_cascades(self) -> bool:
+        """Whether one fused model is given a cascade."""
+        return self.cascade is not None and len(self.model) == 1 and not self.export
+
+    def _told(self, name: str) -> bool:
+        return self._rank(name) in (VERB_KEY, FLAG)
 
     def settle(self) -> None:
         """Leave data alone that every verb was given."""
-        if not self._measures:
-            self.data = None
+        self.data = self.data if self._told("data") else None
+        self.ood = self.ood if self._told("ood") else []
+
+    def ood_sets(self) -> list[OodSet]:
+        """The data sets of ``--ood``, in order."""
+        return [parse_ood_set(text) for text in self.ood]
 
     def conflicts(self) -> list[str]:
         """``none`` and ``auto`` exclude the other values."""
@@ -69,4 +130,17 @@ class FuseSettings(Batched):
         return [
             f"--merge {value} stands alone, not with the others: {','.join(self.merge)}{self.where('merge')}"
             for value in alone[:1]
-        ] + (self.goes_with("limit", "data") if self._rank("limit") in (VERB_KEY, FLAG) else [])
+        ] + [
+            *self.twice_named("ood"),
+            *self.goes_with("ood", "data"),
+            *([f"--ood{self.where('ood')} needs --export onnx-int8"] if self.ood and not self.rounds_weights else []),
+            *self._of_cascade(),
+        ]
+
+    def _of_cascade(self) -> list[str]:
+        """Problems of what needs a cascade or data."""
+        found = self.twice_named("cascade_ood")
+        for name in ("cascade_ood", "cascade_loss", "cascade_score"):
+            found += self.goes_with(name, "cascade") if self._rank(name) else []
+        idle = self._told("limit") and self.cascade is None
+        return found + (self.goes_with("limit", "data") if idle else [])

@@ -162,6 +162,12 @@ class CircuitSettings(Dropping):
         split=True,
         often=True,
     )
+    ensemble_with: list[str] = search_option(
+        "Another member: the objective is that of the mean of its softmax and the circuit's; repeat it for more "
+        "[default: the circuit alone]",
+        [],
+        metavar="MODEL",
+    )
     ood_score: str = search_option(
         "The OOD score whose AUROC is measured", "msp", choices=("msp", "entropy", "energy", "maxlogit")
     )
@@ -169,6 +175,11 @@ class CircuitSettings(Dropping):
     keep: int | None = search_option(f"{_KEEP}, mean per site [heads]", at_least=0, often=True)
     max_drop: float | None = search_option(
         f"{_DROP} --data; --budget or --keep may end it before [fraction]", at_least=0, below=1
+    )
+    max_cost: float | None = search_option(
+        "Remove only heads that keep the mult-adds of the ensemble, fused, within this multiple of the model's; where "
+        "it is above that, that do not raise it [ratio; default: any cost]",
+        above=0,
     )
     subject_to: list[str] = search_option(
         "Remove only heads that keep this score, and end where none does; KEY is an objective, base its score before "
@@ -232,7 +243,7 @@ class CircuitSettings(Dropping):
 
     def inapplicable(self) -> dict[str, str]:
         """Headmap is one pass without steps."""
-        steps = ("approx", "bounds", "max_drop", "subject_to")
+        steps = ("approx", "bounds", "max_drop", "max_cost", "subject_to")
         return {} if self.algorithm == "greedy" else dict.fromkeys(steps, "algorithm")
 
     def conflicts(self) -> list[str]:
@@ -248,6 +259,7 @@ class CircuitSettings(Dropping):
             found.append(f"--subject-to{self.where('subject_to')} needs an exact search, without --approx")
         if self.output == "-" and len(self.objective) > 1:
             found.append(f"--output - takes one --objective, not {len(self.objective)}{self.where('objective')}")
+        found += self.goes_with("max_cost", "ensemble_with")
         found += self.goes_with("share_from", "share_sites") + self.goes_with("share_sites", "share_from")
         if self.allow_other_base and not (self.given("start_mask") or self.given("share_from")):
             found.append(f"--allow-other-base{self.where('allow_other_base')} needs --start-mask or --share-from")

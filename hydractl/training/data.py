@@ -75,9 +75,14 @@ def training_data(
         read_val = Reader(model, val_set, batch_size, workers)
         order = range(len(val_set)) if team.size > 1 else longest_first(val_set)
         mine = list(order)[team.rank :: team.size]
+        # All processes compute equally often, one of them perhaps a sample without its label.
+        filled = mine if len(mine) * team.size >= len(val_set) else [*mine, order[0]]
 
         def validation() -> Iterator[tuple[Any, Tensor]]:
-            return read_val(mine, 0)
+            left = len(mine)
+            for inputs, labels in read_val(filled, 0):
+                yield inputs, labels[:left]
+                left -= len(labels)
 
     return TrainingData(len(train_set), read, validation)
 

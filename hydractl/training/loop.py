@@ -28,6 +28,7 @@ from hydractl.training.checkpointing import (
     set_random_state,
 )
 from hydractl.training.data import TrainingData
+from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
@@ -130,6 +131,7 @@ class Training:
         self.parameters = trainable(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
+        self._shared_loss = shared(self.loss, context.team)
         self.per_epoch = options.steps_per_epoch(data.size)
         self.total = options.total_steps(data.size)
         self.cycles = Cycles(self.total, options.schedule.cycles)
@@ -168,16 +170,16 @@ class Training:
         size, accumulate, team = self.options.data.batch_size, self.options.data.accumulate, self.context.team
         rest = indices[self.position :]
         batches = [rest[i : i + size] for i in range(0, len(rest), size)]
-        mine = [index for batch in batches for index in batch[team.rank :: team.size]]
+        # Where the last batch of an epoch is too short for all processes, some compute a sample that counts nothing.
+        mine = [index for batch in batches for index in batch[team.rank :: team.size] or batch[:1]]
         self.model.train()
         stream = self.data.batches(mine, len(self.history.epochs))
         for start in range(0, len(batches), accumulate):
             parts = batches[start : start + accumulate]
             count = sum(map(len, parts))
-            with_samples = [part for part in parts if len(part) > team.rank]
             with self._saving():
-                read = [next(stream) for _ in with_samples]
-            loss = self._step(read, count)
+                read = [next(stream) for _ in parts]
+            loss = self._step(read, [len(part[team.rank :: team.size]) / count for part in parts])
             self.history.losses.append(loss)
             self.position += count
             self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
@@ -199,14 +201,14 @@ class Training:
         """The learning rate of the step that comes, or of one before it."""
         return self.lr * self.cycles.share_of_peak(self.history.steps + offset, self.options.schedule)
 
-    def _step(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
-        """One update from the batches of this process, of ``count`` samples in all. Returns the mean loss before it."""
+    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
+        """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         self.optimizer.zero_grad(set_to_none=True)
-        value = self.loss.backward(batches, count)
+        value = backward(self._shared_loss, self.loss.calls(batches, shares), self.context.team)
         if self.context.team.size > 1:
-            value = self._all_reduce(value)
+            value = self._agreed(value)
         self._check_loss(value)
         if self.options.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
@@ -232,7 +234,7 @@ class Training:
         if self.cycles.count == 1 or steps != self.cycles.ends[number - 1]:
             return
         self._check_weights()  # all that is written must be good before anything is
-        self.snapshots.append({name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()})
+        self.snapshots.append({name: whole(p).to("cpu", copy=True) for name, p in self.parameters.items()})
         self.context.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
         self.context.run_log.event("cycle", cycle=number, step=steps)
 
@@ -265,24 +267,22 @@ class Training:
         """Set the parameters that are trained, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(placed(weights[name], parameter))
+
+    def unshard(self) -> None:
+        """Make the model whole again in every process, on the CPU."""
+        unshard(self.model)
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _all_reduce(self, value: float) -> float:
-        """Add up the gradients of all processes, their losses, and whether one of them wants to stop or to save."""
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # of a process without samples in the last batch of an epoch
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+    def _agreed(self, value: float) -> float:
+        """Add up the losses of all processes, and whether one of them wants to stop or to save."""
         due = self.context.team.rank == 0 and self.context.checkpointing.due(self.history.steps + 1)
-        flags = gradients[0].new_tensor([value, float(self.context.signals.requested), float(due)])
-        flat = torch.cat([flags, *[g.reshape(-1) for g in gradients]])
-        self.context.team.add(flat)
-        for gradient, part in zip(gradients, flat[3:].split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-        self._all_stop, self._all_save = bool(flat[1]), bool(flat[2])
-        return float(flat[0])
+        flags = torch.tensor([value, self.context.signals.requested, due], dtype=torch.float64)
+        self.context.team.add(flags)
+        self._all_stop, self._all_save = bool(flags[1]), bool(flags[2])
+        return float(flags[0])
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
@@ -327,6 +327,11 @@ class Training:
         """
         history, team = self.history, self.context.team
         random = [bytes.fromhex(text) for text in team.gather(random_state(self.device).numpy().tobytes().hex())]
+        weights = {
+            **{f"model.{name}": whole(p) for name, p in self.parameters.items()},
+            **{f"best.{name}": whole(t) for name, t in (self.best[1] if self.best else {}).items()},
+            **{f"optimizer.{name}": whole(t) for name, t in optimizer_tensors(self.optimizer).items()},
+        }
         if team.rank:
             return None
         progress = {
@@ -342,9 +347,7 @@ class Training:
             "log": self.context.run_log.position(),
         }
         tensors = {
-            **{f"model.{name}": p.detach() for name, p in self.parameters.items()},
-            **{f"best.{name}": t for name, t in (self.best[1] if self.best else {}).items()},
-            **{f"optimizer.{name}": t for name, t in optimizer_tensors(self.optimizer).items()},
+            **weights,
             **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
             **{f"snapshot.{i}.{n}": t for i, weights in enumerate(self.snapshots) for n, t in weights.items()},
             "order": self.epoch_start,
@@ -356,9 +359,11 @@ class Training:
         """Set a training, newly made from the same options, to where another was saved."""
         progress, history = saved.progress, self.history
         self.put(saved.part("model."))
-        load_optimizer(self.optimizer, saved.part("optimizer."))
+        memory, trained = saved.part("optimizer."), [p for g in self.optimizer.param_groups for p in g["params"]]
+        load_optimizer(self.optimizer, {n: placed(t, trained[int(n.partition(".")[0])]) for n, t in memory.items()})
         if progress["best"] is not None:
-            self.best = (progress["best"], {name: t.to(self.device) for name, t in saved.part("best.").items()})
+            best = {name: placed(t, self.parameters[name]) for name, t in saved.part("best.").items()}
+            self.best = (progress["best"], {name: t.to(self.device) for name, t in best.items()})
         self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
         self.order.set_state(saved.tensors["order"])
         history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
@@ -369,7 +374,7 @@ class Training:
         set_random_state(random.get(str(self.context.team.rank), random["0"]), self.device)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
     model: HydraModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
@@ -380,7 +385,7 @@ def validate(
 
     Args:
         model: set to eval mode.
-        batches: the samples of this process.
+        batches: the samples of this process; an input without a label does not count.
         team: all processes, each with samples of its own.
         before_batch: called before each; it may end the validation by an exception.
 
@@ -391,7 +396,7 @@ def validate(
     correct, loss, count = 0, 0.0, 0
     for inputs, labels in batches():
         before_batch()
-        log_p = model(inputs)
+        log_p = model(inputs)[: len(labels)]
         correct += int((log_p.argmax(-1) == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
         count += len(labels)

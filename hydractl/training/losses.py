@@ -10,12 +10,12 @@ GradCache (Gao et al. 2021, arXiv 2101.06983).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -31,8 +31,8 @@ Compare = Callable[[Tensor, Tensor], Tensor]
 """Features of images ``[I, D]`` and of texts ``[T, D]`` to logits ``[I, T]``."""
 
 
-class Loss(ABC):
-    """A loss of one model.
+class Loss(nn.Module, ABC):
+    """A loss of one model, which is part of it: called with samples, it gives a scalar.
 
     Args:
         model: with one member, its trained parameters marked.
@@ -41,23 +41,23 @@ class Loss(ABC):
     """
 
     def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+        super().__init__()
         self.model, self.options, self.team = model, options, team
         self.device = next(model.parameters()).device
 
     @abstractmethod
-    def backward(self, batches: Sequence[tuple[Any, Any]], count: int) -> float:
-        """Add the gradients of one step to those of the parameters.
+    def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
+        """What it is called with in one step, one call after another, and the weight of each.
 
         Args:
             batches: what this process has of the batches of the step.
-            count: the samples of the step, those of all processes together.
+            shares: how much of all samples of the step each of them is.
 
         Returns:
-            The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
-            The same holds for the gradients.
+            Weighted, the losses of all calls of all processes add up to the loss of the step.
         """
 
-    def after_step(self) -> None:  # noqa: B027 - most losses have nothing to do
+    def after_step(self) -> None:
         """Called when the parameters have changed."""
 
     def autocast(self) -> Any:
@@ -75,17 +75,15 @@ def make_loss(model: HydraModel, options: LossOptions, team: Processes) -> Loss:
 class CrossEntropy(Loss):
     """Batches are inputs and labels ``[B]``. Several batches count as one, each sample with the same weight."""
 
-    def backward(self, batches: Sequence[tuple[Any, Tensor]], count: int) -> float:
-        value = 0.0
-        for inputs, labels in batches:
-            with self.autocast():
-                logits = self.model.member_logits(inputs)[0]
-            loss = F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
-            if len(labels) < count:
-                loss = loss * (len(labels) / count)
-            value += float(loss.detach())
-            loss.backward()
-        return value
+    def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
+        return zip(batches, shares, strict=True)
+
+    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+        """The mean over a batch."""
+        inputs, labels = batch
+        with self.autocast():
+            logits = self.model.member_logits(inputs)[0]
+        return F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
 
 
 class Contrastive(Loss):
@@ -97,24 +95,17 @@ class Contrastive(Loss):
     def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
         super().__init__(model, options, team)
         self._loss = sigmoid_loss if model.family.judges_each_pair(model.networks[0]) else softmax_loss
-        prefixes = tuple(p for stages in model.family.stages(model.networks[0]) for p in stages.prefixes)
-        # Of no tower: factor and bias of the similarities.
-        self._of_all = [p for name, p in model.networks[0].named_parameters() if not name.startswith(prefixes)]
 
-    def backward(self, batches: Sequence[tuple[Any, Any]], count: int) -> float:
+    def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
+        return [(batches, 1 / self.team.size)]  # every process has all similarities
+
+    def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
+        """The loss of all pairs, of all processes."""
         twice = len(batches) > 1
         images, texts = self.model.chain_of_samples, self.model.chain_of_labels
         of_images = torch.cat([self._features(images, pixels, twice) for pixels, _ in batches])
         of_texts = torch.cat([self._features(texts, captions, twice) for _, captions in batches])
-        loss = self._loss(self._compare, self._gathered(of_images), self._gathered(of_texts))
-        loss.backward()
-        if self.team.size > 1:
-            # Every process has all similarities, but only its own features; what belongs to neither would count for
-            # each of them when gradients are added up.
-            for parameter in self._of_all:
-                if parameter.grad is not None:
-                    parameter.grad /= self.team.size
-        return 0.0 if self.team.rank else float(loss.detach())
+        return self._loss(self._compare, self._gathered(of_images), self._gathered(of_texts))
 
     def after_step(self) -> None:
         self.model.family.bound_scale(self.model.networks[0])
@@ -142,6 +133,8 @@ class Contrastive(Loss):
         everyone = features.new_zeros((sum(counts), features.shape[1]))
         everyone[before:behind] = features.detach()
         team.add(everyone)
+        if features.requires_grad:  # the mean over processes will be the sum of what each one's features give
+            features.register_hook(lambda gradient: gradient * team.size)
         return torch.cat([everyone[:before], features, everyone[behind:]])
 
 

@@ -156,14 +156,16 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     """The model with a classifier of zeros for these classes.
 
     Args:
-        source: a classifier or a body.
+        source: a classifier, a body, or a zero-shot model, of which the tower of images stays.
         labels: names of the classes, or None where they have none.
         classes: how many.
         seed: draws what else a body lacks (a pooler, a dense layer before the last), as its library does.
 
     Raises:
-        UsageError: for a zero-shot model.
+        UsageError: for a zero-shot model whose library has no such classifier.
     """
+    if source.family.classes(source.description.config) is None:
+        source = _of_images(source, classes)
     family, description = source.family, source.description
     config = family.with_classes(description.config, classes)
     state, there = family.build(config).state_dict(), set(source.tensors.names())
@@ -173,6 +175,18 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
         made |= {name: initial[name] for name in state.keys() - there - made.keys()}
     labels = None if labels is None else list(labels)
     return replace(source, description=replace(description, config=config, labels=labels), tensors=_with(source, made))
+
+
+def _of_images(source: Source, classes: int) -> Source:
+    """The tower of images of a zero-shot model, as that of a classifier whose last layer is still missing."""
+    family, description = source.family, source.description
+    arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
+    mask = description.mask.at(site.path for site in family.sites(config))
+    kind = "dense" if mask.is_full else "pruned"
+    names = set(family.build(config).state_dict()) & set(source.tensors.names())
+    tensors = MappedTensors({name: source.tensors.info(name) for name in names}, source.tensors.read)
+    description = replace(description, arch=arch, config=config, preprocess=preprocess, masks=[mask], kind=kind)
+    return replace(source, description=replace(description, prompt=None), tensors=tensors)
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -190,7 +204,8 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
     pattern = source.family.named_parts.get("head", "$.")
     head = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
     if not head:
-        raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
+        hint = "add --reset-head" if source.family.classes(source.description.config) is None else None
+        raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew", hint=hint)
     return head
 
 

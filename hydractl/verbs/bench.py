@@ -37,16 +37,20 @@ CONVENTIONS = {
     "noisy": f"the middle half of the runs is wider than {NOISY:.0%} of their median, or ratio_ci wider than "
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
-    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine",
+    "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine; null for onnx-int8",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
-    "kind": "model: a MODEL as given; stock: the library's own model and attention on the first MODEL's weights; "
-    "members: the members of a fused MODEL one after another; member: its first member; deep: copies of the first "
-    "MODEL one after another, as many as the largest fused MODEL has members",
+    "kind": "model: a MODEL as given; onnx, onnx-int8, pt2: an exported file, never compiled, params and bytes null, "
+    "its macs as it says, null for texts of another length; stock: the library's own model and attention on the "
+    "first MODEL's weights; members: the members of a fused MODEL one after another; member: its first member; deep: "
+    "copies of the first MODEL one after another, as many as the largest fused MODEL has members",
     "params": "stored elements, all members",
     "bytes": "stored weights, without the headers of files",
     "peak_memory_bytes": "weights and inputs of this model, and the most one call adds to them; null where not counted",
 }
+
+COMPARED = ("stock", "members", "member", "deep")
+"""Kinds of rows that ``--compare`` adds."""
 
 # The dotted keys of the numbers in a row, for --require; known before anything is measured.
 _LATENCY_KEYS = ("median", "mean", "std", "min", "max", "q25", "q75")
@@ -81,7 +85,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
     assert settings.from_file is not None
     document = read_document(settings.from_file, Bench)
     names = list(dict.fromkeys(row["model"] for row in document["results"]))
-    compared = {row["model"] for row in document["results"] if row.get("kind", "model") != "model"}
+    compared = {row["model"] for row in document["results"] if row.get("kind") in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     unmet = _unmet(settings, compared, document["results"])
     if settings.dry_run:
@@ -96,18 +100,20 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.benchmark.measuring import BenchOptions, measure
-    from hydractl.benchmark.rows import on_one_input, rows_of
+    from hydractl.benchmark.rows import find_contestants, on_one_input, rows_of
     from hydractl.model.cost import COUNTED
-    from hydractl.model.loading import find_models, resolve_device
+    from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
     device = resolve_device(settings.device)
     settings.check_device(device.type)
-    models = find_models(settings.model, model_options(settings))
+    models = find_contestants(settings.model, model_options(settings))
+    settings.check_exported([model.name for model in models if not model.sources], device.type)
     if not settings.unequal_inputs:
         models = on_one_input(models, log)
     rows = rows_of(models, settings.compare, whole_last_block=settings.whole_last_block)
-    names, compared = [row.name for row in rows], {row.name for row in rows if row.kind != "model"}
+    names = [row.name for row in rows]
+    compared = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
     path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
     costs = _costs(rows)
@@ -148,7 +154,9 @@ def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) 
 def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What is known of each row without measuring."""
     costs = [row.cost() for row in rows]
-    return [{**cost, "mac_ratio": cost["macs"] / costs[0]["macs"]} for cost in costs]
+    first = costs[0]["macs"]
+    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
+    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
 
 
 def _plan(

@@ -117,7 +117,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     check_scores(models, sets, options)
     for model in models:
         model.check_sets(sets)
-    check_known(settings.requirements(), names, known_keys(options, sets), skip_first=False)
+    check_known(settings.requirements(), names, known_keys(options, sets, models), skip_first=False)
     path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     plan = Plan(models, sets, options, path, predictions, seen, suite)

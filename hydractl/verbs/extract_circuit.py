@@ -28,10 +28,11 @@ def run(settings: CircuitSettings, log: Log) -> Outcome:
 
 
 def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    source = only_one(open_sources(settings.model, model_options(settings)), "extract-circuit")
+    found = open_sources([*settings.model, *settings.ensemble_with], model_options(settings))
+    source, members = only_one(found[: len(settings.model)], "extract-circuit"), found[len(settings.model) :]
     objectives = list(settings.objective)
     options = settings.fill(SearchOptions)
-    scope = scope_of(source, options, log)
+    scope = scope_of(source, options, log, members)
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:
@@ -44,7 +45,7 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         check_outputs(paths.values(), force=settings.force or settings.resume)
         return _dry_run(scope, options, log, list(map(str, paths.values())), team)
     count = evaluations(len(scope.heads), scope.budget) if settings.algorithm == "greedy" else len(scope.heads)
-    most = "up to " if options.subject_to or options.max_drop is not None else ""
+    most = "up to " if options.subject_to or (options.max_drop, options.max_cost) != (None, None) else ""
     log.info(
         f"removing {most}{scope.budget} of {len(scope.heads)} heads: {count:,} evaluations of the whole data per "
         f"objective, {', '.join(objectives)}; steps that objectives share are measured once"
@@ -76,7 +77,7 @@ def _search_and_write(
             outputs = {o: stack.enter_context(Output(p, force=replace)) for o, p in paths.items()}
             if journal is not None and not replace:
                 check_free(journal)  # the journal is opened later, when the data and the model are read
-        announce_reading([scope.source], log)
+        announce_reading([scope.source, *scope.members], log)
         documents = Session(scope, options, log, team).search(journal)
         if team.rank:
             return Outcome({}, silent=True)

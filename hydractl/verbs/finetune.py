@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from hydractl.data.base import report_classes
-from hydractl.distributed import Processes, local_device, processes
+from hydractl.distributed import Processes, alone, local_device, processes, restarted
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs
 from hydractl.files.checkpoint import sha256_file
@@ -27,6 +27,7 @@ from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_opti
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
+from hydractl.training.distribution import shard
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
@@ -93,7 +94,14 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         return train_members(settings, log, _check, _finished)
     if settings.devices:
         settings = on_first_device(settings)
-    with processes(settings.timeout) as team:
+    if restarted():
+        settings = replace(settings, resume=True)
+    if settings.shard and alone():
+        raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
+    if settings.device.startswith("cuda:") and not alone():
+        hint = "--device cuda gives each process its own"
+        raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
+    with processes(settings.timeout, nccl=True) as team:
         return _run(settings, team.quieted(log), team)
 
 
@@ -183,7 +191,10 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
         first = _model(prepared)
         report_all_cut(first, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
-        trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
+        with team.exchanging():
+            trained = train_each(_maker(first, prepared, team), prepared.options, context, saved)
+            if settings.shard:
+                trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
         if team.rank:
             return Outcome({}, silent=True)
@@ -233,9 +244,12 @@ def _adapter(settings: FinetuneSettings) -> Adapter | None:
 def _model(prepared: Prepared) -> HydraModel:
     settings, options = prepared.settings, prepared.options
     source = with_dropout(prepared.opened.source, settings.dropout)
-    model = build_model(source, local_device(settings.device), settings.dtype)
+    device = resolve_device(local_device(settings.device))
+    model = build_model(source, "cpu" if settings.shard else str(device), settings.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
+    if settings.shard:
+        shard(model, device)
     return model
 
 
@@ -262,6 +276,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, Any]:
         "device": resolve_device(local_device(settings.device)).type,
         "processes": team.size,
         "compile": settings.compile,
+        "shard": settings.shard,
     }
 
 

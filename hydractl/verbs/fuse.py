@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import UsageError
-from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS
+from hydractl.exports.checking import CheckData
+from hydractl.exports.formats import EXPORT_SCHEMA, FORMATS, kind_of
 from hydractl.exports.targets import Target, claimed, plan_exports, stem_beside
 from hydractl.families.base import MERGEABLE
 from hydractl.files.atomic import Output, check_outputs, file_path
-from hydractl.files.checkpoint import write_checkpoint
-from hydractl.files.description import provenance
+from hydractl.files.checkpoint import TensorSource, write_checkpoint
+from hydractl.files.description import Description, provenance
+from hydractl.files.fingerprints import entry, merged
 from hydractl.fusion.averaging import AUTO, RunOptions, measure_on, plan_checked
+from hydractl.fusion.cascade import CascadeOptions, fit_cascade
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
@@ -25,8 +29,17 @@ from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import check_labels, named_by_data
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, open_sources
-from hydractl.report.fuse_words import averaging_words, data_words, sharing_words, warnings_of
+from hydractl.report.fuse_words import (
+    averaging_words,
+    cascade_warnings,
+    cascade_words,
+    data_words,
+    rounding_words,
+    sharing_words,
+    warnings_of,
+)
 from hydractl.report.texts import count_text
+from hydractl.settings.expressions import AUTO as MADE
 from hydractl.settings.members import FuseSettings
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -41,10 +54,12 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
     """Plan, write and check a fused model, or export one model as it is."""
     resolve_device(settings.device)
     sources = open_sources(settings.model, model_options(settings, bodies=True))
-    for source in sources if settings.export or settings.data is not None else ():
+    for source in sources if settings.export or settings.data is not None or settings.cascade is not None else ():
         need_classifier(source)
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
+    if settings.only_cascades:
+        return run_cascade(settings, sources[0], log)
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))
     stem = stem_beside(path, settings.export)
     auto = settings.merge == AUTO
@@ -58,7 +73,8 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
             document["averaging"] = {"asked": "auto"}
         note = _AUTO.format(count_text(whole)) if auto else _AT_MOST
         return Outcome({**document, "note": note, "dry_run": True})
-    dataset, named = _opened(settings, sources)
+    dataset, named = _opened(settings, sources, settings.data)
+    validation = _validation(settings, sources)
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         checked = plan_checked(sources, settings.merge, resolve_device(settings.device), settings.seed, log)
@@ -67,21 +83,73 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
             found["averaging"] = checked.averaging
         if dataset is not None:
             found["on_data"] = measure_on(dataset, checked.plan, named, settings.fill(RunOptions), log)
-        return _write(settings, checked.plan, sources, found, output, stem, log)
+        plan = checked.plan
+        if validation is not None:
+            found["cascade"] = validation.fit(settings, plan.description, plan.tensors, log)
+            plan = replace(plan, description=validation.noted(plan.description))
+        return _write(settings, plan, sources, found, output, stem, _check_data(settings, dataset), log)
 
 
-def _opened(settings: FuseSettings, sources: Sequence[Source]) -> tuple[Dataset | None, list[Source]]:
-    """The data that members are measured on, if any, and the members with their classes named for it."""
-    if settings.data is None:
+@dataclass(frozen=True)
+class _Validation:
+    """What a cascade is fitted on: labelled ID data, and OOD data by name."""
+
+    inside: Dataset
+    outside: Mapping[str, Dataset]
+
+    def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> dict[str, Any]:
+        options, run = settings.fill(CascadeOptions), settings.fill(RunOptions)
+        return fit_cascade(model, tensors, self.inside, self.outside, options, run, log)
+
+    def noted(self, description: Description) -> Description:
+        """With these samples among those that the model has seen."""
+        used = [("val", self.inside), *(("val_ood", data) for data in self.outside.values())]
+        entries = [entry("fuse", role, part) for role, data in used for part in data.origins()]
+        return replace(description, seen=tuple(merged(description.seen, entries)))
+
+
+def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
+    """The data of ``--cascade``, opened; None without."""
+    if settings.cascade is None:
+        return None
+    inside, named = _opened(settings, sources, settings.cascade, "--cascade")
+    assert inside is not None
+    common: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "ignore_labels": True}
+    common["reads"] = {source.name: source.description.reads for source in named}
+    outside: dict[str, Dataset] = {}
+    for name, _, spec in settings.cascade_sets():
+        option = f"--cascade-ood {name}"
+        made = spec == MADE
+        outside[name] = (
+            PseudoOod(inside, MADE, settings.seed, option) if made else open_data(spec, option=option, **common)
+        )
+    return _Validation(inside, outside)
+
+
+def _opened(
+    settings: FuseSettings, sources: Sequence[Source], spec: str | None, option: str = "--data"
+) -> tuple[Dataset | None, list[Source]]:
+    """Labelled data, if any, and the members with their classes named for it."""
+    if spec is None:
         return None, list(sources)
-    named = [named_by_data(source, settings.data, settings.limit) for source in sources]
+    named = [named_by_data(source, spec, settings.limit) for source in sources]
     labels = next((source.description.labels for source in named if source.description.labels is not None), [])
     reads = {source.name: source.description.reads for source in named}
     dataset = open_data(
-        settings.data, limit=settings.limit, seed=settings.seed, labels=labels, need_labels=True, reads=reads
+        spec, option=option, limit=settings.limit, seed=settings.seed, labels=labels, need_labels=True, reads=reads
     )
     check_labels(dataset, named[0])
     return dataset, named
+
+
+def _check_data(settings: FuseSettings, inside: Dataset | None) -> CheckData | None:
+    """What rounded weights are measured on, if anything."""
+    if inside is None or not settings.rounds_weights:
+        return None
+    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "reads": {"the model": inside.kind}}
+    sets = settings.ood_sets()
+    outside = {one.name: open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True, **how) for one in sets}
+    return CheckData(inside, outside, settings.batch_size, settings.workers)
 
 
 def _write(
@@ -91,6 +159,7 @@ def _write(
     found: dict[str, Any],
     output: Output,
     stem: Path,
+    data: CheckData | None,
     log: Log,
 ) -> Outcome:
     """Write what was checked, with what was found of it, and say it."""
@@ -101,12 +170,16 @@ def _write(
         origins = [source.sha256 for source in sources]
         description = replace(
             plan.description,
-            extra=found,
+            extra={**found, **(_of_cascade(found["cascade"]) if "cascade" in found else {})},
             provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
         )
-        exports = claim.write(lambda: HydraModel(plan.description, plan.tensors), origins, settings.seed, log)
+        macs = document["cost"]["fused"]["macs"]
+        exports = claim.write(
+            lambda: HydraModel(plan.description, plan.tensors), origins, macs, settings.seed, log, data
+        )
         if exports:
             document = {**document, "exports": exports}
+            warnings += _say_rounded(exports, log)
         digest = write_checkpoint(output, plan.tensors, description.to_json())
         # The exports last: what they were made of is then in place.
         if warnings:
@@ -122,12 +195,25 @@ def _say(document: dict[str, Any], plan: FusionPlan, log: Log) -> list[str]:
     data = document.get("on_data")
     if data is not None:
         log.info(data_words(data))
+    if "cascade" in document:
+        log.info(cascade_words(document["cascade"]))
     where = document["self_check"]["inputs"] if data is None else f"{data['n']} samples"
     little = little_diversity(document["self_check"] if data is None else data["after"], where)
     warnings = [*warnings_of(document), *([little] if little is not None and not plan.warnings else [])]
     for warning in warnings:
         log.warn(warning)
     return [*plan.warnings, *warnings]
+
+
+def _say_rounded(exports: Sequence[dict[str, Any]], log: Log) -> list[str]:
+    """Say what rounding weights does; the warnings, which are said too, are given back."""
+    found = []
+    for export in exports:
+        words, harmful = rounding_words(export)
+        if words is not None:
+            (log.warn if harmful else log.info)(words)
+            found += [words] if harmful else []
+    return found
 
 
 def _document(
@@ -178,14 +264,14 @@ def stem_alone(settings: FuseSettings, source: Source) -> Path:
     if settings.output is None:
         return Path(source.name)
     path = file_path(settings.output)
-    suffix = path.suffix.removeprefix(".")
-    if suffix in settings.export:
-        return path.with_suffix("")
-    if suffix == "st" or suffix in FORMATS:
-        kinds = ",".join(settings.export)
+    kind = kind_of(path)
+    if kind in settings.export:
+        return path.with_name(path.name.removesuffix(FORMATS[kind].ending))
+    if path.suffix == ".st" or kind is not None:
+        kinds, better = ",".join(settings.export), FORMATS[settings.export[0]].ending
         raise UsageError(
             f"--output {settings.output}: one MODEL with --export {kinds} writes no such file",
-            hint=f"-o {path.with_suffix('.' + settings.export[0])}",
+            hint=f"-o {path.with_suffix(better)}",
         )
     return path
 
@@ -194,7 +280,10 @@ def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     """Export one model, which may itself be fused, and write nothing else."""
     targets = plan_exports(settings.export, stem_alone(settings, source), source.description, source.tensors)
     check_outputs([file for target in targets for file in target.files], force=settings.force)
+    data = None
     if not settings.dry_run:
+        dataset, (source,) = _opened(settings, [source], settings.data)
+        data = _check_data(settings, dataset)
         announce_reading([source], log)
     document: dict[str, Any] = {
         "schema": EXPORT_SCHEMA,
@@ -208,5 +297,60 @@ def run_alone(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         return Outcome({**document, "dry_run": True})
     origins = [str(member["sha256"]) for member in source.description.members if "sha256" in member]
     with claimed(targets, force=settings.force) as claim:
-        written = claim.write(lambda: build_model(source), origins or [source.sha256], settings.seed, log)
-        return Outcome({**document, "exports": written}, files=claim.commit())
+        macs = cost_of(source.description, source.tensors)["macs"]
+        written = claim.write(lambda: build_model(source), origins or [source.sha256], macs, settings.seed, log, data)
+        warnings = _say_rounded(written, log)
+        document |= {"exports": written, **({"warnings": warnings} if warnings else {})}
+        return Outcome(document, files=claim.commit())
+
+
+def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
+    """Write one fused model again with a cascade, and nothing that was fitted for the answers of all its members.
+
+    Raises:
+        UsageError: for a model of one member.
+    """
+    description = source.description
+    if len(description.masks) == 1:
+        raise UsageError(
+            f"--cascade: {source.name} is one model, and no other members could run after it", hint="fuse several"
+        )
+    path = file_path(settings.output or "cascade.st")
+    check_outputs([path], force=settings.force)
+    validation = _validation(settings, [source])
+    assert validation is not None
+    document: dict[str, Any] = {
+        "schema": "hydractl.cascade/1",
+        "output": str(path),
+        "model": source.name,
+        "arch": description.arch,
+        "members": len(description.masks),
+    }
+    if settings.dry_run:
+        return Outcome({**document, "dry_run": True})
+    announce_reading([source], log)
+    with Output(path, force=settings.force) as output:
+        fitted = ("calibration", "threshold", "ood_score")
+        left = [name for name in fitted if name in description.extra]
+        if left:
+            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left)}; see eval --calibrated")
+        cascade = validation.fit(settings, description, source.tensors, log)
+        warnings = cascade_warnings(cascade)
+        log.info(cascade_words(cascade))
+        for warning in warnings:
+            log.warn(warning)
+        extra = {key: value for key, value in description.extra.items() if key not in fitted}
+        made = replace(
+            validation.noted(description),
+            extra={**extra, **_of_cascade(cascade)},
+            layout="sliced",
+            provenance={**description.provenance, "bases": source.lineage},
+        )
+        digest = write_checkpoint(output, source.tensors, made.to_json())
+        told = {"warnings": warnings} if warnings else {}
+        return Outcome({**document, "cascade": cascade, **told, "sha256": digest}, files=[output.path])
+
+
+def _of_cascade(cascade: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds of a cascade: it, and the OOD score that it was fitted to serve."""
+    return {"cascade": cascade, "ood_score": {"score": cascade["score"]}}

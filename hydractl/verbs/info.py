@@ -13,7 +13,7 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
-from hydractl.files.training_history import trainings_of, unfinished
+from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.heads.mask import HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
 from hydractl.jsonio import parse_json, shown
@@ -162,8 +162,10 @@ def _model(description: Description) -> dict[str, Any]:
     info.update({key: value for key, value in extra.items() if key not in info})
     if description.seen:
         info["seen"] = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
-    if trainings := trainings_of(description):
-        info["training"] = trainings
+    trainings = trainings_of([description])
+    if trainings:
+        names = [f"member {training['member']}: " if description.kind == "fused" else "" for training in trainings]
+        info["training"] = [name + training_text(one) for name, one in zip(names, trainings, strict=True)]
     info["source"] = dict(description.provenance)
     return info
 

@@ -374,8 +374,10 @@ class _StepLog(Log):
         self._log.warn(message)
 
     @contextmanager
-    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
-        with self._log.progress(description, total, unit) as progress:
+    def progress(
+        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        with self._log.progress(description, total, unit, columns) as progress:
             yield progress
 
 

@@ -134,9 +134,10 @@ def ranking(
 
 
 def rankings(
-    model: Any, found: Data, objectives: Sequence[str], budget: int, paths: Sequence[str]
+    model: Any, found: Data, objectives: Sequence[str], budget: int, paths: Sequence[str], others: Sequence[Any] = ()
 ) -> dict[str, list[tuple[str, int, Score]]]:
-    """The rankings of several objectives; what the model says without the same heads is computed once."""
+    """The rankings of several objectives, of the ensemble with ``others`` where there are any; what the model says
+    without the same heads is computed once."""
     known: dict[frozenset[Head], list[torch.Tensor]] = {}
     batches = [*found.inside, *found.outside]
     numbers = Data([*range(len(found.inside))], found.labels, [*range(len(found.inside), len(batches))])
@@ -146,11 +147,16 @@ def rankings(
         key = frozenset(removed)
         if key not in known:
             with without_heads(model, removed):
-                known[key] = [logits(model, x) for x in batches]
+                known[key] = [log_mean([*others, model], x) if others else logits(model, x) for x in batches]
         return score(known[key].__getitem__, objective, numbers)
 
     heads = [(path, head) for path in paths for head in range(3)]
     return {o: _ranking(partial(without, objective=o), budget, heads, ()) for o in objectives}
+
+
+def log_mean(models: Sequence[Any], batch: Any) -> torch.Tensor:
+    """Logarithm of the mean of the models' softmaxes."""
+    return torch.stack([logits(model, batch).double().softmax(-1) for model in models]).mean(0).log()
 
 
 def constrained(

@@ -44,7 +44,7 @@ def test_every_objective_and_score_has_a_forecast() -> None:
     logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).double()
     for name in choices:
         # Samples stand in the order of the score itself.
-        found = quantity(OOD_SCORE, logits, None, name).numpy()
+        found = quantity(OOD_SCORE, logits[None], None, name).numpy()
         assert (np.argsort(found) == np.argsort(OOD_SCORES[name](logits.numpy()[None]))).all()
 
 

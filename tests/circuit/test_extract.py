@@ -486,6 +486,36 @@ def test_constraints_that_cannot_be(more: list[str], message: str, capsys: pytes
     assert "--subject-to ood>=0.5 needs --ood" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ood_score", ["energy", pytest.param("entropy", marks=pytest.mark.long)])
+def test_a_circuit_for_an_ensemble_has_the_scores_of_the_fused_model(
+    ood_score: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("prune", "base.st", "--circuit", "full.acc.json", "--remove", "3", "-o", "a.st")
+    command = [*SEARCH, "--ood-score", ood_score, "--objective", "nll,avg", "--budget", "2", "--ensemble-with", "a.st"]
+    run(*command, "--ensemble-with", "base.st", "-o", "e.json")
+    document = read("e.avg.json")
+    assert document["ensemble_with"] == document["source"]["settings"]["ensemble_with"]
+    assert document["gain"]["low"] is None
+    run("prune", "base.st", "--circuit", "e.nll.json", "-o", "c.st")
+    run("fuse", "a.st", "base.st", "c.st", "-o", "hydra.st")
+    ood = ["--ood", "far=ood.npz", "--ood-score", ood_score]
+    run("eval", "hydra.st", "--data", "id.npz", *ood, "--allow-seen", "-o", "eval.json")
+    row, last = read("eval.json")["models"][0], read("e.nll.json")["removed"][-1]
+    assert row["id"]["accuracy"] == last["correct"] / 40
+    assert row["id"]["nll"] == pytest.approx(-last["score"], abs=1e-5)
+    assert row["ood"]["far"]["auroc"] == pytest.approx(last["two_u"] / (2 * 40 * 30), abs=1e-3)
+
+    whole = Path("e.json.journal").read_bytes().splitlines(keepends=True)
+    Path("f.json.journal").write_bytes(b"".join(whole[: len(whole) // 2]))
+    run(*command, "--ensemble-with", "base.st", "-o", "f.json", "--resume")
+    assert Path("f.nll.json").read_bytes() == Path("e.nll.json").read_bytes()
+    capsys.readouterr()
+    run(*command, "-o", "e.json", "--resume", code=3)
+    assert "ensemble_with: " in capsys.readouterr().err
+    run(*SEARCH, "--budget", "1", "--ensemble-with", "hydra.st", "-o", "x.json", code=3)
+    assert "hydra is itself a fused model" in capsys.readouterr().err
+
+
 def test_agreement_with_another_circuit() -> None:
     run(*SEARCH, "--objective", "avg", "--budget", "4", "--check-against", "full.avg.json", "-o", "c.json")
     agreement = read("c.json")["agreement"]
@@ -568,3 +598,33 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     run(*SEARCH, "--algorithm", "headmap", "--budget", "4", "-o", "n.json", code=2)
     assert "--budget 3 or 6" in capsys.readouterr().err
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "shortlist:2", "-o", "n.json", code=2)
+
+
+def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the whole model a head costs all blocks from its own on, so a limit leaves the last sites."""
+    command = [*SEARCH, "--objective", "avg", "--ensemble-with", "base.st"]
+    run(*command, "--budget", "4", "--sites", "1-2", "-o", "late.json")
+    late = read("late.json")
+    most = max(step["mac_ratio"] for step in late["removed"])
+    run(*command, "--budget", "4", "--max-cost", f"{most + 0.01:.3f}", "-o", "m.json")
+    assert read("m.json")["removed"] == late["removed"]
+    capsys.readouterr()
+    for _ in range(2):
+        run(*command, "--budget", "4", "--max-cost", "0.9", "-o", "none.json", "--resume")
+        assert read("none.json")["removed"] == [] and read("none.json")["ended"] == "max_cost"
+        assert (
+            "0 heads are removed: with any further one the fused model would cost too much" in capsys.readouterr().err
+        )
+    run("prune", "base.st", "--circuit", "late.json", "-o", "late.st")
+    capsys.readouterr()
+    assert main(["fuse", "base.st", "late.st", "-o", "hydra.st", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["mac_ratio"] == late["removed"][-1]["mac_ratio"]
+
+    # Beside a pruned member the whole model is dear: heads go that bring the cost down.
+    again = [*SEARCH, "--objective", "acc", "--ensemble-with", "late.st", "--max-cost", "1.1"]
+    run(*again, "--budget", "2", "-o", "d.json")
+    ratios = [one["mac_ratio"] for one in (read("d.json")["base"], *read("d.json")["removed"])]
+    assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 1.1
+    assert "above --max-cost 1.1: remove more heads" in capsys.readouterr().err
+    run(*SEARCH, "--budget", "2", "--max-cost", "1.1", "-o", "e.json", code=2)
+    assert "needs --ensemble-with" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -28,9 +29,11 @@ from tests.spread import spread
 HEADS = [(site, head) for site in range(3) for head in range(3)]
 
 
-def samples(found: naive.Data) -> list[Sample]:
+def samples(found: naive.Data, others: Sequence[Any] = ()) -> list[Sample]:
+    @torch.no_grad()
     def known(inputs: Any, labels: torch.Tensor | None, size: int) -> Sample:
-        return Sample(lambda: inputs, None if labels is None else labels.numpy(), size)
+        beside = np.stack([logits(one, inputs).double().numpy() for one in others]) if others else None
+        return Sample(lambda: inputs, None if labels is None else labels.numpy(), size, beside)
 
     sizes = [len(next(iter(x.values())) if isinstance(x, dict) else x) for x in found.outside]
     inside = [known(x, y, len(y)) for x, y in zip(found.inside, found.labels, strict=True)]
@@ -50,9 +53,15 @@ def names(model: HydraModel, found: Found, kept: list[tuple[int, ...]] | None = 
 # Draws of the data of which the reference refuses none.
 DRAWS = {"class-token": 1, "average-pooling": 0, "qk-norm": 0, "bert": 3, "distilbert": 14, "clip": 31, "beit": 0}
 DRAWS |= {"llama": 0, "swin": 7, "deberta-v3": 28}
-
-
-LONG = ("average-pooling", "qk-norm", "distilbert", "llama", "beit", "swin", "deberta-v3")
+# Of which four heads are removed: what they have of their own is how they attend.
+FOUR = {"eva": 0, "rope-mixed": 0, "sapiens2": 1, "modernbert": 0, "mpnet": 10, "gpt2": 0}
+DRAWS |= FOUR
+LONG = ("average-pooling", "qk-norm", "distilbert", "llama", "beit", "swin", "deberta-v3", *FOUR)
+ENSEMBLE_DRAWS = {(1, "class-token"): 1, (2, "class-token"): 0, (1, "clip"): 2}
+SITES_OF = {
+    "class-token": [f"blocks.{i}.attn" for i in range(3)],
+    "clip": [f"{tower}transformer.resblocks.{i}.attn" for tower, i in (("visual.", 0), ("visual.", 1), ("", 0))],
+}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
     model = model_of(reference, variant)
     paths = [site.path for site in model.sites]
     # Without any (visual) head, or few of a DeBERTa, all samples are the same, and rounding would decide.
-    budget = 5 if variant in (*CLIP, "deberta-v3") else 8
+    budget = 4 if variant in FOUR else 5 if variant in (*CLIP, "deberta-v3") else 8
     expected = naive.rankings(reference, data, list(OBJECTIVES), budget, paths)
     for bounds in (True, False) if variant == "class-token" else (True,):
         evaluator = Evaluator(model, samples(data), lanes=2)
@@ -77,6 +86,27 @@ def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
                 assert step.measured.n_ood == 7  # counted for every objective
                 assert not step.rivals  # the reference has seen that nothing rests on rounding
         assert found["acc"].base.score("avg") == pytest.approx(float(naive.score(reference, "avg", data)), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("count", "variant"),
+    [
+        (1, "class-token"),
+        pytest.param(2, "class-token", marks=pytest.mark.long),
+        pytest.param(1, "clip", marks=pytest.mark.long),
+    ],
+)
+def test_rankings_for_an_ensemble_equal_the_naive_algorithm(count: int, variant: str) -> None:
+    reference, data = stock(variant), naive.data(variant, draw=ENSEMBLE_DRAWS[count, variant])
+    others = [stock(variant, seed=3), zero_columns(reference, [(SITES_OF[variant][0], 1)])][:count]
+    expected = naive.rankings(reference, data, list(OBJECTIVES), 5, SITES_OF[variant], others)
+    evaluator = Evaluator(model := model_of(reference, variant), samples(data, others), lanes=2)
+    for objective, ranking in GreedySearch(evaluator, HEADS).run(list(OBJECTIVES), 5).items():
+        assert names(model, ranking) == [(site, head) for site, head, _ in expected[objective]], objective
+        scale = len(torch.cat(data.labels)) if objective in ("nll", "brier") else 1
+        for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
+            assert step.measured.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
+            assert not step.rivals
 
 
 @pytest.mark.parametrize(

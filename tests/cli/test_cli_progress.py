@@ -79,6 +79,17 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], terminal: Calla
     assert err.splitlines()[-1].startswith("[outer]: 2/2 steps, ") or "[outer]: 2/2 steps, " in err
 
 
+def test_an_interruption_leaves_the_rows(capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any]) -> None:
+    terminal("stderr")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ConsoleLog().progress("circuit", 9, "evaluations", ("step", "head")) as progress,
+    ):
+        progress.row(["1/4", "7"])
+        raise KeyboardInterrupt
+    assert "circuit: step 1/4  head 7" in capsys.readouterr().err
+
+
 def test_a_dumb_terminal_has_no_bar(
     capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,14 +100,50 @@ def test_a_dumb_terminal_has_no_bar(
     assert capsys.readouterr().err == "x: 1/1 steps, 0.0 s\n"
 
 
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("step", "removed at", "", "score")
+
+
+def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with ConsoleLog(clock=clock).progress("circuit", 40, "evaluations", COLUMNS) as progress:
+        progress.row(["1/3", "blocks.2.attn", "first", "0.9120"])
+        clock.now += 1
+        progress.advance(4)
+        progress.row(["2/3", "blocks.0\x1b[2J.attn", "", "0.9"])
+        progress.set_total(20)
+        clock.now += 4
+        progress.advance(4)
+    with ConsoleLog(clock=clock).progress("plain", 1, "steps") as progress:
+        progress.row(["no", "columns"])
+    assert capsys.readouterr().err == (
+        "circuit: step 1/3  removed at blocks.2.attn  first  score 0.9120\n"
+        "circuit: step 2/3  removed at blocks.0\\x1b[2J.attn  score 0.9\n"
+        "circuit: 8/20 evaluations, 5.0 s, about 12 s left\n"
+        "circuit: 8/20 evaluations, 5.0 s\n"
+        "plain: no  columns\n"
+        "plain: 0/1 steps, 0.0 s\n"
+    )
+
+
+def test_quiet_shows_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with ConsoleLog(quiet=True).progress("x", 3, "steps", COLUMNS) as progress:
+        progress.row(["1"])
+        progress.set_total(2)
+    assert capsys.readouterr().err == ""
+
+
 LIVE = """
 import sys
 from hydractl.cli.console import ConsoleLog
 log = ConsoleLog()
-with log.progress("circuit", 100, "evaluations") as progress:
+with log.progress("circuit", 100, "evaluations", ("step", "removed at", "score")) as progress:
     for step in range(1, 13):
-        log.info(f"blocks.{step}.attn[red]")
+        progress.row([f"{step}/12", f"blocks.{step}.attn[red]", "0." + "1" * 4])
         progress.advance(5)
+        if step == 11:
+            log.info("a line above")
     progress.set_total(80)
     with log.progress("inner", 2, "parts") as inner:
         inner.advance()
@@ -135,12 +182,13 @@ def frame(written: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", last).splitlines()
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 4)])
-def test_lines_above_the_bars(columns: int, lines: int) -> None:
+@pytest.mark.parametrize(("columns", "lines", "rows"), [(80, 24, 8), (120, 24, 8), (80, 8, 4), (80, 4, 0)])
+def test_a_live_table_above_the_bar(columns: int, lines: int, rows: int) -> None:
     written = on_a_terminal(columns, lines)
     shown = frame(written)
-    before = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", written.partition("FRAME")[0])
-    assert all(f"blocks.{step}.attn[red]\n" in before for step in range(1, 13))
+    table = [["step", "removed", "at", "score"]] if rows else []
+    table += [[f"{step}/12", f"blocks.{step}.attn[red]", "0.1111"] for step in range(13 - rows, 13)]
+    assert [line.split() for line in shown[:-2]] == table
     assert re.search(r"^circuit ━.* 60/80 +evaluations", shown[-2]) and re.search(r"^inner +━.* 1/2 +parts", shown[-1])
     assert max(map(len, shown)) <= columns
     # It goes away at the end, and leaves what it said.
@@ -149,11 +197,12 @@ def test_lines_above_the_bars(columns: int, lines: int) -> None:
     assert (
         re.search(r"circuit: 60/80 evaluations, \d\.\d s\n$", rest) and "blocks" not in rest.split("circuit: 60/80")[1]
     )
+    assert "a line above\n" in written.partition("FRAME")[0]
 
 
-def test_bars_without_colours() -> None:
+def test_a_live_table_without_colours() -> None:
     written = on_a_terminal(80, 24, NO_COLOR="1")
-    assert "60/80 evaluations" in written and not re.search(r"\x1b\[[0-9;]*3[0-9]", written)
+    assert "12/12" in written and not re.search(r"\x1b\[[0-9;]*3[0-9]", written)
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", on_a_terminal(80, 24)), "else the line above proves nothing"
 
 
@@ -166,6 +215,30 @@ def test_resumed_work_took_no_time() -> None:
     assert pace.left(0.0, 5000) is None
     pace.mark(10.0, 4050)
     assert pace.left(10.0, 5000) == pytest.approx(190)
+
+
+def test_an_uneven_task_is_averaged_and_an_old_speed_forgotten() -> None:
+    pace, now, done = Pace(), 0.0, 0
+    guesses = []
+    for step in range(400):  # 20 fast steps of ten units, 20 slow ones, and so on: 2 units a second on average
+        now, done = now + (1.0 if step // 20 % 2 else 9.0), done + 10
+        pace.mark(now, done)
+        guesses.append(pace.left(now, done + 100))
+    assert all(guess is not None and 38 < guess < 65 for guess in guesses[200:])
+    for _ in range(400):  # four times as slow
+        now, done = now + 20.0, done + 10
+        pace.mark(now, done)
+    assert pace.left(now, done + 100) == pytest.approx(200)
+    assert pace.left(now + 50, done + 100) == pytest.approx(150)
+    assert pace.left(now + 500, done + 100) == 0
+
+
+def test_marks_do_not_pile_up() -> None:
+    pace = Pace()
+    for n in range(100_001):
+        pace.mark(n / 1000, n)
+    assert len(pace._marks) < 200
+    assert pace.left(100.0, 101_000) == pytest.approx(1, abs=0.02)
 
 
 def test_what_says_nothing_about_the_time_left() -> None:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.suites import SUITES, Member, find_suite
+from hydractl.data.suites import SUITES, Member, find_suite, id_list_of
 from hydractl.errors import InputError, UsageError
 from hydractl.settings.expressions import OOD_SUITES, parse_ood_suite
 
@@ -115,6 +115,22 @@ def test_names_that_are_taken_and_the_document(tmp_path: Path) -> None:
     assert found.document() == {"name": "openood-cifar10", "left_out": [], "notes": found.notes}
 
 
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("cifar100/test_cifar100.txt", "OpenOOD's ID test list: 9,000 of the 10,000 test images of CIFAR-100"),
+        (
+            "cifar10/val_cifar10.txt?root=/d",
+            "OpenOOD's ID validation list: 1,000 of the 10,000 test images of CIFAR-10",
+        ),
+        ("imagenet/test_imagenet.txt", "OpenOOD's ID test list: 45,000 of the 50,000 validation images of ImageNet-1k"),
+        ("imagenet/test_ninco.txt", None),
+    ],
+)
+def test_id_lists(spec: str, sentence: str | None) -> None:
+    assert id_list_of(f"/d/benchmark_imglist/{spec}") == sentence
+
+
 TEXTS = ("20ng", "trec", "mnli_matched_1000", "rte_dev", "wmt16", "agnews_val")
 
 
@@ -123,12 +139,21 @@ def texts(root: Path, *names: str) -> None:
         (root / name).write_text('{"text": "a"}\n')
 
 
-def test_texts(tmp_path: Path) -> None:
-    texts(tmp_path, *(f"{name}.jsonl" for name in (*TEXTS, "imdb_1000", "sst2_test")), "Yelp Polarity-test.jsonl")
-    found = find_suite(parse_ood_suite("sst2-paper:partial"), str(tmp_path))
-    named = " ".join(f"{one.name}:{one.group}" for one in found.sets)
-    assert named == "yelp:near 20ng:far trec:far mnli:far rte:far wmt16:far"
-    assert found.notes == ["without amazon, which is not there"] and open_data(found.sets[0].spec)[0] == "a"
+def test_texts_with_a_stand_in(tmp_path: Path) -> None:
+    texts(tmp_path, *(f"{name}.jsonl" for name in (*TEXTS, "customer_reviews", "imdb_1000", "sst2_test")))
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert " ".join(f"{one.name}:{one.group}" for one in found.sets) == (
+        "customer_reviews:near 20ng:far trec:far mnli:far rte:far wmt16:far"
+    )
+    assert found.notes == ["customer_reviews stands in for yelp and amazon, which are not there (near)"]
+    texts(tmp_path, "Yelp Polarity-test.jsonl")
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert [one.name for one in found.sets][:2] == ["yelp", "customer_reviews"]
+    assert found.notes == ["customer_reviews stands in for amazon, which is not there (near)"]
+    texts(tmp_path, "amazon.jsonl")
+    found = find_suite(parse_ood_suite("sst2-paper"), str(tmp_path))
+    assert [one.name for one in found.sets][:3] == ["yelp", "amazon", "20ng"] and found.notes == []
+    assert open_data(found.sets[0].spec)[0] == "a"
 
 
 def test_which_file_of_a_name(tmp_path: Path) -> None:
@@ -147,6 +172,6 @@ def test_which_file_of_a_name(tmp_path: Path) -> None:
 
 
 def test_the_real_texts(real_data: Path) -> None:
-    found = find_suite(parse_ood_suite("sst2-paper:partial"), str(real_data / "text"))
+    found = find_suite(parse_ood_suite("sst2-paper"), str(real_data / "text"))
     sizes = {one.name: len(open_data(one.spec, ignore_labels=True)) for one in found.sets}
-    assert sizes == {"20ng": 2000, "trec": 2500, "mnli": 1000, "rte": 277, "wmt16": 2500}
+    assert sizes == {"customer_reviews": 3764, "20ng": 2000, "trec": 2500, "mnli": 1000, "rte": 277, "wmt16": 2500}

@@ -27,12 +27,14 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.exports import formats as export_files
 from hydractl.exports import targets as export
+from hydractl.exports.formats import traced
 from hydractl.exports.targets import claimed, plan_exports
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.report.terminal import render
-from tests.pico import LABELS, images, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.pico import LABELS, MORE, VARIANTS, images, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.spread import LONG_VARIANTS, marked_long
 
 ROOT = Path(__file__).resolve().parents[2]
 # Ragged, and with members that have no head at a site.
@@ -60,6 +62,29 @@ def plan_of(variant: str) -> FusionPlan:
     return plan_fusion([prune_source(s, mask_of(s, kept)) for s, kept in zip(sources, KEPT, strict=True)])
 
 
+def inputs_of(variant: str) -> list[dict[str, torch.Tensor]]:
+    """Of 1, 2 and 5 samples."""
+    three = inputs(variant)
+    if not isinstance(three, dict):
+        return [{"pixel_values": images(samples)} for samples in (1, 2, 5)]
+    # Rows 1 and 2 are padded; a length of its own for every number of samples.
+    five = {k: torch.cat([v, v])[:5] for k, v in three.items()}
+    return [{k: v[5 - n :, : 5 + n // 2].contiguous() for k, v in five.items()} for n in (1, 2, 5)]
+
+
+@torch.no_grad()
+def check(model: HydraModel, fed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """An answer against the model, and the mean of softmaxes in a few lines of its own."""
+    logits = model.member_logits(fed.get("pixel_values", fed))
+    tolerance = 1e-4 * max(1.0, float(logits.abs().max()))
+    assert logits.shape == (2, len(next(iter(fed.values()))), 5)
+    mean = sum(member.softmax(-1) for member in logits) / 2
+    for name, expected in (("member_logits", logits), ("probabilities", mean)):
+        actual = torch.as_tensor(given[name])
+        assert actual.shape == expected.shape
+        assert float((actual - expected).abs().max()) <= tolerance
+
+
 class Exported:
     """Both files of one fused model, the model, and inputs of 1, 2 and 5 samples."""
 
@@ -68,34 +93,17 @@ class Exported:
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
         self.onnx, self.pt2 = (target.path for target in targets)
         with claimed(targets, force=False) as claim:
-            self.documents = claim.write(self.model, ["a", "b"], 0, Log())
+            self.documents = claim.write(self.model, ["a", "b"], 1, 0, Log())
             assert claim.commit() == [self.onnx, self.pt2]
-        three = inputs(variant)
-        two = {k: torch.cat([v, v])[:5] for k, v in three.items()} if isinstance(three, dict) else images(5)
-        self.inputs: list[dict[str, torch.Tensor]] = []
-        for samples in (1, 2, 5):
-            if isinstance(two, dict):
-                # Rows 1 and 2 are padded; a length of its own for every number of samples.
-                self.inputs.append({k: v[5 - samples :, : 5 + samples // 2].contiguous() for k, v in two.items()})
-            else:
-                self.inputs.append({"pixel_values": two[:samples]})
+        self.inputs = inputs_of(variant)
 
     def model(self) -> HydraModel:
         """The model, new."""
         return HydraModel(self.plan.description, self.plan.tensors)
 
-    @torch.no_grad()
     def check(self, number: int, given: Mapping[str, Any]) -> None:
-        """The answer to one of the inputs against the model, and the mean of softmaxes in a few lines of its own."""
-        fed = self.inputs[number]
-        logits = self.model().member_logits(fed.get("pixel_values", fed))
-        tolerance = 1e-4 * max(1.0, float(logits.abs().max()))
-        assert logits.shape == (2, (1, 2, 5)[number], 5)
-        mean = sum(member.softmax(-1) for member in logits) / 2
-        for name, expected in (("member_logits", logits), ("probabilities", mean)):
-            actual = torch.as_tensor(given[name])
-            assert actual.shape == expected.shape
-            assert float((actual - expected).abs().max()) <= tolerance
+        """The answer to one of the inputs against the model."""
+        check(self.model(), self.inputs[number], given)
 
 
 Export = Callable[[str], Exported]
@@ -108,10 +116,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
     return cache(lambda variant: Exported(variant, folder))
 
 
-_LONG = ("dinov3", "rope-mixed", "beit", "swin", "mpnet", "deberta-v3", "bert", "modernbert-mean", "llama", "gpt2")
-_LONG += ("clip", "hf-siglip")
-LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in _LONG]
-FAMILIES = pytest.mark.parametrize("variant", ["class-token", *LONG])
+# One of each kind of attention: the files of the others differ from these in what torch.export alone decides.
+WRITTEN = ["class-token", "rope-mixed", "swin", "deberta-v3", "bert", "modernbert-mean", "llama", "clip"]
+FAMILIES = pytest.mark.parametrize("variant", [*WRITTEN[:1], *marked_long(WRITTEN[1:])])
 
 
 @FAMILIES
@@ -131,7 +138,19 @@ def test_onnx_runtime_gives_what_the_model_gives(exported: Export, variant: str)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variants", [["class-token"], ["bert", "clip", "swin", "deberta-v3", "hf-siglip"]])
+@pytest.mark.parametrize("variant", [v for v in (*VARIANTS, *MORE) if v not in (*WRITTEN, *LONG_VARIANTS)])
+def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
+    plan = plan_of(variant)
+    model, other = (HydraModel(plan.description, plan.tensors) for _ in range(2))
+    graph = traced(other, other.family.longest_text(plan.description.preprocess)).program.module()
+    for fed in inputs_of(variant):
+        if "pixel_values" in fed:  # DINOv2 of transformers takes any size of image, and a file the checkpoint's
+            fed = {"pixel_values": model.example_inputs(len(fed["pixel_values"]))}
+        check(model, fed, graph(**fed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variants", [["class-token"], ["bert", "clip", "swin", "deberta-v3"]])
 def test_plain_pytorch_gives_what_the_model_gives(exported: Export, variants: list[str]) -> None:
     folder = exported(variants[0]).pt2.parent
     torch.save({variant: exported(variant).inputs for variant in variants}, folder / "inputs")
@@ -269,7 +288,7 @@ def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None
         (["a.st", "--export", "pt2", "-o", "x.onnx"], "one MODEL with --export pt2 writes no such file"),
         (["a.st", "b.st", "--export", "pt2", "-o", "x.pt2"], "--output x.pt2: the fused checkpoint is no pt2 file"),
         (["a.st", "--export", "pt2", "--merge", "none"], "--merge has no effect with --export pt2"),
-        (["a.st", "--export", "tflite"], "--export must be one of onnx, pt2, not 'tflite'"),
+        (["a.st", "--export", "tflite"], "--export must be one of onnx, onnx-int8, pt2, not 'tflite'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], message: str) -> None:
@@ -285,7 +304,7 @@ def test_a_missing_library_is_named(members: list[str], monkeypatch: pytest.Monk
     )
     code, _, err = run("fuse", *members, "--export", "onnx")
     assert code == 2
-    assert "error: --export onnx needs onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
+    assert "error: ONNX files need onnxruntime, not installed here\nhint: pip install 'hydractl[deploy]'\n" in err
     assert files() == set()
 
 

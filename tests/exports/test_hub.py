@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import InputError, OutputError, UsageError
+from hydractl.families.reading import checkpoint_on_hub
 from hydractl.files.checkpoint import sha256_file
 from tests.fake_hub import Hub, serving
 from tests.pico import SMALL
@@ -53,6 +54,44 @@ def test_a_checkpoint_there_and_back(hub: Hub) -> None:
     pulled, own = hydractl.load(f"hf:{REPO}", device="cpu"), hydractl.load("a.st", device="cpu")
     inputs = own.example_inputs(2)
     assert torch.equal(pulled(inputs), own(inputs))
+
+
+def test_by_the_names_of_huggingface_hub(hub: Hub) -> None:
+    members = [hydractl.prune("vit.st", method="random", keep=2, seed=seed) for seed in range(2)]
+    hydra = hydractl.fuse(members, output="h.st")
+    pinned = hydra.push_to_hub(REPO, commit_message="First", license="apache-2.0")
+    assert hub.messages == ["First"] and pinned == f"hf:{REPO}@{hub.sha(REPO)}"
+    model = hydractl.HydraModel.from_pretrained(REPO, device="cpu")
+    own = hydractl.load(hydra, device="cpu")
+    inputs = own.example_inputs(2)
+    assert isinstance(model, torch.nn.Module) and torch.equal(model(inputs), own(inputs))
+    # A module of several members is pushed as the file it was loaded from.
+    again = model.push_to_hub("me/copy", private=True)
+    assert hydractl.Model.from_pretrained("me/copy", revision=again[-40:]).source.sha256 == sha256_file("h.st")
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(UsageError, match="several members is no longer what a file holds"):
+        model.push_to_hub(REPO)
+    # One of a single member is pushed with the weights it has now.
+    single = hydractl.HydraModel.from_pretrained("vit.st", device="cpu")
+    with torch.no_grad():
+        next(single.parameters()).add_(1)
+    trained = hydractl.load(single.push_to_hub("me/trained"), device="cpu")
+    assert torch.equal(trained(inputs), single(inputs)) and not torch.equal(own(inputs), single(inputs))
+    hub.fails_at = "commit"
+    with pytest.raises(InputError, match="cannot push to me/broken"):
+        hydra.push_to_hub("me/broken")
+    assert [name for name, _ in hub.files("me/broken")] == [".gitattributes"]
+    with pytest.raises(UsageError, match=r"revision 'main': vit.st is on this machine"):
+        hydractl.Model.from_pretrained("vit.st", revision="main")
+
+
+def test_a_known_repository_is_not_asked_for_its_files_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.commits["me/published"] = [{"config.json": b"{}"}]
+    assert checkpoint_on_hub("me/published") is None
+    huggingface_hub.hf_hub_download("me/published", "config.json")
+    hub.fails_at = "api"
+    assert checkpoint_on_hub("me/published") is None
 
 
 def test_what_is_there_already_is_not_uploaded_again_nor_replaced(hub: Hub) -> None:

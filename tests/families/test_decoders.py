@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch.nn import functional as F
 
 from hydractl.criteria import get_criterion
 from hydractl.criteria.base import Calibration
@@ -93,51 +92,6 @@ def test_without_a_padding_token_texts_are_read_one_by_one() -> None:
 # --- criteria ---------------------------------------------------------------------------------------------------------
 
 
-def naive_taylor(model: Any, site: str) -> list[float]:
-    """The paper's D.1.1: autograd on the library's model; the rows of a head of keys belong to all that share it."""
-    model.zero_grad()
-    F.cross_entropy(model(**inputs("llama")).logits, labels()).backward()
-    attention = model.get_submodule(site)
-    scores = []
-    for head in range(4):
-        places = {"q_proj": head, "k_proj": head // 2, "v_proj": head // 2}
-        weights = [(getattr(attention, name).weight, slice(6 * own, 6 * own + 6)) for name, own in places.items()]
-        scores.append(sum(float((w.detach()[rows] * w.grad[rows]).abs().mean()) for w, rows in weights) / 3)
-    return scores
-
-
-def test_taylor_equals_autograd() -> None:
-    source = source_of(shared_stock("llama"), "llama")
-    mask = mask_of(source, KEPT)
-    for one in (source, prune_source(source, mask)):
-        kept = one.description.mask
-        found = get_criterion("taylor").score(build_model(one), calibration(), range(3))
-        reference = zero_columns(stock("llama"), kept.removed_heads)
-        for site, (path, heads) in enumerate(kept.kept.items()):
-            expected = naive_taylor(reference, path)
-            assert found[site] == pytest.approx([expected[head] for head in heads], rel=1e-4)
-
-
-def test_gate_equals_finite_differences() -> None:
-    reference = stock("llama").double()
-    source = source_of(reference, "llama")
-    model = HydraModel(source.description, source.tensors, dtype=torch.float64)
-    found = get_criterion("gate").score(model, calibration(), range(3))
-    step = 3e-3  # the library takes norms in float32, whatever its weights are
-    for site, path in enumerate(one.path for one in source.sites):
-        expected = []
-        for head in range(4):
-            losses = []
-            for gate in (1 + step, 1 - step):
-                changed = zero_columns(reference, [])
-                with torch.no_grad():
-                    changed.get_submodule(path).o_proj.weight[:, 6 * head : 6 * head + 6] *= gate
-                    losses.append(F.cross_entropy(changed(**inputs("llama")).logits, labels(), reduction="none"))
-            expected.append(float(((losses[0] - losses[1]) / (2 * step)).abs().mean()))
-        norm = sum(e * e for e in expected) ** 0.5
-        assert found[site] == pytest.approx([e / norm for e in expected], rel=2e-3)
-
-
 def test_magnitude_counts_shared_keys_for_each_head() -> None:
     reference = shared_stock("llama")
     pruned = prune_source(source := source_of(reference, "llama"), mask_of(source, KEPT))
@@ -172,19 +126,6 @@ def test_keys_that_members_have_in_common_are_stored_once_if_they_are_equal() ->
     other = replace(second, tensors=DictTensors(tensors))
     assert common_heads([first, other], source.sites[0]) is None
     assert common_heads([first, other], source.sites[1]) is not None
-
-
-@pytest.mark.long
-def test_a_graph_without_breaks() -> None:
-    for variant in ("llama", "gpt2"):
-        source = source_of(shared_stock(variant), variant)
-        masks = [mask_of(source, kept) for kept in ([[0, 2], [1], [1, 2]], [[0, 1, 2], [2], []])]
-        plan = plan_fusion([prune_source(source, mask) for mask in masks])
-        model = HydraModel(plan.description, plan.tensors)
-        with torch.no_grad():
-            expected = model.member_logits(inputs(variant))
-            model.compile(backend="eager")
-            close(model.member_logits(inputs(variant)), expected)
 
 
 # --- refusals, and folders --------------------------------------------------------------------------------------------

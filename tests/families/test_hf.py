@@ -174,8 +174,7 @@ def test_a_misshapen_tensor_alone(tmp_path: Path) -> None:
 REFUSED = {
     "AlbertForSequenceClassification": ("albert", "AlbertAttention"),
     "DebertaForSequenceClassification": ("deberta", "DebertaAttention"),
-    "Data2VecVisionForImageClassification": ("data2vec-vision", "Data2VecVisionAttention"),
-    "Swinv2ForImageClassification": ("swinv2", "Swinv2Attention"),
+    "CvtForImageClassification": ("cvt", "CvtAttention"),
 }
 
 

@@ -23,19 +23,24 @@ from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source, with_labels
+from hydractl.model.stored import check_tensors
+from hydractl.training.start import with_drawn_head, with_new_head
 from tests.pico import (
     LABELS,
     TEMPLATES,
     close,
     images,
+    inputs,
     logits,
     mask_of,
     prune_source,
     published,
     shared_stock,
     source_of,
+    zero_columns,
 )
 from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
+from tests.spread import marked_long
 
 import transformers  # isort: skip - behind the families, which make it importable
 
@@ -54,16 +59,18 @@ def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str
     weights = FAMILY.export_folder(tmp_path, source.description.config, source.description.preprocess, None)
     tensors = {name: source.tensors.read(name) for name in source.tensors.names()}
     safetensors.torch.save_file(tensors, tmp_path / weights, {"format": "pt"})
-    padding = {"padding": "max_length" if variant == "hf-siglip" else True, "truncation": True, "return_tensors": "pt"}
+    padding = {"padding": "max_length" if variant != "hf-clip" else True, "truncation": True, "return_tensors": "pt"}
     for folder in (tmp_path / "one", tmp_path):
         library = getattr(transformers, HF_CLIP[variant][0]).from_pretrained(folder).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         pixels = build_model(source).preprocess(photos())
-        assert torch.equal(pixels, processor(photos(), return_tensors="pt")["pixel_values"])
+        given = processor(photos(), return_tensors="pt")
+        found = pixels if isinstance(pixels, dict) else {"pixel_values": pixels}
+        assert found.keys() == given.keys() and all(torch.equal(found[name], given[name]) for name in given)
         one = build_model(with_labels(source, LABELS, ["a photo of a {}."]))
         tokens = tokenizer([f"a photo of a {label}." for label in LABELS], **padding)
-        close(one.member_logits(pixels)[0], library(pixel_values=pixels, **tokens).logits_per_image)
+        close(one.member_logits(pixels)[0], library(**given, **tokens).logits_per_image)
 
 
 @torch.no_grad()
@@ -118,13 +125,31 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     source = open_source(str(tmp_path))
     assert (source.classes, [site.tower for site in source.sites]) == (5, ["main", "main"])
-    close(build_model(source).member_logits(images())[0], logits(model, images()))
+    close(build_model(source).member_logits(inputs(variant))[0], logits(model, inputs(variant)))
     pruned = prune_source(source, mask_of(source, [[0, 2], []]))
     without = copy.deepcopy(model)
     first, second = (layer.self_attn.out_proj.weight for layer in without.vision_model.encoder.layers)
     first[:, 8:16] = 0
     second.zero_()
-    close(build_model(pruned).member_logits(images())[0], logits(without, images()))
+    close(build_model(pruned).member_logits(inputs(variant))[0], logits(without, inputs(variant)))
+
+
+@pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2"])])
+@torch.no_grad()
+def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
+    whole = source_of(shared_stock(variant), variant)
+    source = prune_source(whole, mask_of(whole, [[0, 2], [1], [0]]))
+    made = with_drawn_head(with_new_head(source, None, 7), seed=3)
+    assert (made.classes, made.description.mask.counts()) == (7, [2, 1])
+    check_tensors("made", made.tensors, FAMILY, made.description)
+    name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
+    assert made.description.arch == name
+    config = shared_stock(variant).config.to_dict() | {"num_labels": 7}
+    library = getattr(transformers, name)._from_config(type(shared_stock(variant).config)(**config)).eval()
+    full = with_drawn_head(with_new_head(whole, None, 7), seed=3)
+    library.load_state_dict({n: full.tensors.read(n) for n in full.tensors.names()})
+    removed = [(path, head) for path, head in source.description.mask.removed_heads if path.startswith("vision")]
+    close(build_model(made).member_logits(inputs(variant))[0], logits(zero_columns(library, removed), inputs(variant)))
 
 
 # --- published sizes ----------------------------------------------------------------------------------------------
@@ -135,6 +160,12 @@ SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
     "hf-clip": ({"vision_config": {}, "text_config": {}}, 151_277_313, 8),
     # google/siglip-base-patch16-224
     "hf-siglip": ({"vision_config": B, "text_config": {**B, "max_position_embeddings": 64}}, 203_155_970, 12),
+    # google/siglip2-base-patch16-naflex
+    "hf-siglip2": (
+        {"vision_config": B, "text_config": {**B, "max_position_embeddings": 64, "vocab_size": 256_000}},
+        375_234_050,
+        12,
+    ),
 }
 
 
@@ -148,17 +179,25 @@ def test_sizes_of_published_models(variant: str) -> None:
     ] * 12
     model = FAMILY.build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
-    side = model.config.vision_config.image_size
+    side = model.config.vision_config.to_dict().get("image_size", 256)
     state = model.state_dict()
     tensors = MappedTensors({name: tensor_info(t) for name, t in state.items()}, state.__getitem__)
     pico = source_of(shared_stock(variant), variant).description.preprocess
     processor = {"image_processor_type": pico["processor"]["image_processor_type"]}
+    processor |= {"patch_size": 16, "max_num_patches": 256} if variant == "hf-siglip2" else {}
     preprocess = {**pico, "input_size": [3, side, side], "processor": processor}
     full = [HeadMask.full(sites)]
     description = Description("dense", "hf", FAMILY.version, "", config, preprocess, ["a", "b", "c"], full)
     library = model.to("meta").requires_grad_(False)
+    if variant == "hf-siglip2":  # of whose positions the library looks at numbers
+        library.vision_model.embeddings.forward = lambda pixels, _: library.vision_model.embeddings.patch_embedding(
+            pixels
+        )
+    batch = FAMILY.example_inputs(preprocess, 1, 0)
+    batch = {n: t.to("meta") for n, t in (batch if isinstance(batch, dict) else {"pixel_values": batch}).items()}
+    missing = {"pixel_attention_mask": None} if batch.pop("pixel_attention_mask", None) is not None else {}
     with FlopCounterMode(display=False) as counter:
-        library.get_image_features(torch.empty(1, 3, side, side, device="meta"))
+        library.get_image_features(**batch, **missing)
     features = library.config.projection_dim if variant == "hf-clip" else 768
     expected = counter.get_total_flops() // 2 + 3 * features
     assert macs(description, tensors, whole_last_block=True) == expected
@@ -170,7 +209,7 @@ def test_sizes_of_published_models(variant: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Siglip2Model", "it takes images in varying numbers of patches (one resolution: SiglipModel)"),
+        ("Siglip2VisionModel", "it is one tower of a Siglip2Model"),
         ("CLIPTextModelWithProjection", "it is one tower of a CLIPModel"),
         ("SiglipVisionModel", "it is one tower of a SiglipModel"),
         ("AltCLIPModel", "its attention is AltCLIPAttention"),

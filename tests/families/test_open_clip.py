@@ -19,6 +19,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.open_clip import FAMILY
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.fusion.plan import plan_fusion
+from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.loading import build_model
 from hydractl.model.projections import HeadBank, MemberProjections
@@ -73,8 +74,8 @@ def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | 
     for site in sites:
         weights = FAMILY.read(tensors, site)
         weights = weights if kept is None else weights.select(kept[site.path])
-        norms = FAMILY.norms(model, site)
-        for side, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+        norms = FAMILY.common(model, site)
+        for side, norm in zip(COMMON, norms, strict=True):
             for leaf, _ in list(norm.named_parameters()):
                 norm.register_parameter(leaf, torch.nn.Parameter(weights.extra[f"{side}.{leaf}"]))
         assert FAMILY.dropouts(model, site) == (0.0, 0.0)

@@ -21,7 +21,9 @@ from hydractl.model.loading import build_model
 from hydractl.model.projections import neighbours, runs_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, member_source, open_source
+from tests.fusion.test_batched import GRAPHS as BATCHED
 from tests.pico import (
+    MORE,
     VARIANTS,
     close,
     inputs,
@@ -34,7 +36,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import spread
+from tests.spread import LONG_VARIANTS, marked_long, spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
@@ -59,9 +61,13 @@ def alone(masks: Sequence[Sequence[Sequence[int]]], sites: range) -> int:
     return len(same) if all(same) else same.index(False)
 
 
+WAYS = (MASKS, [True, False], [False, True])
+
+
 # What is run once does not depend on the library: one of the twenty ways with each model, all of them in all.
 @pytest.mark.parametrize(
-    ("variant", "case", "together", "whole"), spread(VARIANTS, MASKS, [True, False], [False, True])
+    ("variant", "case", "together", "whole"),
+    [*spread(VARIANTS, *WAYS), *marked_long(spread(MORE, *WAYS))],
 )
 @torch.no_grad()
 def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, together: bool, whole: bool) -> None:
@@ -236,21 +242,29 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
     assert "tensor 'blocks.1.attn.proj.weight' is [24, 16], expected [24, 24]" in caught.value.problems
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["class-token", *(pytest.param(variant, marks=pytest.mark.long) for variant in ("bert", "clip", "hf-siglip"))],
-)
+# The others are among the batched ones.
+OTHERS = [v for v in (*VARIANTS, *MORE) if v not in (*BATCHED, *LONG_VARIANTS)]
+GRAPHS = spread(["class-token", *OTHERS], [False, True])
+
+
+@pytest.mark.parametrize(("variant", "own"), [*GRAPHS[:1], *marked_long(GRAPHS[1:])])
 @torch.no_grad()
-def test_all_of_it_is_one_graph(variant: str) -> None:
-    members, expected = of_one_checkpoint(variant, SECOND)
-    plan = plan_fusion(members)
+def test_all_of_it_is_one_graph(variant: str, own: bool) -> None:
+    """Of members that share a prefix, or of which each has weights of its own."""
+    members, expected = of_one_checkpoint(variant, SECOND[:2])
+    if own:
+        mask, other = SECOND[1], source_of(shared_stock(variant, 1), variant, "other")
+        members[1] = prune_source(other, mask_of(other, mask))
+        expected[1] = stock_logits(variant, tuple(mask_of(other, mask).removed_heads), 1)
+    plan = plan_fusion(members, [])
     fused = HydraModel(plan.description, plan.tensors)
     fused.member_logits(inputs(variant))  # the features of the classes of a CLIP are part of no graph
+    torch.compiler.reset()
     fused.compile(backend="eager")
     assert isinstance(fused.member_logits, types.FunctionType), "compiled in place"
     for member, reference in zip(fused.member_logits(inputs(variant)), expected, strict=True):
         close(member, reference)
-    assert torch.allclose(fused(inputs(variant)).exp(), torch.stack(expected).softmax(-1).mean(0), atol=1e-6)
+    torch.compiler.reset()
 
 
 def test_a_site_that_is_stored_partly_once_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
+from hydractl.families.hf.inputs import image_preprocess
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.heads.mask import HeadMask
 from hydractl.model.cost import macs, parameters
 from tests.model.test_cost import Skeleton
-from tests.pico import LABELS, shared_stock, source_of
+from tests.pico import HF, HF_CLIP, LABELS, shared_stock, source_of
 
 declare_operators()
 
@@ -24,82 +26,133 @@ import timm  # noqa: E402
 import torchvision  # noqa: E402
 import transformers  # noqa: E402
 
-_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
-_BASE = {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-_LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-_LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256}
-_QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
-_QWEN |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
-# Name -> the pico model of its kind, heads of each site, parameters as published, and what is set of the configuration.
-SIZES: dict[str, tuple[str, int, int, Any]] = {
-    "vit_base_patch16_224": ("class-token", 12, 86_567_656, 224),
-    "deit_base_distilled_patch16_224": ("distilled", 12, 87_338_192, 224),
-    "eva02_base_patch14_448": ("eva", 12, 87_117_544, 448),
-    "vit_base_patch16_dinov3": ("dinov3", 12, 85_641_216, 256),
-    "vit_base_patch14_reg4_dinov2": ("registers", 12, 86_582_016, 518),
-    "vit_b_16": ("torchvision", 12, 86_567_656, 224),
-    "BertForSequenceClassification": ("bert", 12, 109_483_778, {}),
-    "RobertaForSequenceClassification": ("roberta", 12, 124_647_170, _ROBERTA),
-    "DistilBertForSequenceClassification": ("distilbert", 12, 66_955_010, {}),
-    "ElectraForSequenceClassification": ("electra", 12, 109_483_778, _BASE),
-    "ModernBertForSequenceClassification": ("modernbert", 12, 149_606_402, {}),
-    "LlamaForSequenceClassification": ("llama", 32, 1_235_814_400 + 2 * 2048, _LLAMA),
-    "Qwen3ForSequenceClassification": ("qwen3", 16, 596_049_920 + 2 * 1024, _QWEN),
-    "GPT2ForSequenceClassification": ("gpt2", 12, 124_439_808 + 2 * 768, {}),
-    "ViT-B-32": ("clip", 12, 151_277_313, 224),
+_12 = [12] * 12
+_SWIN = [3] * 2 + [6] * 2 + [12] * 6 + [24] * 2
+# Name -> the pico model of its kind, heads of each site, and the pixels of an image.
+NAMED: dict[str, tuple[str, list[int], int]] = {
+    "vit_base_patch16_224": ("class-token", _12, 224),
+    "deit_base_distilled_patch16_224": ("distilled", _12, 224),
+    "eva02_base_patch14_448": ("eva", _12, 448),
+    "vit_base_patch16_dinov3": ("dinov3", _12, 256),
+    "vit_base_patch14_reg4_dinov2": ("registers", _12, 518),
+    "vit_small_patch16_rope_mixed_224": ("rope-mixed", [6] * 12, 224),
+    "beitv2_base_patch16_224": ("beit", _12, 224),
+    "swin_tiny_patch4_window7_224": ("swin", _SWIN, 224),
+    "swinv2_tiny_window16_256": ("swinv2", _SWIN, 256),
+    "vit_b_16": ("torchvision", _12, 224),
+    "ViT-B-32": ("clip", [*_12, *[8] * 12], 224),
 }
+_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
+_BASE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072}
+_LLAMA = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+_QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+_DEBERTA = {**_BASE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+_DEBERTA |= {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0}
+# What is set of the configuration of a class of transformers. Without it, it is the size that the class is made for.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "RobertaForSequenceClassification": _ROBERTA,
+    "ElectraForSequenceClassification": {**_BASE, "embedding_size": 768},
+    "LlamaForSequenceClassification": {**_LLAMA, "num_key_value_heads": 8, "vocab_size": 128256},
+    "Qwen3ForSequenceClassification": {**_QWEN, "num_key_value_heads": 8, "head_dim": 128},
+    "MinistralForSequenceClassification": {"head_dim": 128},
+    "DebertaV2ForSequenceClassification": _DEBERTA,
+    "BeitForImageClassification": {"use_relative_position_bias": True},
+    "Data2VecVisionForImageClassification": {"use_relative_position_bias": True},
+    "Swinv2ForImageClassification": {"image_size": 256, "window_size": 16},
+}
+# Parameters as published, with the two or 1,000 classes that they have here.
+PARAMETERS = {
+    "vit_base_patch16_224": 86_567_656,
+    "deit_base_distilled_patch16_224": 87_338_192,
+    "eva02_base_patch14_448": 87_117_544,
+    "vit_base_patch16_dinov3": 85_641_216,
+    "vit_base_patch14_reg4_dinov2": 86_582_016,
+    "beitv2_base_patch16_224": 86_530_984,
+    "swin_tiny_patch4_window7_224": 28_288_354,
+    "swinv2_tiny_window16_256": 28_347_154,
+    "vit_b_16": 86_567_656,
+    "ViT-B-32": 151_277_313,
+    "CLIPModel": 151_277_313,
+    "BertForSequenceClassification": 109_483_778,
+    "RobertaForSequenceClassification": 124_647_170,
+    "DistilBertForSequenceClassification": 66_955_010,
+    "ElectraForSequenceClassification": 109_483_778,
+    "ModernBertForSequenceClassification": 149_606_402,
+    "LlamaForSequenceClassification": 1_235_814_400 + 2 * 2048,
+    "Qwen3ForSequenceClassification": 596_049_920 + 2 * 1024,
+    "GPT2ForSequenceClassification": 124_439_808 + 2 * 768,
+}
+_CLASSES = {name: variant for variant, (name, _, _) in reversed({**HF, **HF_CLIP}.items())}
+CASES = [*NAMED, *(name for name in _CLASSES if name != "Siglip2Model")]
+"""Every class of transformers that has a pico model, and a model or two of each kind in the other libraries.
+
+SigLIP 2 resizes its positions by the numbers in ``spatial_shapes``, which tensors without numbers do not have.
+"""
+FAST = ("vit_base_patch16_224", "eva02_base_patch14_448", "swin_tiny_patch4_window7_224", "vit_b_16", "ViT-B-32")
+FAST += tuple(f"{name}ForSequenceClassification" for name in ("Bert", "ModernBert", "Llama", "GPT2", "DebertaV2"))
 
 
-def built(name: str, variant: str, settings: Any) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
-    """Configuration of a published model, the library's own model without numbers, and how it is called."""
+def built(name: str, variant: str, size: int) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
+    """Configuration of a model with a name, the library's own model without numbers, and how it is called."""
     stock: Any
-    if isinstance(settings, dict):
-        cls = getattr(transformers, name)
-        config = cls.config_class(**settings)
-        document = {**config.to_dict(), "architectures": [name], "num_labels": 2}
-        return (
-            document,
-            cls._from_config(config, attn_implementation="sdpa"),
-            lambda model, given: model(given["input_ids"]),
-        )
     if variant == "torchvision":
         stock = torchvision.models.get_model(name)
         names = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "num_classes")
-        return (
-            {**{key: getattr(stock, key) for key in names}, "num_layers": 12, "num_heads": 12},
-            stock,
-            lambda model, given: model(given),
-        )
+        config = {**{key: getattr(stock, key) for key in names}, "num_layers": 12, "num_heads": 12}
+        return config, stock, lambda model, given: model(given)
     if variant == "clip":
         config = open_clip.get_model_config(name)
         return config, open_clip.CLIP(**config), lambda model, given: model.encode_image(given)
     classes = 0 if "dino" in name else 1000
-    config = {"architecture": name, "pretrained_cfg": {}, "num_classes": classes, "model_args": {"img_size": settings}}
-    return config, timm.create_model(name, num_classes=classes, img_size=settings), lambda model, given: model(given)
+    config = {"architecture": name, "pretrained_cfg": {}, "num_classes": classes, "model_args": {"img_size": size}}
+    return config, timm.create_model(name, num_classes=classes, img_size=size), lambda model, given: model(given)
 
 
-LONG = ("deit_base_distilled_patch16_224", "vit_base_patch14_reg4_dinov2", "RobertaForSequenceClassification")
-LONG += ("DistilBertForSequenceClassification", "ElectraForSequenceClassification", "Qwen3ForSequenceClassification")
+def of_transformers(name: str) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
+    """The same of a class of transformers."""
+    cls = getattr(transformers, name)
+    config = cls.config_class(**SETTINGS.get(name, {}))
+    attends = "sdpa" if cls._supports_sdpa else "eager"
+    stock = cls._from_config(config, attn_implementation=attends, dtype=torch.float32)
+    document = {**config.to_dict(), "architectures": [name], "num_labels": 2}
+    if name in _CLASSES and _CLASSES[name] in HF_CLIP:
+        return document, stock, lambda model, given: model.get_image_features(given)
+    stock.base_model.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at numbers, as MPNet at a mask
+    return document, stock, lambda model, given: model(given["input_ids"] if isinstance(given, dict) else given)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in SIZES])
-def test_a_published_model(name: str) -> None:
-    variant, heads, params, settings = SIZES[name]
+def heads_of(config: Any) -> list[int]:
+    """Of each site of an encoder of transformers."""
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    if isinstance(heads, int):
+        return [heads] * layers
+    return [count for count, depth in zip(heads, config.depths, strict=True) for _ in range(depth)]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n not in FAST)) for n in CASES])
+def test_a_published_model(name: str, tmp_path: Path) -> None:
+    variant = NAMED[name][0] if name in NAMED else _CLASSES[name]
     with torch.device("meta"):
-        config, stock, call = built(name, variant, settings)
+        config, stock, call = built(name, variant, NAMED[name][2]) if name in NAMED else of_transformers(name)
     pico = source_of(shared_stock(variant), variant).description
     family, preprocess = get_family(pico.family), dict(pico.preprocess)
-    for key, size in (("input_size", [3, settings, settings]), ("size", [settings, settings])):
-        if key in preprocess and type(settings) is int:
+    towers = [getattr(stock.config, key, None) for key in ("vision_config", "text_config")] if name in _CLASSES else []
+    towers = [tower for tower in towers if tower is not None] or [stock.config] if name in _CLASSES else []
+    pixels = NAMED[name][2] if name in NAMED else getattr(towers[0], "image_size", 0)
+    if name in _CLASSES and pixels:
+        preprocess |= image_preprocess(tmp_path, "ViTImageProcessor", 3, (pixels, pixels))
+    for key, size in (("input_size", [3, pixels, pixels]), ("size", [pixels, pixels])):
+        if key in preprocess and pixels:
             preprocess[key] = size
     sites = family.sites(config)
+    expected = NAMED[name][1] if name in NAMED else [heads for tower in towers for heads in heads_of(tower)]
+    assert [site.heads for site in sites] == expected
+    shared = getattr(towers[0], "num_key_value_heads", expected[0]) if towers else expected[0]
+    assert {site.sharing for site in sites if site.tower != "text"} == {expected[0] // shared}
     description = replace(pico, config=config, masks=[HeadMask.full(sites)], preprocess=preprocess)
     tensors = Skeleton(dict(family.build(config).state_dict()))
-    assert parameters(tensors) == sum(p.numel() for p in stock.parameters()) == params
-    width = 128 if variant == "qwen3" else 64
-    assert {(site.heads, site.head_dim) for site in sites if site.tower != "text"} == {(heads, width)}
-    assert len(sites) == {"distilbert": 6, "modernbert": 22, "clip": 24, "llama": 16, "qwen3": 28}.get(variant, 12)
-    assert {site.sharing for site in sites} == {{"llama": 4, "qwen3": 2}.get(variant, 1)}
+    count = sum(p.numel() for p in stock.parameters())
+    assert parameters(tensors) == count == PARAMETERS.get(name, count)
     given = family.example_inputs(preprocess, 1, 0)
     given = {k: v.to("meta") for k, v in given.items()} if isinstance(given, dict) else given.to("meta")
     torch.backends.mha.set_fastpath_enabled(False)  # one operator, which the counter does not know
@@ -108,7 +161,10 @@ def test_a_published_model(name: str) -> None:
             call(stock.eval(), given)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
-    compared = len(LABELS) * 512 if variant == "clip" else 0  # the image's features with those of the classes
-    if variant in ("llama", "qwen3", "gpt2"):  # the library has logits of every token
-        compared -= (given["input_ids"].shape[1] - 1) * stock.score.weight.numel()
+    compared = 0  # the image's features with those of the classes
+    if variant in ("clip", *HF_CLIP):
+        compared = len(LABELS) * {"hf-siglip": 768}.get(variant, 512)
+    last = getattr(stock, "score", stock.classifier if variant == "eurobert" else None)
+    if last is not None:  # the library has logits of every token
+        compared -= (given["input_ids"].shape[1] - 1) * last.weight.numel()
     assert macs(description, tensors, whole_last_block=True) == counter.get_total_flops() // 2 + compared

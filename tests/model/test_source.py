@@ -252,8 +252,6 @@ def test_names_that_timm_does_not_know() -> None:
 REFUSED = {
     "cait_xxs24_224?embed_dim=16&num_heads=2&depth=1": "Cait is not supported: its attention is "
     "timm.models.cait.TalkingHeadAttn",
-    "swinv2_tiny_window8_256?embed_dim=12&depths=[1,1,1,1]": "SwinTransformerV2 is not supported: its attention is "
-    "timm.models.swin_transformer_v2.WindowAttention",
     "resnet10t": "ResNet is not supported: it has no attention",
     "mobilevit_xxs": "ByobNet is not supported: it",
     f"vit_tiny_patch16_224?{SIZES}&scale_attn_norm=true": "blocks.0.attn of VisionTransformer is an Attention that "

@@ -68,6 +68,8 @@ def everything() -> dict[str, Any]:
     one["conformal"] = {"method": "lac", "alpha": 0.1, "qhat": 0.71, **sizes}
     flagged = {"letters": 0.9, "photos": 0.5, "noise": None}
     one["threshold"] = {"score": "msp", "value": -0.6, "rule": "ood:0.95", "id_flagged": 0.2, "ood_flagged": flagged}
+    one["training"] = [training(member, epochs) for member, epochs in enumerate((2, 2, 3))]
+    found["models"][0]["training"] = [training(0, 1)]
     one["seen"] = {"id": 12, "letters": 3, "photos": 0, "noise": 0}
     for row in found["models"]:
         start = row["id"]
@@ -78,6 +80,14 @@ def everything() -> dict[str, Any]:
         row["corruptions"] = {"gaussian_noise": by, "fog": {s: by[s] for s in ("1", "2", "3")}}
         row["corruption_avg"] = {s: {k: v for k, v in by[s].items() if k != "n"} for s in by}
     return found
+
+
+def training(member: int, epochs: int) -> dict[str, Any]:
+    course = [
+        {"epoch": e, "steps": 40 * e, "loss": 1.5 / (e + member), "val_accuracy": 0.5 + 0.1 * e, "val_nll": 1 / e}
+        for e in range(1, epochs + 1)
+    ]
+    return {"member": member, "steps": 40 * epochs, "kept_epoch": epochs, "n": 320, "n_val": 50, "epochs": course}
 
 
 def without_values(found: Any) -> Any:

@@ -111,6 +111,10 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "a level": (put("bootstrap", "level", value="95"), "bootstrap.level is '95', not a number"),
     "data": (put("data", "id", "spec", value=3), "data.id.spec is 3, not a text"),
+    "an epoch": (
+        put("models", 0, "training", 0, "epochs", 0, "epoch", value=0.5),
+        "models[0].training[0].epochs[0].epoch is 0.5, not a count",
+    ),
     "a threshold": (put("models", 2, "threshold", value=0.5), "models[2].threshold is 0.5, not an object"),
 }
 

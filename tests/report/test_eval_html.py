@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hydractl.report.eval_html import render
+from hydractl.report.eval_html import best_lines, render
 from tests.report.examples import HOSTILE, SETS, everything, sample, without_values
 from tests.report.pages import Node, parse
 
@@ -73,6 +73,7 @@ def test_every_section_is_there_and_linked(page: Node) -> None:
         "risk-coverage",
         "cost",
         "heads",
+        "training",
         "members",
     ]
     wanted += ["diversity", "corruptions", "settings", "conventions", "provenance"]
@@ -85,6 +86,7 @@ def test_every_picture_is_there(page: Node) -> None:
     counts = {name: len(svgs(page.by_id(name))) for name in ("roc", "scores", "reliability", "risk-coverage", "cost")}
     assert counts == {"roc": models, "scores": models * sets, "reliability": models, "risk-coverage": 1, "cost": 2}
     assert len(svgs(page.by_id("heads"))) == 1 + 1 + 3  # a map for each member
+    assert len(svgs(page.by_id("training"))) == 2  # of the two rows that were trained
     assert len(svgs(page.by_id("diversity"))) == 2 and len(svgs(page.by_id("corruptions"))) == 3
 
 
@@ -134,12 +136,27 @@ def test_the_main_table_holds_and_marks_the_numbers(page: Node, document: dict[s
         assert marked.index("second") == values.index(sorted(values, reverse=best is max)[1])
 
 
-def test_the_summary_names_what_was_measured(page: Node, document: dict[str, Any]) -> None:
+def test_the_summary_names_what_was_measured_and_who_is_best(page: Node, document: dict[str, Any]) -> None:
     text = page.by_id("summary").text()
     assert "3 models were measured on 200 labelled samples of builtin:id/test" in text
     assert "letters (near OOD, n = 100); photos (far OOD, n = 110); noise (n = 120)" in text
     assert "Intervals cover 95 %, from 20 bootstrap resamples" in text
     assert "hydra was made with some of these samples: 12 of ID, 3 of letters." in text
+    best = max(document["models"], key=lambda row: row["id"]["accuracy"])
+    low, high = best["ci"]["id.accuracy"]
+    wanted = f"Accuracy (higher is better): {best['name']} with {best['id']['accuracy']:.4f} ({low:.4f} to {high:.4f})"
+    assert wanted in text
+    best = min(document["models"], key=lambda row: row["id"]["nll"])
+    assert f"Negative log likelihood (lower is better): {best['name']} with {best['id']['nll']:.4f}" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_rows_that_tie_share_a_line_without_an_interval(document: dict[str, Any]) -> None:
+    same = copy.deepcopy(document)
+    for row in same["models"][:2]:
+        row["id"]["accuracy"] = 0.999
+    text = parse(render(same)).by_id("summary").text()
+    assert "Accuracy (higher is better): base and taylor with 0.9990, then hydra with 0.9900" in text
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -276,3 +293,20 @@ def test_same_document_same_bytes(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
     )  # fmt: skip
     assert run.stdout == hashlib.sha256(render(document)).hexdigest() + "\n"
+
+
+def test_the_summary_judges_by_paired_differences() -> None:
+    """Intervals of two rows may overlap where the samples are the same and the difference is significant."""
+    rows: list[dict[str, Any]] = [
+        {"name": "base", "id": {"n": 9, "accuracy": 0.90}, "ci": {"id.accuracy": [0.85, 0.95]}},
+        {"name": "hydra", "id": {"n": 9, "accuracy": 0.93}, "ci": {"id.accuracy": [0.88, 0.98]}},
+    ]
+    rows[1]["difference"] = {"id.accuracy": {"value": 0.03, "ci": [0.01, 0.05]}}
+    (_, text) = best_lines({"models": rows})[0]
+    assert text.endswith("; significantly different from base (paired difference +0.0300, +0.0100 to +0.0500).")
+    rows[1]["difference"]["id.accuracy"]["ci"] = [-0.01, 0.07]
+    assert "; not significantly different from base (" in best_lines({"models": rows})[0][1]
+    rows[1]["id"]["accuracy"], rows[1]["difference"]["id.accuracy"] = 0.87, {"value": -0.03, "ci": [-0.05, -0.01]}
+    assert best_lines({"models": rows})[0][1].endswith(
+        "; paired differences to base are significant for 1 of 1 others."
+    )

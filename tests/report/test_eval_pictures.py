@@ -103,6 +103,21 @@ def test_scores_are_shares_of_each_set(document: dict[str, Any]) -> None:
     assert not on_axes(picture(document, "scores", 0).panels[0]).lines
 
 
+def test_training_is_drawn_from_its_epochs(document: dict[str, Any]) -> None:
+    told = document["models"][-1]["training"]
+    loss, accuracy = map(on_axes, picture(document, "training", 2).panels)
+    assert loss.get_xlabel() == "epoch (n = 80 to 120 steps)" and loss.get_ylabel() == "training loss, nats\n(n = 320)"
+    assert accuracy.get_ylabel() == "validation accuracy\n(n = 50)"
+    assert [line.get_label() for line in loss.lines] == [
+        f"member {member}: epoch {n} of {n} kept" for member, n in enumerate((2, 2, 3))
+    ]
+    for axes, key in ((loss, "loss"), (accuracy, "val_accuracy")):
+        for line, one in zip(axes.lines, told, strict=True):
+            assert line.get_xydata().tolist() == [[entry["epoch"], entry[key]] for entry in one["epochs"]]
+    single = on_axes(picture(document, "training", 0).panels[0])
+    assert single.lines[0].get_label() == "epoch 1 of 1 kept" and single.get_xlabel() == "epoch (n = 40 steps)"
+
+
 def test_heads_are_drawn_one_by_one(document: dict[str, Any]) -> None:
     axes = on_axes(picture(document, "heads", 2).panels[1])
     sites = document["models"][2]["heads"]
@@ -190,7 +205,8 @@ def test_names_are_fixed_and_known_beforehand(everything_drawn: dict[str, bytes]
     of_all = ["risk-coverage.png", "cost-auroc.png", "cost-accuracy.png", "diversity.png", "corruptions.png"]
     kinds = ("reliability", "scores", "roc", "heads")
     of_models = [f"{kind}.{name}.png" for name in ("base", "taylor", "hydra") for kind in kinds]
-    assert list(everything_drawn) == [*of_all, *of_models]
+    of_models.insert(of_models.index("heads.base.png") + 1, "training.base.png")
+    assert list(everything_drawn) == [*of_all, *of_models, "training.hydra.png"]
     assert set(everything_drawn) <= set(possible_files(["base", "taylor", "hydra"]))
 
 

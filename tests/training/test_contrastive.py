@@ -24,6 +24,7 @@ from hydractl.model.stored import sliced
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import losses
 from hydractl.training.data import TrainingData
+from hydractl.training.distribution import backward
 from hydractl.training.losses import Contrastive
 from hydractl.training.options import LossOptions, WeightOptions
 from hydractl.training.start import trainable
@@ -79,6 +80,11 @@ def stock_gradients(model: Any, variant: str, dtype: torch.dtype) -> tuple[float
     }
 
 
+def value_of(loss: Contrastive, batches: Sequence[Batch]) -> float:
+    """The loss of one step; it leaves gradients."""
+    return backward(loss, loss.calls(batches, []), Processes())
+
+
 def gradients(
     model: HydraModel,
     batches: Sequence[Batch],
@@ -89,7 +95,7 @@ def gradients(
     """Loss and gradients under the names of the library: the weights are lost."""
     trainable(model, WeightOptions(tower=tower, freeze=tuple(freeze)))
     model.train()
-    loss = Contrastive(model, LossOptions(name="contrastive"), team or Processes()).backward(batches, PAIRS)
+    loss = value_of(Contrastive(model, LossOptions(name="contrastive"), team or Processes()), batches)
     for parameter in model.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     return loss, {name: tensor.clone() for name, tensor in model.stock_tensors().items()}
@@ -158,7 +164,7 @@ def test_four_batches_of_eight_are_one_of_thirty_two(variant: str, published: An
     # Added up, the losses of small batches are something else.
     model = HydraModel(source.description, source.tensors).train()
     alone = [
-        Contrastive(model, LossOptions(name="contrastive"), Processes()).backward([part], 8)
+        value_of(Contrastive(model, LossOptions(name="contrastive"), Processes()), [part])
         for part in pairs(variant, torch.float32, 8)
     ]
     assert abs(sum(alone) / 4 - loss) > 0.01
@@ -233,7 +239,8 @@ def test_processes_that_share_a_step_compare_all_of_its_pairs(variant: str, publ
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[rank][0] for rank in range(3)] == [pytest.approx(loss, rel=1e-12), 0.0, 0.0]
+    # Each has a third of the loss, and so of the gradients, whose mean is taken once they are three times as much.
+    assert [found[rank][0] for rank in range(3)] == [pytest.approx(loss / 3, rel=1e-12)] * 3
     agree({name: sum(found[rank][1][name] for rank in range(3)) for name in theirs}, theirs, 1e-12)
 
 

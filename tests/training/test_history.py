@@ -1,4 +1,4 @@
-"""What is told of a training afterwards: by ``--info``, of an unfinished run too."""
+"""What is told of a training afterwards: in the rows of ``eval``, by ``--info``, of an unfinished run too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from hydractl.files.description import Description
 from hydractl.files.header import read_header
-from hydractl.files.training_history import trainings_of, unfinished
+from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
 from tests.running import run
 
@@ -37,11 +37,28 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 
 @pytest.mark.long
-def test_info_tells_the_course_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_and_info_tell_the_course_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
     first = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "3", "-o", "a.st")
-    run("finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")
+    second = answer(capsys, "finetune", MODEL, *DATA, "--epochs", "1", "--seed", "1", "-o", "b.st")
     run("fuse", "a.st", "b.st", "-o", "ab.st", "-q", "--device", "cpu")
     run("prune", MODEL, "--method", "magnitude", "--keep", "2", "-o", "c.st", "-q")
+    models = ["a.st", "ab.st", "c.st", "deep=c.st+b.st"]
+    found = answer(capsys, "eval", *models, "--data", "test.npz", "--device", "cpu", "-q", "-o", "eval.json")
+    a, ab, c, deep = (row.get("training") for row in found["models"])
+    about = {"n": 20, "n_val": 11}
+    assert a == [{"member": 0, "steps": 9, "kept_epoch": first["kept_epoch"], **about, "epochs": first["epochs"]}]
+    of_b = {"steps": 3, "kept_epoch": 1, **about, "epochs": second["epochs"]}
+    assert (ab, c, deep) == ([*a, {"member": 1, **of_b}], None, [{"member": 1, **of_b}])
+    # Predictions that were kept tell the same, side by side too.
+    for name in ("a", "b"):
+        run("eval", f"{name}.st", "--data", "test.npz", "--device", "cpu", "-q", "--predictions", f"{name}.kept.st")
+    both = answer(capsys, "eval", "ab=a.kept.st+b.kept.st", "-q", "-o", "kept.json")
+    assert both["models"][0]["training"] == ab
+    run("eval", "--from", "eval.json", "--report", "report.html", "-q")
+    page = Path("report.html").read_text()
+    assert page.count("validation accuracy\n(n = 11)") == 0  # a line break is drawn as two lines
+    assert page.count('<figure class="training') == 3 and "epoch (n = 3 to 9 steps)" in page
+
     kept, last = first["epochs"][first["kept_epoch"] - 1], first["epochs"][-1]
     said = f"epoch {kept['epoch']} of 3 kept, 9 steps, last loss {last['loss']:.4f}, "
     said += f"validation accuracy {kept['val_accuracy']:.4f}"
@@ -80,11 +97,18 @@ def described(settings: Any) -> Any:
     return Description("dense", "f", "1", "a", {}, {}, None, masks=[None], provenance=made)  # type: ignore[list-item]
 
 
+def test_of_a_long_training_some_epochs_are_told() -> None:
+    (found,) = trainings_of([described({"history": HISTORY, "kept_epoch": 30})])
+    told = [entry["epoch"] for entry in found["epochs"]]
+    assert told == sorted({*range(1, 201, 4), 30, 200})
+    assert found["epochs"][0] == {"epoch": 1, "steps": 2, "loss": 1.0, "val_accuracy": 0.5}
+    assert (found["steps"], found["n"], found["n_val"]) == (400, None, None)
+    assert training_text(found) == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
+
+
 def test_of_a_snapshot_its_last_epoch_is_told() -> None:
-    (found,) = trainings_of(described({"history": HISTORY, "kept_epoch": 30}))
-    assert found == "epoch 30 of 200 kept, 400 steps, last loss 0.0050, validation accuracy 0.5000"
-    (found,) = trainings_of(described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15}))
-    assert found.startswith("epoch 7 of 7 kept, 15 steps")
+    (found,) = trainings_of([described({"history": HISTORY[:7], "cycle": 2, "cycle_end": 15})])
+    assert (found["kept_epoch"], found["steps"], len(found["epochs"])) == (7, 15, 7)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +125,7 @@ def test_of_a_snapshot_its_last_epoch_is_told() -> None:
     ],
 )
 def test_a_strangers_provenance_tells_nothing(settings: Any) -> None:
-    assert trainings_of(described(settings)) == []
+    assert trainings_of([described(settings)]) == []
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,7 @@ def test_a_second_signal_ends_the_process() -> None:
     [
         (["--members", "2", "--devices", "99", "-o", "x.st"], "device 'cuda:99' is not available"),
         (["--members", "2", "--log", "x.jsonl"], "several trainings have a log each: --log beside"),
+        (["--shard"], "--shard needs several processes"),
         (["--devices", "cpu", "--device", "cpu"], "--device has no effect with --devices cpu"),
         (["--members", "2", "--devices", "cpu,gpu"], "--devices must be DEVICE[,DEVICE...], not 'gpu'"),
         (["other.st", "-o", "x.st"], "of several MODELs --output names their folder, as in out/, not x.st"),
@@ -268,6 +269,8 @@ def test_torchrun_and_members_exclude_each_other(
     assert "torchrun shares one training among processes, not several" in capsys.readouterr().err
     run("finetune", MODEL, *DATA, "--devices", "cpu", code=2)
     assert "--devices is for several trainings" in capsys.readouterr().err
+    run("finetune", MODEL, *DATA, "--device", "cuda:0", code=2)
+    assert "--device cuda:0 is one GPU for all processes" in capsys.readouterr().err
 
 
 def test_a_dry_run_lists_what_would_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,19 @@ from hydractl.model.loading import build_model
 from hydractl.model.stored import check_tensors
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import drawn, trainable, with_drawn_head, with_dropout, with_new_head
-from tests.pico import CLIP, HF, TIMM, VARIANTS, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.pico import (
+    CLIP,
+    HF,
+    TIMM,
+    VARIANTS,
+    close,
+    inputs,
+    mask_of,
+    prune_source,
+    shared_stock,
+    source_of,
+    stock_logits,
+)
 from tests.spread import spread
 
 CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP]
@@ -31,12 +43,24 @@ def test_a_new_head_is_zeros_and_all_else_is_as_it_was(variant: str, classes: in
     assert torch.equal(logits, torch.zeros_like(logits))
 
 
+@pytest.mark.long
+@torch.no_grad()
+def test_statistics_stay_in_training_and_belong_to_their_model() -> None:
+    source = source_of(shared_stock("hybrid"), "hybrid")
+    model = build_model(source).train()
+    close(model.member_logits(inputs("hybrid"))[0], stock_logits("hybrid"))
+    names = [name for name in source.tensors.names() if "running" in name or name.endswith("tracked")]
+    after = model.stock_tensors()
+    assert len(names) == 6 and all(torch.equal(after[name], source.tensors.read(name)) for name in names)
+    assert {source.family.part(name, source.sites) for name in names} == {"own"}
+
+
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
 def test_a_zero_shot_model_has_no_head() -> None:
-    with pytest.raises(UsageError, match="--reset-head: open_clip models have no classifier"):
+    with pytest.raises(UsageError, match="--reset-head: open_clip has no classifier on a tower of images"):
         with_new_head(source_of(shared_stock("clip"), "clip"), ["a"], 1)
 
 

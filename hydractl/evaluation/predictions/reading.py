@@ -202,7 +202,7 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
 
 # --- several as one ensemble ------------------------------------------------------------------------------------------
 
-_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score")
+_OWN = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
 """What the models of an ensemble may differ in. All else in a header decides logits, or names classes."""
 
 _OF_ONE = ("calibration", "threshold", "ood_score")
@@ -237,7 +237,7 @@ class Concatenated:
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        self.model = _concatenated([part.model for part in parts])
+        self.model = _concatenated([part.model for part in parts], [part.shape(0)[0] for part in parts])
         self.sets = [
             replace(one, seen=max(part.sets[at].seen for part, at in self._of_parts(index)))
             for index, one in enumerate(parts[0].sets)
@@ -306,13 +306,18 @@ def _common(value: Any) -> Any:
     return {key: part for key, part in value.items() if key != "c"} if isinstance(value, Mapping) else value
 
 
-def _concatenated(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
     """What the header of the ensemble says of its model: no calibration, as none was fitted for it."""
     digests = [model.get("sha256") for model in models]
     costs = [model.get("cost") or {} for model in models]
     document = {key: value for key, value in models[0].items() if key not in _OF_ONE}
     document["sha256"] = [part for digest in digests for part in (digest if isinstance(digest, list) else [digest])]
     document["heads"] = _heads([model.get("heads") or [] for model in models])
+    document["training"] = [
+        {**training, "member": sum(members[:place]) + (training.get("member") or 0)}
+        for place, model in enumerate(models)
+        for training in model.get("training") or ()
+    ]
     if any((model.get("probe") or {}).get("c") for model in models):
         document["probe"] = {**models[0]["probe"], "c": [c for model in models for c in model["probe"].get("c") or ()]}
     document["cost"] = {**costs[0], **{key: _total([cost.get(key) for cost in costs]) for key in ("params", "macs")}}

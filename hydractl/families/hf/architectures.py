@@ -43,6 +43,8 @@ class Layout:
     block: str = "attention"
     # The modules before the first layer.
     embeddings: tuple[str, ...] = ("embeddings", "embeddings_project", "pre_layrnorm")
+    # Whether the layers are in stages, between which tokens get fewer.
+    staged: bool = False
 
 
 _PROJECTIONS = AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -69,7 +71,28 @@ _BEIT = Layout(
     "",
     ("embeddings", "shared_position_bias"),
 )
-_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table))
+_DATA2VEC = replace(
+    _BEIT,
+    layers="encoder.layer",
+    heads=replace(
+        _BERT.heads, qkv=("attention.query", "attention.key", "attention.value"), table=f"attention.{_BEIT.heads.table}"
+    ),
+    core_class="SdpaSelfAttention",
+    block="attention",
+    embeddings=("embeddings", "encoder.relative_position_bias"),
+)
+_SWIN = replace(_VIT, layers="encoder.layers", heads=replace(_PROJECTIONS, table=_BEIT.heads.table), staged=True)
+_SWINV2 = replace(
+    _BERT,
+    layers="encoder.layers",
+    heads=replace(
+        _BERT.heads,
+        table="self.continuous_position_bias_mlp.2.weight",
+        features="self.continuous_position_bias_mlp.0",
+        scale="self.logit_scale",
+    ),
+    staged=True,
+)
 _DEBERTA = Layout(
     "encoder.layer",
     AttentionLayout(
@@ -90,12 +113,13 @@ _LLAMA = Layout(
     AttentionLayout(("q_proj", "k_proj", "v_proj"), "o_proj", q_norm="q_norm", k_norm="k_norm"),
     *("", "Attention", "input_layernorm", "self_attn", ("embed_tokens",)),
 )
+_PHI3 = replace(_LLAMA, heads=AttentionLayout(("qkv_proj",), "o_proj"))
 _GPT2 = Layout(
     *("h", AttentionLayout(("c_attn",), "c_proj", transposed=True), "", "Attention", "ln_1", "attn", ("wte", "wpe"))
 )
 
-# Name of the base model within the classifier, which every site's path starts with -> its layout. Where two layouts
-# have one name, the attention block, with which every path ends, stands behind it.
+# Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
+# have one name, what tells them apart stands behind a dot.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
@@ -111,10 +135,14 @@ LAYOUTS = {
     "dinov2_with_registers": _DINOV2,
     "model": _MODERN,
     "beit": _BEIT,
+    "data2vec_vision": _DATA2VEC,
     "swin": _SWIN,
+    "swinv2": _SWINV2,
     "deberta": _DEBERTA,
     "mpnet": _MPNET,
     "model.self_attn": _LLAMA,
+    "model.qkv_proj": _PHI3,
+    "model.post_norm": replace(_LLAMA, norm=""),
     "model.attention": replace(_DINOV2, layers="layer"),
     "transformer": _GPT2,
     "vision_model": _CLIP,
@@ -184,7 +212,10 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
     hidden = state.hidden[:, 1:] if hasattr(base, "pre_layrnorm") else base.post_layernorm(state.hidden)
-    return model.classifier(hidden.mean(dim=1))
+    patches = state.context.get("tokens")  # which are none of padding, [B, T]
+    if patches is None:
+        return model.classifier(hidden.mean(dim=1))
+    return model.classifier((hidden * patches[..., None]).sum(dim=1) / patches[..., None].sum(dim=1))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
@@ -210,18 +241,26 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "DebertaV2ForSequenceClassification": ("deberta", _outer_pooler),
     "MPNetForSequenceClassification": ("mpnet", _head),
     "BeitForImageClassification": ("beit", _beit),
+    "Data2VecVisionForImageClassification": ("data2vec_vision", _beit),
     "SwinForImageClassification": ("swin", _swin),
+    "Swinv2ForImageClassification": ("swinv2", _swin),
     **{
         f"{name}ForSequenceClassification": ("model.self_attn", last_token)
-        for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")
+        for name in (
+            *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
+            *("Ministral", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+        )
     },
+    "Phi3ForSequenceClassification": ("model.qkv_proj", last_token),
+    "Exaone4ForSequenceClassification": ("model.post_norm", last_token),
     "GPT2ForSequenceClassification": ("transformer", last_token),
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
+    "Siglip2ForImageClassification": ("vision_model", _patches),
     dinov3.NAME: ("model.attention", _class_token),
 }
-TWO_TOWERS = ("CLIPModel", "SiglipModel")
+TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
@@ -386,6 +425,9 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         cores = [block.get_submodule(layout.core) for block in blocks]
+        projections = [
+            [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)] for block in blocks
+        ]
     except AttributeError as error:
         raise InputError(
             f"{name} of transformers {transformers.__version__} is built otherwise than this version of hydractl knows",
@@ -394,10 +436,9 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
     kind = name.partition("For")[0].removesuffix("Model")
     # Attention that several classes have is named after none of them.
     expected = [f"{one}{layout.core_class}" for one in (kind.removesuffix("Text"), kind, "")]
-    for block, core in zip(blocks, cores, strict=True):
-        projections = [block.get_submodule(leaf) for leaf in (*layout.heads.qkv, layout.heads.out)]
-        linear = Conv1D if layout.heads.transposed else nn.Linear
-        if type(core).__name__ not in expected or any(type(p) is not linear for p in projections):
+    linear = Conv1D if layout.heads.transposed else nn.Linear
+    for core, maps in zip(cores, projections, strict=True):
+        if type(core).__name__ not in expected or any(type(one) is not linear for one in maps):
             raise InputError(f"the attention of this {name} is {type(core).__name__}, expected {expected[0]}")
         width, scale = getattr(core, "head_dim", 0), getattr(core, "scaling", 0)
         if width and scale and not math.isclose(scale, width**-0.5):
@@ -409,22 +450,22 @@ def check_tower(name: str, base: Any, layout: Layout) -> None:
 
 def layers_of(base: Any, layout: Layout) -> list[tuple[str, Any]]:
     """The layers of an encoder, which may be in stages, by their paths within it."""
-    if layout is _SWIN:
+    if layout.staged:
         return [(path, layer) for path, layer, *_ in relative.swin_layers(base)]
     return [(f"{layout.layers}.{i}", layer) for i, layer in enumerate(base.get_submodule(layout.layers))]
 
 
 def towers_of(model: Any) -> list[tuple[str, Any, Layout]]:
     """Name, encoder and layout of each tower: of a classifier the one, else that of images, then that of texts."""
+    prefixes = [key.partition(".")[0] for key in layouts_of(model)]
+    each = zip(prefixes, layouts_of(model), strict=True)
+    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in each]
+
+
+def layouts_of(model: Any) -> Sequence[str]:
+    """Of each tower, its key in :data:`LAYOUTS`."""
     name = type(model).__name__
-    keys = ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
-    prefixes = [key.partition(".")[0] for key in keys]
-    return [(prefix, getattr(model, prefix), LAYOUTS[key]) for prefix, key in zip(prefixes, keys, strict=True)]
-
-
-def layout_of(path: str) -> Layout:
-    prefix, block = path.partition(".")[0], path.rpartition(".")[2]
-    return LAYOUTS.get(f"{prefix}.{block}") or LAYOUTS[prefix]
+    return ("vision_model", "text_model") if name in TWO_TOWERS else ARCHITECTURES[name][:1]
 
 
 @contextlib.contextmanager
@@ -464,9 +505,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 def _reason(name: str) -> str:
     """Why a class is refused, behind its name."""
-    if name.startswith("Siglip2"):
-        return ": it takes images in varying numbers of patches (one resolution: SiglipModel)"
-    tower = re.match(r"(CLIP|Siglip)(Vision|Text)Model", name)
+    tower = re.match(r"(CLIP|Siglip2?)(Vision|Text)Model", name)
     met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
     return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 

@@ -45,6 +45,7 @@ def _stages(model: Any, prefix: str, base: Any, layout: Any, stem: Callable[[Any
             stem=partial(stem, base),
             readout=lambda state: F.normalize(_image_features(model, state), dim=-1),
             reads=first_tokens(1) if causal else None,
+            per_sample=("attention_mask", "tokens"),
             prefixes=(f"{prefix}.", "visual_projection."),
             **common,
         )
@@ -76,7 +77,8 @@ def _image_features(model: Any, state: State) -> Tensor:
     base = model.vision_model
     if is_causal(model):
         return model.visual_projection(base.post_layernorm(state.hidden[:, 0]))
-    return base.head(base.post_layernorm(state.hidden))
+    patches = state.context.get("tokens")
+    return base.head(base.post_layernorm(state.hidden), *([] if patches is None else [patches]))
 
 
 def _text_stem(base: Any, stem: Callable[[Any, Any], State], causal: bool, inputs: Mapping[str, Tensor]) -> State:

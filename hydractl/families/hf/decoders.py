@@ -5,7 +5,8 @@ A token sees those before it, perhaps within a window. Heads of queries may shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError
 from hydractl.families.base import State
+from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -40,6 +42,8 @@ def problem_of(config: Any) -> str | None:
         return f"its layers are {', '.join(sorted(map(shown, kinds)))}"
     if window is not None and (type(window) is not int or window < 1):
         return f"its tokens see {shown(window)} tokens"
+    if getattr(config, "qk_layernorm", False):
+        return "it has a norm of queries and keys for each head (qk_layernorm)"
     if by_length:
         return f"its rotary positions depend on the length of a text (rope_type {by_length[0]})"
     return None
@@ -96,6 +100,19 @@ def _last(config: Any, ids: Tensor) -> Tensor:
             )
         return length[None, -1:]
     return (length * (ids != config.pad_token_id)).argmax(-1, keepdim=True)
+
+
+def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
+    """From cosines and sines ``[1, 1, T, width]`` of the library to how an attention of it turns; None: not at all."""
+    kind = type(attention).__name__
+    if kind in ("GlmAttention", "HeliumAttention"):  # neighbouring dimensions, with the angles of halves
+        return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
+    everywhere = kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding
+    return None if everywhere or not getattr(attention, "use_rope", True) else partial(Rotary, neighbours=False)
+
+
+def _interleaved(angles: Tensor) -> Tensor:
+    return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
 
 
 def run(layer: Any, kind: str, state: State) -> State:

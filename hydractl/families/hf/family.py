@@ -28,7 +28,7 @@ from hydractl.families.hf.architectures import (
     implementation,
     is_decoder,
     layers_of,
-    layout_of,
+    layouts_of,
     library_model,
     meta_model,
     quiet,
@@ -36,20 +36,20 @@ from hydractl.families.hf.architectures import (
     towers_of,
     without_traces,
 )
-from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, with_padding
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, turn_of, with_padding
 from hydractl.families.hf.inputs import (
     TOKENIZER_FILES,
     image_collate,
     image_format,
     image_preprocess,
     padding_of,
+    random_images,
     random_tokens,
     text_collate,
     text_preprocess,
     write_processor,
     write_tokenizer,
 )
-from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
@@ -63,16 +63,15 @@ from hydractl.families.reading import (
 from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import TensorInfo, torch_dtype
 from hydractl.heads.mask import Site
-from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 
 class _InPlace(nn.Module):
     """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of the library's attention."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: nn.Module, library: Any) -> None:
         super().__init__()
-        self.attention = attention
+        self.attention, self.turn = attention, turn_of(library)
 
     def forward(
         self,
@@ -84,10 +83,10 @@ class _InPlace(nn.Module):
         """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary; the
         weights that the library's own would return are never looked at."""
         rotary = None
-        if position_embeddings is not None:
+        if position_embeddings is not None and self.turn is not None:
             # In float32 at least, as the library does: [1, T, head_dim] -> [1, 1, T, head_dim]
             cos, sin = (a.to(torch.promote_types(a.dtype, torch.float32))[:, None] for a in position_embeddings)
-            rotary = Rotary(cos, sin, neighbours=False)
+            rotary = self.turn(cos, sin)
         return self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary), None
 
 
@@ -102,8 +101,9 @@ _NEVER = (
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
-_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
-_PROCESSORS |= {"beit": "BeitImageProcessor", "swin": "ViTImageProcessor"}
+_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
+_PROCESSORS |= {"beit": "BeitImageProcessor", "data2vec-vision": "BeitImageProcessor"}
+_PROCESSORS |= {"swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
 # How the names of what a body comes with start, its pooler included where a classifier of the library has none.
 _OTHER_TASKS = (
@@ -125,7 +125,7 @@ class HFEncoder(ModelFamily):
     parts = {  # noqa: RUF012 - as the protocol declares it
         "embed": rf"(({'|'.join(LAYOUTS)})\.)?"
         r"((embeddings|embeddings_project|embed_tokens|wte|wpe|shared_position_bias)\.|"
-        r"encoder\.(rel_embeddings|relative_attention_bias|layers\.\d+\.downsample\.reduction)\.)",
+        r"encoder\.(rel_embeddings|relative_attention_bias|relative_position_bias|layers\.\d+\.downsample\.reduction)\.)",
         "norm": rf"{_LAYER}({_NORM}\.|.*\.LayerNorm\.)"
         rf"|(({'|'.join(LAYOUTS)})\.)?"
         r"((pooler\.)?layernorm|LayerNorm|final_norm|pre_layrnorm|post_layernorm|final_layer_norm|norm|ln_f|"
@@ -217,16 +217,17 @@ class HFEncoder(ModelFamily):
     def sites(self, config: Mapping[str, Any]) -> list[Site]:
         """``bert.encoder.layer.0.attention`` and so on: the block that holds all four projections."""
         model, sites = meta_model(config), []
-        for prefix, base, layout in towers_of(model):
+        for key, (prefix, base, layout) in zip(layouts_of(model), towers_of(model), strict=True):
             tower = clip.NAMES[prefix] if type(model).__name__ in TWO_TOWERS else "main"
             for path, layer in layers_of(base, layout):
                 block, heads = layer.get_submodule(layout.block), base.config.num_attention_heads
-                heads = heads if isinstance(heads, int) else block.num_attention_heads  # Swin: more in every stage
+                if not isinstance(heads, int):  # more in every stage
+                    heads = block.get_submodule(layout.core).num_attention_heads
                 sharing = heads // (getattr(base.config, "num_key_value_heads", None) or heads)
                 weight = block.get_submodule(layout.heads.out).weight
                 d_model, width = reversed(weight.shape) if layout.heads.transposed else weight.shape
                 path = ".".join(filter(None, (prefix, path, layout.block)))
-                sites.append(Site(path, heads, width // heads, d_model, tower, sharing=sharing))
+                sites.append(Site(path, heads, width // heads, d_model, tower, key, sharing))
         return sites
 
     def classes(self, config: Mapping[str, Any]) -> int | None:
@@ -249,16 +250,16 @@ class HFEncoder(ModelFamily):
         return None if size is None or prefix.startswith("dinov2") else [int(base.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
-        """By the kind of encoder, which every path starts with."""
-        return layout_of(site.path).heads
+        """By the kind of encoder."""
+        return LAYOUTS[site.layout].heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """The rate of the attention weights, and of the output where the attention itself drops of it."""
-        return dropouts_of(model, site.path, layout_of(site.path))
+        return dropouts_of(model, site.path, LAYOUTS[site.layout])
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
-        layout = layout_of(site.path)
+        layout = LAYOUTS[site.layout]
         layer = model.get_submodule(site.path.removesuffix(f".{layout.block}"))
         put_in_place(model, site.path, layout, attention, relative.stand_in(attention, layer))
 
@@ -289,7 +290,7 @@ class HFEncoder(ModelFamily):
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.per_member(base),
         )
-        return [replace(tower, **relative.swin_parts(base, prefix)) if prefix == "swin" else tower]
+        return [replace(tower, **relative.swin_parts(base, prefix, layout.norm)) if layout.staged else tower]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Of a CLIP or SigLIP, ``[B, classes]`` from features of images and classes."""
@@ -297,7 +298,8 @@ class HFEncoder(ModelFamily):
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """By ``get_image_features``."""
-        return torch.nn.functional.normalize(model.get_image_features(inputs).pooler_output, dim=-1)
+        given = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
+        return torch.nn.functional.normalize(model.get_image_features(**given).pooler_output, dim=-1)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -311,7 +313,7 @@ class HFEncoder(ModelFamily):
         """Random tokens without padding, or random pixels."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
-        return random_pixels(preprocess["input_size"], batch, seed)
+        return random_images(preprocess, batch, seed)
 
     def longest_text(self, preprocess: Mapping[str, Any]) -> int | None:
         """From the settings of the tokenizer."""
@@ -347,6 +349,14 @@ class HFEncoder(ModelFamily):
         kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "absent")}
         return {**kept, "num_labels": classes}
 
+    def image_classifier(
+        self, config: Mapping[str, Any], preprocess: Mapping[str, Any], classes: int
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """The library's own, of the mean of all patches."""
+        name = class_name(config).replace("Model", "ForImageClassification")
+        images = {key: value for key, value in preprocess.items() if key != "texts"}
+        return name, {**config, "architectures": [name], "num_labels": classes}, images
+
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
         """With ``head_dim``, which the library's vision transformers read; those that do not get other widths."""
         sites = self.sites(config)
@@ -373,7 +383,8 @@ def dropouts_of(model: nn.Module, path: str, layout: Layout) -> tuple[float, flo
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
     rate = core.attention_dropout if hasattr(core, "attention_dropout") else core.dropout
     rate = getattr(rate, "p", rate)
-    return float(rate), float(getattr(getattr(core, "out_drop", None), "p", 0.0))
+    behind = getattr(getattr(core, "out_drop", None), "p", getattr(core, "residual_dropout", 0.0))
+    return float(rate), float(behind)
 
 
 def put_in_place(
@@ -381,11 +392,11 @@ def put_in_place(
 ) -> None:
     """As :meth:`HFEncoder.install`, of the attention at ``path``; ``stand_in`` calls it where the library calls other
     than usually."""
-    inside = stand_in or _InPlace(attention)
+    block: Any = model.get_submodule(path)
+    inside = stand_in or _InPlace(attention, block.get_submodule(layout.core))
     if not layout.core:
         model.set_submodule(path, inside)
         return
-    block: Any = model.get_submodule(path)
     setattr(block, layout.core, inside)
     if layout.heads.out == "output.dense":
         block.output.dense = nn.Identity()  # HeadAttention has done that projection
@@ -394,6 +405,7 @@ def put_in_place(
 def encoder_stem(base: Any, inputs: Any) -> State:
     """The part of the library's own forward before its first layer."""
     pixels = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
+    shapes = inputs.get("spatial_shapes") if isinstance(inputs, Mapping) else None
     if pixels is None:
         mask = inputs.get("attention_mask")
         given = {k: v for k, v in inputs.items() if k in ("input_ids", "token_type_ids")}
@@ -402,6 +414,10 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         hidden = base.embeddings(**given)
         if hasattr(base, "embeddings_project"):
             hidden = base.embeddings_project(hidden)
+    elif shapes is not None:
+        mask = inputs.get("pixel_attention_mask")
+        # Without numbers, which the library looks at, only shapes are asked for: positions change none.
+        hidden = base.embeddings.patch_embedding(pixels) if shapes.is_meta else base.embeddings(pixels, shapes)
     else:
         mask = None
         hidden = base.embeddings(pixels)
@@ -412,6 +428,8 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         mask = None  # the library looks at the numbers of a mask; where there are none, only shapes are asked for
     given = {"config": base.config, "inputs_embeds": hidden, "attention_mask": mask}
     context = {"attention_mask": create_bidirectional_mask(**given), **relative.context(base, hidden, pixels, mask)}
+    if shapes is not None:
+        context["tokens"] = mask
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         angles = {kind: base.rotary_emb(hidden, positions, kind) for kind in set(base.config.layer_types)}
@@ -528,13 +546,14 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)
-    preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size)
+    patch = base.config.patch_size if config.model_type == "siglip2" else None
+    preprocess = image_preprocess(folder, _PROCESSORS[config.model_type], base.config.num_channels, size, patch)
     return {**preprocess, "texts": clip.text_preprocess_of(folder, model)} if len(towers_of(model)) > 1 else preprocess
 
 
 def _image_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the patch embedding; None for a model of texts, and of images of any size."""
-    if model.config.model_type not in _PROCESSORS or type(model).__name__ == dinov3.NAME:
+    if model.config.model_type not in _PROCESSORS or model.config.model_type in ("dinov3_vit", "siglip2"):
         return None
     _, base, _ = towers_of(model)[0]
     patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)

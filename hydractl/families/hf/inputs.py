@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, UsageError
 from hydractl.families.base import ImageFormat
-from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of
+from hydractl.families.pixels import images_of, in_mode, input_size, is_size, mode_of, random_pixels
 from hydractl.families.reading import kept, read_config, refused_as, write_config
 from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
@@ -54,7 +55,7 @@ _TOKEN = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normali
 
 PROCESSORS = (
     *("ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor", "BeitImageProcessor"),
-    *("CLIPImageProcessor", "SiglipImageProcessor", "DINOv3ViTImageProcessor"),
+    *("CLIPImageProcessor", "SiglipImageProcessor", "Siglip2ImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
 _PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
@@ -380,7 +381,9 @@ def _tokenizer(settings: Mapping[str, Any]) -> Any:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, Any]:
+def image_preprocess(
+    folder: Path, default: str, channels: int, size: tuple[int, int] | None, patch: int | None = None
+) -> dict[str, Any]:
     """The image processor of a published folder, else the default of the architecture.
 
     Args:
@@ -388,6 +391,7 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
         default: the class of processor without one.
         channels: of the images that the model takes.
         size: their height and width, or None where the model takes images of any size.
+        patch: pixels of a side of what the processor cuts them into; None: it cuts none.
 
     Raises:
         InputError: for a processor that is unknown or does not fit the model.
@@ -397,7 +401,7 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
         with refused_as(f"transformers cannot read {file}"):
             processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     else:
-        processor = getattr(transformers, default)()
+        processor = getattr(transformers, default)(**({} if patch is None else {"patch_size": patch}))
         if size is not None:
             (height, width), edge = size, processor.size.shortest_edge
             if getattr(processor, "do_center_crop", False):
@@ -411,11 +415,14 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
     shape = _try(_processor(settings), channels)
     if size is not None and shape[1:] != list(size):
         raise InputError(f"{folder} prepares images of {shape[1]}x{shape[2]}, its model takes {size[0]}x{size[1]}")
+    if patch is not None and settings.get("patch_size") != patch:
+        raise InputError(f"{folder} cuts images into patches of {shown(settings.get('patch_size'))}, not of {patch}")
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 
-def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor]:
-    """From a list of PIL images to pixels ``[B, C, H, W]``.
+def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
+    """From a list of PIL images to pixels ``[B, C, H, W]``, or to patches, which of them are none of padding, and rows
+    and columns of them.
 
     Raises:
         InputError: for preprocessing that describes no known image processor.
@@ -432,6 +439,8 @@ def image_collate(preprocess: Mapping[str, Any]) -> Callable[[list[Any]], Tensor
 def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
     """Image format, from the settings of the image processor; its rescaling is part of mean and std."""
     settings, size = preprocess["processor"], preprocess["input_size"]
+    if "max_num_patches" in settings:
+        raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
     scale = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
     normalized = settings.get("do_normalize", True)
     mean, std = (settings["image_mean"], settings["image_std"]) if normalized else ([0.0] * size[0], [1.0] * size[0])
@@ -441,6 +450,18 @@ def image_format(preprocess: Mapping[str, Any]) -> ImageFormat:
         tuple(s / scale for s in std),
         _INTERPOLATION[settings.get("resample", 2)],
     )
+
+
+def random_images(preprocess: Mapping[str, Any], batch: int, seed: int) -> Any:
+    """Random pixels as :func:`image_collate` gives them; of patches, a square and perhaps some of padding."""
+    settings, size = preprocess["processor"], preprocess["input_size"]
+    if (most := settings.get("max_num_patches")) is None:
+        return random_pixels(size, batch, seed)
+    patch = settings["patch_size"]
+    rows = size[1] // patch
+    mask = (torch.arange(most) < rows**2).int().repeat(batch, 1)
+    pixels = random_pixels([most, size[0] * patch**2], batch, seed)
+    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": torch.full((batch, 2), rows)}
 
 
 def write_processor(folder: Path, preprocess: Mapping[str, Any]) -> None:
@@ -459,18 +480,28 @@ def _processor(settings: Any) -> Any:
         sizes = settings.get(key) or {}
         if not isinstance(sizes, Mapping) or not is_size([n for n in sizes.values() if n]):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
+    patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
+    if not is_size(patches):
+        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patches)}")
     with refused_as(f"transformers cannot build its {name}"):
         return getattr(transformers, name).from_dict(dict(settings))
 
 
 def _try(processor: Any, channels: int) -> list[int]:
-    """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image."""
+    """The shape ``[C, H, W]`` that a processor gives: what the library checks only when it meets an image. Of one that
+    gives patches, that of the largest square of them."""
     with refused_as("the image processor cannot be used"):
-        shape = list(_pixels(processor, [Image.new(mode_of(channels), (8, 8))]).shape[1:])
+        pixels = _pixels(processor, [Image.new(mode_of(channels), (8, 8))])
+    if isinstance(pixels, dict):
+        most, width = pixels["pixel_values"].shape[1:]
+        shape = [width // processor.patch_size**2, *[processor.patch_size * math.isqrt(most)] * 2]
+    else:
+        shape = list(pixels.shape[1:])
     if shape[0] != channels:
         raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
     return shape
 
 
-def _pixels(processor: Any, images: list[Image.Image]) -> Tensor:
-    return processor(images=images, return_tensors="pt")["pixel_values"]
+def _pixels(processor: Any, images: list[Image.Image]) -> Any:
+    batch = processor(images=images, return_tensors="pt")
+    return dict(batch) if "spatial_shapes" in batch else batch["pixel_values"]

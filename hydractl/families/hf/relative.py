@@ -1,4 +1,4 @@
-"""transformers' encoders with relative terms: BEiT and Swin, DeBERTa of the second and third generation, MPNet.
+"""transformers' encoders with relative terms: BEiT, data2vec and Swin, DeBERTa of later generations, MPNet.
 
 Each has a module of :mod:`hydractl.model.attention` with the call and the answer of the library's own attention.
 """
@@ -38,12 +38,45 @@ class BeitInPlace(_Tables):
         return self.attention(hidden_states, relative=Relative(self.index, shared=attention_mask)), None
 
 
+class Data2VecInPlace(BeitInPlace):
+    """As :class:`BeitInPlace`, given what all layers share under another name."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        output_attentions: bool = False,
+        relative_position_bias: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        resolution: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, None]:
+        """Attend ``[M * B, T, d_model]``."""
+        return super().forward(hidden_states, relative_position_bias)
+
+
 class SwinInPlace(_Tables):
     """With the masks of windows, ``[W, T, T]``."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         """Attend ``[M * B * W, T, d_model]``."""
         return self.attention(hidden_states, relative=Relative(self.index, attention_mask)), None
+
+
+class Swinv2InPlace(_Tables):
+    """With the masks of windows, ``[W, T, T]``, and the coordinates of distances, ``[R, 2]``."""
+
+    coordinates: Tensor
+
+    def __init__(self, attention: Any, library: Any) -> None:
+        super().__init__(attention, library.relative_position_index)
+        self.register_buffer("coordinates", library.relative_coords_table.flatten(0, 2), persistent=False)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
+    ) -> tuple[Tensor, None]:
+        """Attend ``[M * B * W, T, d_model]``."""
+        mask = None if attention_mask is None else 2 * attention_mask  # which the library adds twice
+        relative = Relative(self.index, mask, coordinates=self.coordinates, scale=1.0)
+        return self.attention(hidden_states, relative=relative), None
 
 
 class MPNetInPlace(_Tables):
@@ -99,13 +132,17 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
     A table that the library keeps beside its attention is taken out of the layer.
     """
     kind = type(layer).__name__
-    if kind == "BeitLayer":
-        table, layer.relative_position_bias = layer.relative_position_bias, None
+    if kind in ("BeitLayer", "Data2VecVisionLayer"):
+        beit, library = kind == "BeitLayer", layer if kind == "BeitLayer" else layer.attention.attention
+        table = getattr(library, "relative_position_bias", None)
+        library.relative_position_bias = None
         index = None if table is None else table.generate_relative_position_index(table.window_size)
-        return BeitInPlace(attention, index)
+        return (BeitInPlace if beit else Data2VecInPlace)(attention, index)
     if kind == "SwinLayer":
         table = layer.attention.relative_position_bias
         return SwinInPlace(attention, table.relative_position_index.view(table.window_area, table.window_area))
+    if kind == "Swinv2Layer":
+        return Swinv2InPlace(attention, layer.attention.self)
     if kind == "MPNetLayer":
         return MPNetInPlace(attention, None)
     if kind == "DebertaV2Layer":
@@ -123,8 +160,8 @@ def context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> dict
         mask: of the tokens, ``[B, T]``.
     """
     kind = type(base).__name__
-    if kind == "BeitModel":
-        table = base.shared_position_bias
+    if kind in ("BeitModel", "Data2VecVisionModel"):
+        table = _shared_table(base)
         shared = {} if table is None else {"shared_position_bias": table(table.window_size)[0]}
         return {"resolution": tuple(pixels.shape[2:]), **shared}
     if kind == "MPNetModel":
@@ -148,19 +185,51 @@ PER_MEMBER = ("shared_position_bias", "position_bias", "rel_embeddings")
 
 def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
+    shared = state.context.get("shared_position_bias")
+    beit = type(layer).__name__ != "Data2VecVisionLayer"
+    if isinstance(layer.attention if beit else layer.attention.attention, BeitInPlace):
+        return State((_run_beit if beit else _run_data2vec)(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    if "shared_position_bias" in state.context:
-        shared = state.context["shared_position_bias"]
-        given["attention_mask"] = shared if isinstance(layer.attention, BeitInPlace) else shared[None]
+    if not beit:  # which knows no mask
+        del given["attention_mask"]
+    if shared is not None:
+        given["attention_mask" if beit else "relative_position_bias"] = shared[None]
     found = layer(state.hidden, **given)
     return State(found[0] if isinstance(found, tuple) else found, state.context)
+
+
+# As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
+
+
+def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    attended = layer.dropout(layer.attention(layer.layernorm_before(hidden), shared)[0])
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    return layer.drop_path(_scaled(layer.lambda_2, layer.dropout(layer.mlp(layer.layernorm_after(hidden))))) + hidden
+
+
+def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    attended = layer.attention(layer.layernorm_before(hidden), relative_position_bias=shared)[0]
+    hidden = layer.drop_path(_scaled(layer.lambda_1, attended)) + hidden
+    expanded = layer.output(layer.intermediate(layer.layernorm_after(hidden)))
+    return layer.drop_path(_scaled(layer.lambda_2, expanded)) + hidden
+
+
+def _scaled(factor: Any, x: Tensor) -> Tensor:
+    return factor(x) if isinstance(factor, nn.Module) else x if factor is None else factor * x
+
+
+def _shared_table(base: Any) -> Any:
+    """What makes the numbers that all layers of a BEiT share, or None."""
+    if type(base).__name__ == "BeitModel":
+        return base.shared_position_bias
+    return getattr(base.encoder, "relative_position_bias", None)
 
 
 def per_member(base: Any) -> tuple[str, ...]:
     """Which of :data:`PER_MEMBER` the layers of an encoder are given."""
     kind = type(base).__name__
-    if kind == "BeitModel":
-        return PER_MEMBER[:1] if base.shared_position_bias is not None else ()
+    if kind in ("BeitModel", "Data2VecVisionModel"):
+        return PER_MEMBER[:1] if _shared_table(base) is not None else ()
     return {"MPNetModel": PER_MEMBER[1:2], "DebertaV2Model": PER_MEMBER[2:]}.get(kind, ())
 
 
@@ -172,13 +241,13 @@ def problems(base: Any) -> list[str]:
             found.append("it has a convolution beside its first layer (conv_kernel_size)")
         if not (config.relative_attention and {"c2p", "p2c"} & set(config.pos_att_type or ())):
             found.append("it has no relative attention (relative_attention with c2p or p2c as pos_att_type)")
-    if kind == "BeitModel" and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
+    if kind in ("BeitModel", "Data2VecVisionModel") and len(set(base.embeddings.patch_embeddings.image_size)) > 1:
         found.append("its images are not square, for which the library turns its tables of distances round")
-    if kind == "SwinModel":
+    if kind in ("SwinModel", "Swinv2Model"):
         if any(side % base.embeddings.patch_size for side in _sides(config.image_size)):
             found.append("its images are cut into patches that do not fill them")
         smallest = min(side for *_, grid in swin_layers(base) for side in grid)
-        if smallest < config.window_size:
+        if smallest < config.window_size and kind == "SwinModel":
             found.append(f"its windows of {config.window_size} tokens are larger than its {smallest} rows of tokens")
     return found
 
@@ -207,7 +276,7 @@ def swin_layers(base: Any) -> list[tuple[str, Any, str | None, Grid, Grid]]:
     return found
 
 
-def swin_parts(base: Any, prefix: str) -> dict[str, Any]:
+def swin_parts(base: Any, prefix: str, norm: str) -> dict[str, Any]:
     """What :class:`hydractl.families.base.Stages` says of the layers of a Swin, whose tokens get fewer."""
     layers, window = swin_layers(base), base.config.window_size
     given = [
@@ -217,7 +286,7 @@ def swin_parts(base: Any, prefix: str) -> dict[str, Any]:
     tokens = math.prod(base.embeddings.patch_grid)
     return {
         "blocks": [partial(_run_swin, *one) for one in given],
-        "attention_inputs": [partial(_swin_input, *one) for one in given],
+        "attention_inputs": [partial(_swin_input, norm, *one) for one in given],
         "merging": {i: f"{prefix}.{merging}" for i, (_, _, merging, _, _) in enumerate(layers) if merging},
         "spans": [
             (math.prod(grid) / tokens, math.prod(-(-side // min(window, *grid)) for side in grid))
@@ -235,5 +304,6 @@ def _run_swin(layer: Any, merge: Any, before: Grid, grid: Grid, state: State) ->
     return State(layer(_merged(merge, before, state), grid)[0], state.context)
 
 
-def _swin_input(layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> Tensor:
-    return layer.layernorm_before(_merged(merge, before, state))
+def _swin_input(norm: str, layer: Any, merge: Any, before: Grid, grid: Grid, state: State) -> Tensor:
+    merged = _merged(merge, before, state)
+    return layer.get_submodule(norm)(merged) if norm else merged

@@ -1,0 +1,102 @@
+"""One training shared by several processes, each with its part of every batch.
+
+Each has the whole model (torch's DistributedDataParallel), or a part of it, and of the optimizer's memory, where a
+device is too small (FSDP2, torch's ``fully_shard``). What is saved is whole in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hydractl.distributed import Processes
+from hydractl.errors import UsageError
+from hydractl.model.runtime import HydraModel
+from hydractl.training.losses import Loss
+
+
+def shared(loss: Loss, team: Processes) -> nn.Module:
+    """The loss of a model as all processes compute it; their gradients become the mean over processes."""
+    if team.size == 1 or isinstance(loss.model, FSDPModule):
+        return loss
+    if loss.device.type == "cuda":
+        torch.cuda.set_device(loss.device)  # NCCL asks for it
+    # A model may have parameters that are not used, and the buckets of gradients stay as they are at first: they decide
+    # the rounding, and a run that is resumed begins with them.
+    return DistributedDataParallel(
+        loss, find_unused_parameters=True, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+
+
+def shard(model: HydraModel, device: torch.device) -> None:
+    """Divide the parameters of a model among all processes, each block's by itself, and put them on their devices.
+
+    Raises:
+        UsageError: for a model with a parameter that is a single number.
+    """
+    single = next((name for name, p in model.named_parameters() if p.ndim == 0), None)
+    if single is not None:
+        raise UsageError(f"--shard: {single} is a single number and cannot be divided", hint="leave --shard out")
+    model.whole_last_block = True  # a block's parameters are there while it is called, and not for a part of it
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for path in model.block_paths:
+        fully_shard(model.networks[0].get_submodule(path), mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    register_fsdp_forward_method(model, "member_logits")
+
+
+def unshard(model: HydraModel) -> None:
+    """Put whole parameters on the CPU in the place of their shards. All processes call it."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                setattr(module, name, nn.Parameter(whole(parameter), requires_grad=parameter.requires_grad))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor itself, or on the CPU what its shards are parts of. All processes call it."""
+    if isinstance(tensor, DTensor) and not tensor.numel():  # its shards have another shape
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor.full_tensor().detach().cpu() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """The inverse of :func:`whole`: where ``like`` is divided among processes, the shard of this one."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
+        return tensor
+    if not tensor.numel():
+        return torch.zeros_like(like)
+    # Every process has the whole tensor: none is sent one.
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processes) -> float:
+    """Add the gradients of one step to those of the parameters; those of all processes are exchanged in the last call.
+
+    Args:
+        loss: of :func:`shared`.
+        calls: of :meth:`Loss.calls`.
+        team: the processes.
+
+    Returns:
+        The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
+    """
+    value, calls = 0.0, list(calls)
+    for index, (samples, weight) in enumerate(calls, start=1):
+        last = index == len(calls)
+        with nullcontext() if last or not isinstance(loss, DistributedDataParallel) else loss.no_sync():
+            part = loss(samples)
+            if weight != 1:
+                part = part * weight
+            value += float(part.detach())
+            # Of gradients the mean over processes is taken.
+            (part if team.size == 1 else part * team.size).backward()
+    return value

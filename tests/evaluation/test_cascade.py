@@ -1,0 +1,140 @@
+"""Cascades from end to end: fused, loaded, evaluated, kept and refused."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.data import batches, open_data
+from hydractl.evaluation.predictions.reading import read_predictions
+from hydractl.files.header import read_header
+from hydractl.metrics.cascade import stored
+from hydractl.metrics.rows import id_block
+from hydractl.metrics.samples import samples_of
+from hydractl.model.cost import macs
+from hydractl.model.loading import ModelArgument
+from hydractl.model.source import open_source
+from tests.evaluation.conftest import BASE, Run
+
+VAL = ["--cascade", "builtin:digits/val"]
+TEST = ["--data", "builtin:digits/test", "--ood", "symbols=builtin:symbols"]
+
+
+@pytest.fixture(scope="module")
+def cascade(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole model and a pruned one, with a cascade."""
+    path = tmp_path_factory.mktemp("cascade") / "k.st"
+    hydractl.fuse([models / "base.st", models / "t0.st"], cascade="builtin:digits/val", output=str(path))
+    return path
+
+
+def extra(path: Path | str) -> Any:
+    description = read_header(Path(path)).description
+    assert description is not None
+    return description["extra"]
+
+
+def test_the_same_cascade_for_members_and_for_a_fused_model(cascade: Path, run: Run) -> None:
+    run("fuse", "base.st", "t0.st", "-o", "h.st", "-q")
+    run("fuse", "h.st", *VAL, "-o", "again.st", "-q")
+    assert extra("again.st")["cascade"] == extra(cascade)["cascade"]
+    assert extra("again.st")["self_check"] == extra("h.st")["self_check"]
+    told = extra(cascade)["cascade"]
+    assert told["macs"] == pytest.approx(told["first_macs"] + told["share"] * told["rest_macs"])
+    source = open_source("base.st" if told["member"] == 0 else "t0.st")
+    shared = told["first_macs"] - macs(source.description, source.tensors)
+    assert 0 <= shared < 0.1 * told["first_macs"], "the first member is as dear as it is alone, but for pooled heads"
+
+
+@pytest.fixture(scope="module")
+def digits() -> torch.Tensor:
+    """Inputs [497, 1, 8, 8]."""
+    dataset, collate = open_data("builtin:digits/test"), open_source(BASE).family.collate
+    return torch.cat([one.inputs for one in batches(dataset, collate(open_source(BASE).description.preprocess), 64)])
+
+
+@torch.no_grad()
+def test_a_loaded_cascade_serves_what_its_members_and_the_threshold_say(cascade: Path, digits: torch.Tensor) -> None:
+    served, every = hydractl.load(cascade, "cpu"), hydractl.load(f"{cascade}?cascade=0", "cpu")
+    decision = stored(extra(cascade)["cascade"], 2)
+    assert decision is not None and every.cascade is None
+    full, found = every.member_logits(digits), served.member_logits(digits)
+    stops = ~decision.goes_on(full[decision.member].numpy())
+    assert 0 < stops.sum() < len(digits)
+    assert torch.allclose(found[:, ~stops], full[:, ~stops], atol=1e-6)
+    alone = full[decision.member].log_softmax(-1)
+    assert torch.allclose(served(digits)[stops], alone[stops], atol=1e-5)
+    assert torch.allclose(served.ood_score(digits)[stops], -alone[stops].exp().max(1).values.double(), atol=1e-6)
+    assert torch.allclose(served.train().member_logits(digits), full, atol=1e-6), "in training all members run"
+    assert torch.allclose(pickle.loads(pickle.dumps(served.eval()))(digits), served(digits), atol=1e-6)
+
+
+def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any], run: Run) -> None:
+    rows = [f"full={cascade}?cascade=0", f"cascade={cascade}"]
+    document = answer(*rows, *TEST, "--bootstrap", "20", "--predictions", "p.st")
+    full, row = document["models"]
+    predictions = {name: read_predictions(f"p.{name}.st") for name in ("full", "cascade")}
+    decision = stored(extra(cascade)["cascade"], 2)
+    assert decision is not None and "cascade" not in full
+    for index, name in enumerate(("id", "symbols")):
+        every = np.concatenate([logits for _, logits, _ in predictions["full"].batches(index)], axis=1)
+        goes_on = decision.goes_on(every[decision.member])
+        assert row["cascade"]["share"][name] == pytest.approx(goes_on.mean())
+        if name == "id":
+            labels = open_data("builtin:digits/test").labels
+            expected = id_block(samples_of(decision.served(every), labels, score="msp"))
+            assert row["id"].pop("accuracy_at") == pytest.approx(expected.pop("accuracy_at"), abs=1e-5)
+            assert row["id"] == pytest.approx(expected, abs=1e-5)
+            mean = row["cascade"]["first_macs"] + goes_on.mean() * row["cascade"]["rest_macs"]
+            assert row["cost"]["macs"] == pytest.approx(mean, abs=1) and mean < full["cost"]["macs"]
+    assert row["members"] == [] and row["difference"]["id.accuracy"]["ci"] is not None
+    again = answer(*rows, *TEST, "--bootstrap", "20", "--reuse", "p.cascade.st", "--reuse", "p.full.st")
+    again["models"][1]["id"].pop("accuracy_at")  # as above
+    for one, other in zip(again["models"], document["models"], strict=True):
+        assert {key: one[key] for key in ("id", "ood", "cost")} == {key: other[key] for key in ("id", "ood", "cost")}
+    assert answer("cascade=p.cascade.st", *TEST)["models"][0]["cascade"] == row["cascade"]
+    run("eval", *rows, *TEST, "--require", "cascade:cascade.share.id<=0.0", "-q", code=4)
+
+
+REFUSED = {
+    "features": (["eval", "{}", *TEST, "--ood-score", "ash"], "k is a cascade"),
+    "its own validation data": (["eval", "{}", "--data", "builtin:digits/val"], "300 by fuse (val)"),
+    "another option": (["eval", "{}?cascade=1", *TEST], "F.st?cascade=0 runs all members"),
+    "no cascade": (["eval", "base.st?cascade=0", *TEST], "base takes no option"),
+    "one member": (["fuse", "base.st", *VAL], "no other members could run"),
+    "few samples": (["fuse", "base.st", "t0.st", *VAL, "--limit", "50"], "ID has 50"),
+    "nothing to gain": (["fuse", "base.st", "c.st", *VAL, "--cascade-ood", "auto", "--cascade-loss", "0"], "may stop"),
+    "without data": (["fuse", "base.st", "t0.st", "--cascade-loss", "0.1"], "--cascade-loss (flag) needs --cascade"),
+    "nothing is fused": (["fuse", "hydra.st", *VAL, "--merge", "mlp"], "--merge has no effect with --cascade"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, cascade: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, message = REFUSED[case]
+    output = ["-o", "new.st"] if command[0] == "fuse" else []
+    assert main([*(text.format(cascade) for text in command), *output, "-q"]) in (2, 3)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_elsewhere_all_members_run(cascade: Path, digits: torch.Tensor, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuse", str(cascade), "--export", "pt2", "-o", "k.pt2"]) == 0
+    assert "a graph has no cascade" in capsys.readouterr().err
+    with torch.no_grad():
+        exported = torch.export.load("k.pt2").module()(pixel_values=digits[:2]).values()
+        whole = hydractl.load(f"{cascade}?cascade=0", "cpu")
+        assert any(
+            torch.allclose(one, whole.member_logits(digits[:2]), atol=1e-5) for one in exported if one.dim() == 3
+        )
+    with pytest.warns(UserWarning, match="a graph has no cascade"):
+        hydractl.load(cascade, "cpu", compile=True)
+    assert ModelArgument("two", [open_source(str(cascade))] * 2).build().models[0].cascade is None

@@ -1,0 +1,122 @@
+"""Exported files with rounded weights, measured on data when they are written; exported files as rows of a bench."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+import hydractl
+from hydractl.errors import InputError, UsageError
+from tests.running import run
+
+TINY = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=48&depth=2&num_heads=3&num_classes=3"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A fused model, its exported files, data of which the model's own answers are most labels, and what was said."""
+    folder = tmp_path_factory.mktemp("int8")
+    members = [hydractl.prune(TINY, method="random", keep=2, seed=seed) for seed in range(2)]
+    hydra = hydractl.fuse(members, output=folder / "h.st")
+    generator = np.random.default_rng(0)
+    images = {name: generator.integers(0, 256, (60, 8, 8, 3), np.uint8) for name in ("data", "ood")}
+    images["ood"] //= 4
+    model = hydractl.load(hydra, device="cpu")
+    with torch.no_grad():
+        labels = model(model.preprocess(list(images["data"]))).argmax(-1).numpy()
+    labels[:20] = generator.integers(0, 3, 20)
+    np.savez(folder / "data.npz", x=images["data"], y=labels)
+    np.savez(folder / "ood.npz", x=images["ood"])
+    words = ["--data", folder / "data.npz", "--ood", f"dark={folder / 'ood.npz'}", "--json", "-o", folder / "h"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run("fuse", folder / "h.st", "--export", "onnx,onnx-int8,pt2", *words)
+    return folder, json.loads(out.getvalue())
+
+
+@pytest.mark.long
+def test_what_rounding_does_on_data_is_what_the_file_does(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    exports = {entry["format"]: entry["check"] for entry in document["exports"]}
+    assert [check["tolerance"] is None for check in exports.values()] == [False, True, False]
+    data = exports["onnx-int8"]["on_data"]
+    model = hydractl.load(folder / "h.st", device="cpu")
+    labels = np.load(folder / "data.npz")["y"]
+    inputs = [model.preprocess(list(np.load(folder / f"{name}.npz")["x"])) for name in ("data", "ood")]
+    session = onnxruntime.InferenceSession(str(folder / "h.int8.onnx"), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        exact = [model(batch).exp().numpy() for batch in inputs]
+    rounded = [session.run(["probabilities"], {"pixel_values": batch.numpy()})[0] for batch in inputs]
+    for key, (inside, outside) in {"before": exact, "after": rounded}.items():
+        scores = -np.concatenate([inside, outside]).astype(np.float64).max(-1)
+        positive = np.repeat([0, 1], [len(inside), len(outside)])
+        assert data[key]["accuracy"] == pytest.approx((inside.argmax(-1) == labels).mean(), abs=1e-9)
+        assert data[key]["auroc"]["dark"] == pytest.approx(roc_auc_score(positive, scores), abs=2e-3)
+    assert data["agreement"] == pytest.approx((exact[0].argmax(-1) == rounded[0].argmax(-1)).mean(), abs=1e-9)
+    assert 0 < exports["onnx-int8"]["probabilities_max_abs"] < 0.1
+
+
+@pytest.mark.long
+def test_every_constant_product_is_rounded_to_seven_bits(made: tuple[Path, dict[str, Any]]) -> None:
+    """Queries, keys and values too, whose weights are behind a transposition in the exact file."""
+    graph = onnx.load(made[0] / "h.int8.onnx").graph
+    weights = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    assert len(products) >= 2 * 4 + 1  # of two blocks; attention's own two products are of no constant
+    assert not any(node.op_type in ("MatMul", "Gemm") and node.input[1] in weights for node in graph.node)
+    for node in products:
+        assert weights[node.input[1]].dtype == np.int8 and np.abs(weights[node.input[1]]).max() <= 64
+
+
+@pytest.mark.long
+def test_exported_files_are_rows_of_a_bench(made: tuple[Path, dict[str, Any]]) -> None:
+    files = [str(made[0] / f"h{ending}") for ending in (".st", ".onnx", ".int8.onnx", ".pt2")]
+    document = hydractl.bench(files, rounds=2, warmup=0, batch_size=2, device="cpu", threads=1)
+    rows = document["results"]
+    assert [row["kind"] for row in rows] == ["model", "onnx", "onnx-int8", "pt2"]
+    assert [row["model"] for row in rows] == ["h", "h.onnx", "h.int8.onnx", "h.pt2"]
+    assert len({row["macs"] for row in rows}) == 1 and {row["mac_ratio"] for row in rows} == {1.0}
+    assert [row["params"] is None for row in rows] == [False, True, True, True]
+    assert [row["checkpoint_bytes"] for row in rows] == [Path(file).stat().st_size for file in files]
+    assert rows[2]["peak_share"] is None and rows[1]["peak_share"] > 0
+    alone = hydractl.bench(files[1:], rounds=1, warmup=0, batch_size=1, device="cpu", compare=[])
+    assert len(alone["results"]) == 3
+    with pytest.raises(UsageError, match="in float32 and as they were written: h.onnx"):
+        hydractl.bench(files[:2], dtype="bfloat16", device="cpu")
+    with pytest.raises(UsageError, match="deep needs one single model as the first MODEL; h.onnx is an exported file"):
+        hydractl.bench([files[1], files[0]], compare="deep", device="cpu")
+
+
+def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        hydractl.bench([tmp_path / "none.onnx"], device="cpu")
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:])), tmp_path / "other.onnx")
+    (tmp_path / "broken.pt2").write_bytes(b"PK nothing")
+    for name, words in {"other.onnx": "does not say what it is made of", "broken.pt2": "cannot read"}.items():
+        with pytest.raises(InputError, match=words):
+            hydractl.bench([tmp_path / name], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--export", "onnx", "--data", "d.npz"], "--data has no effect with --export onnx"),
+        (["--export", "onnx-int8", "--ood", "a=o.npz"], "--ood (flag) needs --data"),
+        (["b.st", "--export", "onnx", "--data", "d.npz", "--ood", "a=o.npz"], "--ood (flag) needs --export onnx-int8"),
+        (["--export", "onnx-int8", "--data", "d", "--ood", "a=o", "--ood", "a=p"], "--ood has the name 'a' twice"),
+    ],
+)
+def test_data_are_for_rounded_weights(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("fuse", "a.st", *words, code=2)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,24 @@
+"""Cascades: one member answers alone where its score is low, and the others run for the other samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydractl.fusion.plan import plan_fusion
+from hydractl.model.runtime import HydraModel
+from tests.fusion.test_common import MASKS, of_one_checkpoint
+from tests.pico import VARIANTS, close, inputs
+from tests.spread import spread
+
+
+@pytest.mark.parametrize(("variant", "case", "first"), spread(VARIANTS, MASKS, [0, 1, 2]))
+@torch.no_grad()
+def test_rows_that_go_on_have_the_librarys_answers_of_all_members(variant: str, case: str, first: int) -> None:
+    members, expected = of_one_checkpoint(variant, MASKS[case])
+    plan = plan_fusion(members, [])
+    fused = HydraModel(plan.description, plan.tensors)
+    found = fused.staged_logits(inputs(variant), first, lambda logits: torch.tensor([len(logits) - 1]))
+    for member, reference in zip(found, expected, strict=True):
+        close(member[-1:], reference[-1:])
+        close(member[:-1], expected[first][:-1])

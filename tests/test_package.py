@@ -1,0 +1,108 @@
+"""What is published: dependencies, addresses, versions, and the files that build, check and cite the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hydractl import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+DISTRIBUTIONS = {"PIL": "pillow", "open_clip": "open_clip_torch", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""What is imported -> the name it is installed by, where that is another one."""
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[>=]", requirement)[0] for requirement in requirements}
+
+
+def imported() -> set[str]:
+    """The packages that any module of hydractl imports, by the names they are installed by."""
+    found = set()
+    for file in (ROOT / "hydractl").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {module.partition(".")[0] for module in modules}
+    return {DISTRIBUTIONS.get(name, name) for name in found - set(sys.stdlib_module_names) - {"hydractl"}}
+
+
+def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:
+    needed = names(PROJECT["project"]["dependencies"])
+    extras = set().union(*(names(packages) for name, packages in EXTRAS.items() if name not in ("test", "dev", "docs")))
+    assert imported() <= needed | extras
+    assert needed <= imported()
+
+
+def test_extras_that_are_spoken_of_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "hydractl").rglob("*.py")]
+    said = "".join(page.read_text(encoding="utf-8") for page in pages)
+    extras = {name for listed in re.findall(r"(?:hydractl|'\.)\[([a-z,]+)\]", said) for name in listed.split(",")}
+    assert extras and extras <= set(EXTRAS)
+    (everything,) = EXTRAS["all"]
+    assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - {"all", "dev", "docs", "test"}
+
+
+def test_the_readme_of_a_package_index_has_whole_addresses() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    here = PROJECT["project"]["urls"]["Repository"]
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert not [target for target in targets if not target.startswith(("https://", "#"))]
+    own = [target.removeprefix(f"{here}/") for target in targets if target.startswith(f"{here}/")]
+    assert len(own) > 30
+    for target in own:
+        kind, branch, path = target.split("/", 2)
+        assert (kind, branch) == ("raw" if path.endswith(".svg") else "blob", "main")
+        assert (ROOT / path.partition("#")[0]).exists(), target
+
+
+def test_the_version_and_the_address_are_the_same_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    urls = PROJECT["project"]["urls"]
+    assert citation["repository-code"] == urls["Repository"]
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest and citation["version"] == newest.group(1) == __version__
+
+
+def commands() -> Iterator[str]:
+    """What the workflow and the hooks of commits run, for every entry of a matrix."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    for job in workflow["jobs"].values():
+        for entry in job.get("strategy", {}).get("matrix", {}).get("include", [{}]):
+            for step in job["steps"]:
+                if "run" in step:
+                    yield re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda match, e=entry: e[match.group(1)], step["run"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    yield from (hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"])
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_what_a_workflow_runs_is_a_target_of_the_makefile(command: str) -> None:
+    phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony
+    called = re.fullmatch(r"make (\S+)( PYTHON=python)?", command)
+    assert called and called.group(1) in phony.group(1).split()
+
+
+def test_the_workflow_tests_every_python_of_the_classifiers() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    classified = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == classified
+    assert PROJECT["project"]["requires-python"] == f">={classified[0]}"
+
+
+def test_the_container_copies_what_there_is() -> None:
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Containerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert copied and all((ROOT / path).exists() for line in copied for path in line.split())
