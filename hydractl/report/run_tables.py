@@ -170,6 +170,9 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
             [str(snapshot["cycle"]), str(snapshot["steps"]), snapshot["output"]] for snapshot in document["snapshots"]
         ]
         parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
+    curve = document.get("loss_curve")
+    if curve:
+        parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
     return Group(*parts)
 
 
@@ -183,8 +186,19 @@ def finetunes_table(document: dict[str, Any], width: int) -> RenderableType:
         kept: dict[str, Any] = next((e for e in member["epochs"] if e["epoch"] == number_kept), {})
         found = [number(kept.get(key)) for key in ("loss", "val_accuracy", "val_nll")]
         epochs = f"{number_kept} of {len(member['epochs'])}"
-        rows.append([member["name"], str(member["seed"]), epochs, *found])
-    return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll"), rows)
+        curve = member.get("loss_curve")
+        rows.append([member["name"], str(member["seed"]), epochs, *found, sparkline(curve[::3]) if curve else ""])
+    return table("", ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step"), rows)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Numbers as a row of bars, the lowest of them an eighth of the highest."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
 def _grid(grid: Sequence[dict[str, Any]], kept: float) -> RenderableType:
