@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydractl.report.fuse_words import cascade_words, data_words, once_of
-from hydractl.report.rich_parts import KeptMap
+from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.rich_parts import facts as _facts
 from hydractl.report.rich_parts import table as _table
 from hydractl.report.run_tables import bench_table, eval_table, finetune_table, finetunes_table
@@ -140,23 +141,17 @@ def _three(value: float | None) -> str:
 
 def _scores(document: dict[str, Any], width: int) -> RenderableType:
     sites = document["sites"]
+    picture = HeatMap(f"importance ({document.get('method', 'given')}), shaded by rank", list(sites.items()))
     widest = max((len(v) for v in sites.values()), default=0)
     rows = [[site, *[_three(v) for v in values], *[""] * (widest - len(values))] for site, values in sites.items()]
     columns = ("site", *[f"head {h}" for h in range(widest)])
-    title = Text(f"importance ({document.get('method', 'given')}), higher = keep")
-    shown = _table("", columns, rows)
-    shown.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
-    needed = Console(width=10**4).measure(shown).maximum
-    if needed <= width:
-        return Group(title, shown)
-    orders = [(site, " ".join(map(str, _rising(values)))) for site, values in sites.items()]
-    order = _table("", ("site", "heads, from the least to the most important"), orders, left=2)
-    return Group(title, order, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
-
-
-def _rising(values: Sequence[float | None]) -> list[int]:
-    """The heads of a site that are there, by their scores."""
-    return [head for _, head in sorted((value, head) for head, value in enumerate(values) if value is not None)]
+    table = _table("higher = keep", columns, rows)
+    table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
+    needed = Console(width=10**4).measure(table).maximum
+    if needed > width:
+        # Cut numbers say nothing, and twice the lines would push the picture off the screen.
+        return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
+    return Group(picture, Text(""), table)
 
 
 def _search_plan(document: dict[str, Any]) -> RenderableType:
@@ -188,7 +183,20 @@ def _circuit(document: dict[str, Any], width: int) -> RenderableType:
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     table = _table(f"circuit for {document['objective']}", columns, rows, left=2)
     needed = Console(width=10**4).measure(table).maximum
-    return table if needed <= width else Text(f"The numbers: --json, or a terminal of {needed} columns.")
+    shown = table if needed <= width else Text(f"The numbers: --json, or a terminal of {needed} columns.")
+    return Group(_removal_map(document), Text(""), shown) if document.get("sites") else shown
+
+
+def _removal_map(document: dict[str, Any]) -> HeatMap:
+    """When each head was removed; infinity for those that never were, None for those gone before the first step."""
+    steps = {(step["site"], step["head"]): step["step"] for step in document["removed"]}
+    start = document.get("start_mask", {}).get("sites", {})
+    rows = []
+    for site, heads in document["sites"].items():
+        there = start[site]["kept"] if site in start else range(heads)
+        rows.append((site, [steps.get((site, h), math.inf) if h in there else None for h in range(heads)]))
+    title = f"circuit for {document['objective']}: when each head was removed"
+    return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
 def _circuits(document: dict[str, Any], width: int) -> RenderableType:

@@ -1,16 +1,24 @@
-"""Maps and tables of heads on a terminal: what they show, and that every line fits."""
+"""Pictures of heads: what each cell shows, with colours and without, and that every line fits."""
 
 from __future__ import annotations
 
 import io
+import math
+import random
 import re
+from itertools import pairwise
 from typing import Any
 
+import pytest
+from rich.color import Color
 from rich.console import Console, RenderableType
+from rich.segment import Segment
 
-from hydractl.report.rich_parts import KeptMap
+from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
+
+ROWS = [("blocks.0.attn", [0.5, None, 3.0]), ("blocks.1.attn", [math.inf, 2e-7, 0.5, 1.0])]
 
 
 def console(width: int = 80, colors: Any = None, encoding: str = "utf-8", **more: Any) -> Console:
@@ -23,7 +31,86 @@ def drawn(thing: RenderableType, screen: Console) -> list[str]:
     return ["".join(s.text for s in line).rstrip() for line in screen.render_lines(thing, pad=False)]
 
 
+def cells(thing: RenderableType, screen: Console, line: int) -> list[tuple[str, Color | None]]:
+    """Text and background of each character of a line."""
+    segments: list[Segment] = screen.render_lines(thing, pad=False)[line]
+    return [(c, s.style.bgcolor if s.style else None) for s in segments for c in s.text]
+
+
+def test_without_colours_by_hand() -> None:
+    # Four values: the ranks are 0, 1/3, 2/3 and 1, so their tenths are 0, 3, 6 and 9.
+    assert drawn(HeatMap("importance", ROWS), console()) == [
+        "importance",
+        "lowest 2.00e-07 0123456789 highest 3.0000   ■ kept   · removed",
+        "               0 1 2 3",
+        "blocks.0.attn  3 · 9",
+        "blocks.1.attn  ■ 0 3 6",
+    ]
+
+
+def test_ascii() -> None:
+    lines = drawn(HeatMap("importance", ROWS), console(encoding="ascii"))
+    assert lines[3:] == ["blocks.0.attn  3 . 9", "blocks.1.attn  # 0 3 6"]
+    assert "".join(lines).isascii()
+
+
+@pytest.mark.parametrize(("colors", "no_color"), [("standard", False), ("truecolor", True), ("256", True)])
+def test_few_or_no_colours_are_as_none(colors: str, no_color: bool) -> None:
+    screen = console(colors=colors, no_color=no_color)
+    assert drawn(HeatMap("x", ROWS), screen) == drawn(HeatMap("x", ROWS), console())
+
+
+@pytest.mark.parametrize("colors", ["truecolor", "256"])
+def test_with_colours(colors: str) -> None:
+    screen = console(colors=colors)
+    heat = HeatMap("importance", ROWS)
+    first, second = (cells(heat, screen, line)[15:] for line in (3, 4))
+    assert [c for c, _ in first] == list("  ·   ") and [c for c, _ in second] == list("■       ")
+    color = {0.5: first[0][1], 3.0: first[4][1], 2e-7: second[2][1], 1.0: second[6][1]}
+    assert (first[2][1], second[0][1]) == (None, None)  # marks stand on the terminal's own ground
+    assert first[0] == first[1] and second[4][1] == color[0.5]
+    assert (color[2e-7], color[3.0]) == (Color.from_rgb(0x44, 0x01, 0x54), Color.from_rgb(0xFD, 0xE7, 0x25))
+    light = [luminance(color[value]) for value in sorted(color)]
+    assert light == sorted(light) and len(set(light)) == 4
+
+
+def luminance(color: Color | None) -> float:
+    assert color is not None and color.triplet is not None
+    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 255 / 12.92 for c in color.triplet]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_lightness_grows_over_the_whole_scale() -> None:
+    row = cells(HeatMap("x", [("s", [float(n) for n in range(70)])]), console(160, "truecolor"), 4)[3:]
+    light = [luminance(color) for _, color in row[::2]]
+    assert len(light) == 70 and all(a < b for a, b in pairwise(light))
+
+
 CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") for n in range(24)]
+
+
+@pytest.mark.parametrize("colors", [None, "truecolor"])
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+@pytest.mark.parametrize("heads", [1, 12, 16, 17, 25, 64])
+def test_every_line_fits_and_shows_every_head(heads: int, width: int, colors: str | None) -> None:
+    draw = random.Random(heads)
+    rows = [(name, [draw.choice((1.0, None, math.inf)) for _ in range(heads)]) for name in CLIP]
+    lines = drawn(HeatMap("x", rows), console(width, colors))
+    assert max(map(len, lines)) <= width
+    if heads <= 16 and width >= 80:
+        assert sum(line.startswith(tuple(CLIP)) for line in lines) == len(CLIP)  # no name is cut
+        assert len(lines) == 2 + (2 if heads > 10 else 1) + len(CLIP)
+    marks = [character for line in lines[2:] for character in line if character in "·■"]
+    assert len(marks) == sum(value != 1.0 for _, row in rows for value in row)
+
+
+def test_columns_are_numbered_from_top_to_bottom() -> None:
+    lines = drawn(HeatMap("x", [("site", [1.0] * 12)]), console())
+    assert lines[2:4] == ["                          1 1", "      0 1 2 3 4 5 6 7 8 9 0 1"]
+    narrow = drawn(HeatMap("x", [("site", [1.0] * 12)]), console(20))
+    assert narrow[2:] == ["                11", "      012345678901", "site  555555555555"]
+    parts = drawn(HeatMap("x", [("site", [1.0] * 12)]), console(16))
+    assert parts[2:] == ["      0123456789", "site  5555555555", "      11", "      01", "site  55"]
 
 
 def test_short_names_stay_different() -> None:
@@ -40,27 +127,41 @@ def test_short_names_stay_different() -> None:
     assert short_names([], 5) == []
 
 
-def test_scores_show_numbers_where_they_fit_and_else_the_order() -> None:
+def test_scores_show_the_picture_first_and_numbers_where_they_fit() -> None:
     document = {"schema": "hydractl.scores/1", "method": "taylor", "sites": {"s.0": [0.25, None], "s.1": [1, 2]}}
     lines = drawn(render(document, 80), console())  # type: ignore[arg-type]
-    assert lines[0] == "importance (taylor), higher = keep"
+    assert lines[:2] == ["importance (taylor), shaded by rank", "lowest 0.2500 0123456789 highest 2.0000   · removed"]
+    assert lines[3:5] == ["s.0  0 ·", "s.1  5 9"]
     assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.00", "2.00"]]
-    wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h % 7 for h in range(12)] for n in range(12)}}
-    narrow = drawn(render(wide, 80), console(80))  # type: ignore[arg-type]
-    assert narrow[-3].split() == ["blocks.11.attn", *["0", "7", "1", "8", "2", "9", "3", "10", "4", "11", "5", "6"]]
-    needed = int(re.findall(r"a terminal of (\d+) columns", narrow[-1])[0])
+    wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h for h in range(12)] for n in range(12)}}
+    assert "0.143" not in " ".join(drawn(render(wide, 80), console(80)))  # type: ignore[arg-type]
+    needed = int(re.findall(r"a terminal of (\d+) columns", drawn(render(wide, 80), console(80))[-1])[0])  # type: ignore[arg-type]
     shown = drawn(render(wide, needed), console(needed))  # type: ignore[arg-type]
     assert needed <= 120 and shown[-11].split()[1] == "0.143" and max(map(len, shown)) == needed
 
 
-def test_a_circuit_lists_its_removals() -> None:
+def test_a_circuit_shows_when_each_head_went() -> None:
     after = {"correct": 1, "n_id": 2, "two_u": None, "n_ood": 0, "score": 0.5}
     removed = [("s.1", 2), ("s.0", 0), ("s.1", 0)]
-    steps = [{"step": n, "site": s, "head": h, **after} for n, (s, h) in enumerate(removed, start=1)]
-    document: dict[str, Any] = {"schema": "hydractl.circuit/1", "objective": "acc", "base": after, "removed": steps}
+    document: dict[str, Any] = {
+        "schema": "hydractl.circuit/1",
+        "objective": "acc",
+        "sites": {"s.0": 2, "s.1": 3},
+        "base": after,
+        "removed": [{"step": n, "site": s, "head": h, **after} for n, (s, h) in enumerate(removed, start=1)],
+        "start_mask": {"sites": {"s.1": {"heads": 3, "kept": [0, 2]}}},
+    }
     both = {"schema": "hydractl.circuits/1", "circuits": [document, {**document, "objective": "avg"}]}
     lines = drawn(render(both, 80), console())  # type: ignore[arg-type]
-    assert lines[0] == "circuit for acc" and "circuit for avg" in lines
+    picture = [
+        "first: step 1 0123456789 last: step 3   ■ kept   · removed before",
+        "     0 1 2",
+        "s.0  5 ■",
+        "s.1  9 · 0",
+    ]
+    assert lines[:5] == ["circuit for acc: when each head was removed", *picture]
+    second = lines.index("circuit for avg: when each head was removed")
+    assert lines[second + 1 : second + 5] == picture
     assert [line.split()[:3] for line in lines[-3:]] == [["1", "s.1", "2"], ["2", "s.0", "0"], ["3", "s.1", "0"]]
 
 
