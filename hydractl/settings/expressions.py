@@ -43,6 +43,11 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 _PARTIAL = "partial"
 
 
+def with_setting(spec: str, setting: str) -> str:
+    """A SPEC of data with one more ``key=value`` in its query."""
+    return f"{spec}{'&' if '?' in spec else '?'}{setting}"
+
+
 class Requirement(NamedTuple):
     """One ``--require``.
 
