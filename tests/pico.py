@@ -193,6 +193,8 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "hf-vit-msn": ("ViTMSNForImageClassification", "ViTMSNConfig", _IMAGE),
     "hf-ijepa": ("IJepaForImageClassification", "IJepaConfig", _IMAGE),
+    "hf-clip-images": ("CLIPForImageClassification", "CLIPConfig", {"vision_config": _IMAGE}),
+    "hf-siglip-images": ("SiglipForImageClassification", "SiglipConfig", {"vision_config": _IMAGE}),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -207,6 +209,9 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 PAIRS = ("bert", "electra", "electra-unprojected", "ernie")
 """The text models that tell the segments of a pair apart."""
+
+REAL = {"BertForSequenceClassification": "checkpoints/minilm-sst2"}
+"""Published checkpoints among the real data, by their class."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
@@ -227,6 +232,7 @@ MORE = (
     "hf-swin",
     "hf-swinv2",
     "hf-siglip2",
+    "hf-metaclip2",
     "data2vec-vision",
     *DECODERS,
 )
@@ -308,6 +314,8 @@ _HF_CLIP_PARTS = {
     r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
     "embed": r"(vision|text)_model\.embeddings\.",
 }
+for _name in ("CLIP", "Siglip"):
+    _HF_PARTS[f"{_name}ForImageClassification"] = _HF_CLIP_PARTS
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "Data2VecText", "RobertaPreLayerNorm"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {

@@ -57,10 +57,9 @@ class Row:
     @property
     def cascade(self) -> Cascade | None:
         """When the first member of the model answers alone; None where all run."""
-        sources = self.model.sources
-        if len(sources) != 1:
+        if len(self.model.sources) != 1:
             return None
-        description = sources[0].description
+        description = self.model.sources[0].description
         return stored(description.extra.get("cascade"), len(description.masks))
 
     def build(self, device: str, dtype: str) -> Any:
@@ -86,6 +85,13 @@ class Row:
             staged = staged_macs(sources[0].description, sources[0].tensors, whole_last_block=whole)
             cost |= dict(zip(("first_macs", "rest_macs"), staged[self.cascade.member], strict=True))
         return {**about, "members": sum(len(source.description.masks) for source in sources), **cost}
+
+
+def with_ratios(costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The costs of all rows, each with its ``mac_ratio`` to the first; None where one of the two is not known."""
+    first = costs[0]["macs"]
+    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
+    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
 
 
 def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
@@ -181,20 +187,13 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
     ]
 
 
-def with_ratios(costs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Costs with the ratio of mult-adds to those of the first row; None where either is not known."""
-    first = costs[0]["macs"]
-    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
-    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
-
-
 def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
     """The samples to run on instead of random inputs.
 
     Raises:
         UsageError, InputError: they cannot be opened, or do not fill one batch.
     """
-    reads = {row.name: "text" if reading(row.model)[1].get("kind") == "text" else "image" for row in rows}
+    reads = {row.name: "text" if "tokens" in input_of(row.model) else "image" for row in rows}
     data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
     if len(data) < batch_size:
         raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
