@@ -210,6 +210,9 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
 PAIRS = ("bert", "electra", "electra-unprojected", "ernie")
 """The text models that tell the segments of a pair apart."""
 
+REAL = {"BertForSequenceClassification": "checkpoints/minilm-sst2"}
+"""Published checkpoints among the real data, by their class."""
+
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
 CLIP = (*OPEN_CLIP, *HF_CLIP)
@@ -229,6 +232,7 @@ MORE = (
     "hf-swin",
     "hf-swinv2",
     "hf-siglip2",
+    "hf-metaclip2",
     "data2vec-vision",
     *DECODERS,
 )

@@ -14,6 +14,7 @@ LONG_VARIANTS = (
     *("hf-dinov2-registers", "clip-layer-scale"),
     *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
     *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa", "hf-clip-images", "hf-siglip-images"),
+    "hf-siglip2",
 )
 """Pico models whose tests are long: what they have of their own is little."""
 ONE_OF_EACH = (

@@ -36,7 +36,8 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
         keywords = [inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default) for o in options]
         function.__signature__ = signature.replace(parameters=[*positional, *keywords])  # type: ignore[attr-defined]
         lines = [f"    {one.name}: {one.described()}" for one in options]
-        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines])
+        title = f"Options, as of ``hydractl {verb}``; wrong ones and wrong inputs raise UsageError and InputError:"
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, *lines])
         return function
 
     return add
@@ -120,13 +121,11 @@ def score(model: ModelLike, **options: Any) -> Document:
 
     Args:
         model: a dense or pruned model.
-        options: as those of ``hydractl score``, by name.
 
     Returns:
         The scores, which ``prune(scores=...)`` takes.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         NonFiniteError: a score is not finite.
     """
     return _answer("score", model, options)
@@ -138,14 +137,10 @@ def extract_circuit(model: ModelLike, **options: Any) -> Document:
 
     Args:
         model: a dense or pruned model.
-        options: as those of ``hydractl extract-circuit``, by name.
 
     Returns:
         The circuit, which ``prune(circuit=...)`` takes; of several objectives a document whose ``circuits`` are a list
         of them.
-
-    Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
     """
     if options.get("output") or "," not in ",".join(_listed(options.get("objective") or "")):
         return _answer("extract-circuit", model, options)
@@ -159,14 +154,12 @@ def prune(model: ModelLike, **options: Any) -> Model:
 
     Args:
         model: a dense or pruned model.
-        options: as those of ``hydractl prune``, by name; ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a
-            file or a document.
+        options: ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a file or a document.
 
     Returns:
         The pruned model; ``result`` holds its mask and cost. Without ``output`` its file is temporary.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         NonFiniteError: a weight or a score is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
@@ -179,15 +172,14 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
 
     Args:
         model: one, or several that are trained one after another.
-        options: as those of ``hydractl finetune``, by name. Of several models, and with ``members``, each is trained in
-            a process of its own, which takes files and no data in memory.
+        options: of several models, and with ``members``, each is trained in a process of its own, which takes files
+            and no data in memory.
 
     Returns:
         The trained model; of several, with ``members`` and with ``snapshots`` its ``members`` are the models.
         ``result`` holds the course. Without ``output`` its files are temporary.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         NonFiniteError: the loss or a weight is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
@@ -202,14 +194,12 @@ def fuse(models: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
 
     Args:
         models: the members, or one model that has several ``members``.
-        options: as those of ``hydractl fuse``, by name.
 
     Returns:
         The fused model; ``result`` holds what was averaged, the self-check and the cost. Without ``output`` its file is
         temporary.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     if "export" in options:
@@ -224,14 +214,12 @@ def evaluate(models: Models = (), **options: Any) -> Document:
     Args:
         models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
             one after another. None with ``from_file``.
-        options: as those of ``hydractl eval``, by name; ``ood`` and ``val_ood`` take a mapping from names
-            (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
+        options: ``ood`` and ``val_ood`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
 
     Returns:
         The document of ``eval``; its ``models`` are a list of rows with a ``name`` each.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         RequirementError: one of ``require`` does not hold.
     """
     return _measured("eval", models, options)
@@ -243,13 +231,11 @@ def bench(models: Models = (), **options: Any) -> Document:
 
     Args:
         models: as of :func:`evaluate`.
-        options: as those of ``hydractl bench``, by name.
 
     Returns:
         The document of ``bench``; its ``results`` are a list of rows with a ``model`` each.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         RequirementError: one of ``require`` does not hold.
     """
     return _measured("bench", models, options)
@@ -261,13 +247,12 @@ def study(model: ModelLike, **options: Any) -> Document:
 
     Args:
         model: a file, a folder or a name, or one that was opened as such.
-        options: as those of ``hydractl study``, by name; data are SPECs, because the commands of a study are kept.
+        options: data are SPECs, because the commands of a study are kept.
 
     Returns:
         The verdict; what was made is in the folder ``output``, or else in one that is named after the model.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, as on the command line.
         OutputError: the folder is that of another study.
     """
     options_here = {one.name: one for one in options_of(SETTINGS["study"]) if one.name in options}
@@ -306,7 +291,6 @@ def push(model: ModelLike, repo: str, **options: Any) -> Document:
     Args:
         model: a checkpoint or a published folder, or one that was opened or made.
         repo: ``ORG/NAME[@BRANCH]``; it is made where there is none.
-        options: as those of ``hydractl push``, by name.
 
     Returns:
         The files with their SHA-256, which of them were uploaded, the commit, and a reference that pins it.

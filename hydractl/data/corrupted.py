@@ -14,7 +14,7 @@ from PIL import Image
 from hydractl.data.base import Dataset, Spec
 from hydractl.errors import UsageError
 from hydractl.families.pixels import in_mode
-from hydractl.settings.expressions import CORRUPTIONS, SEVERITIES
+from hydractl.settings.expressions import CORRUPTIONS, SEVERITIES, with_setting
 
 QUERY = ("corruption", "severity")
 
@@ -45,8 +45,8 @@ class CorruptedImages(Dataset):
     def __init__(self, clean: Dataset, name: str, severity: int) -> None:
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
-        sign = "&" if "?" in clean.spec else "?"
-        super().__init__(f"{clean.spec}{sign}corruption={name}&severity={severity}", clean.where, clean.ids)
+        spec = with_setting(clean.spec, f"corruption={name}&severity={severity}")
+        super().__init__(spec, clean.where, clean.ids)
         self.clean, self.name, self.severity = clean, name, severity
         self.labels, self.label_names = clean.labels, clean.label_names
         self.skipped = None if clean.skipped is None else {}

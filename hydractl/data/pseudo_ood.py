@@ -22,7 +22,7 @@ from hydractl.data.corrupted import grey_or_rgb
 from hydractl.data.text import Text
 from hydractl.errors import InputError, UsageError
 from hydractl.families.pixels import in_mode
-from hydractl.settings.expressions import AUTO
+from hydractl.settings.expressions import AUTO, with_setting
 
 # Changes when a kind does, so that fingerprints of other samples are not taken for the same.
 _VERSION = 1
@@ -124,7 +124,6 @@ class PseudoOod(Dataset):
     """
 
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
-        sign = "&" if "?" in clean.spec else "?"
         where = where or clean.where
         fitting = [name for name, one in KINDS.items() if one.of == clean.kind]
         if kind not in (AUTO, *KINDS):
@@ -136,7 +135,7 @@ class PseudoOod(Dataset):
             raise UsageError(f"{where} holds {clean.kind}s, of which ?ood={kind} makes no OOD samples", hint=hint)
         if len(clean) < 2 and any(KINDS[name].two for name in (fitting if kind == AUTO else [kind])):
             raise InputError(f"{where}: ?ood={kind} needs two samples")
-        super().__init__(f"{clean.spec}{sign}ood={kind}", where, [f"{one}?ood={kind}" for one in clean.ids])
+        super().__init__(with_setting(clean.spec, f"ood={kind}"), where, [f"{one}?ood={kind}" for one in clean.ids])
         self.kind, self.clean, self.seed = clean.kind, clean, seed
         self.skipped = None if clean.skipped is None else {}
         self._names = fitting if kind == AUTO else [kind]

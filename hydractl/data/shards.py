@@ -107,7 +107,11 @@ def index_shards(
         if len(index.problems) >= _MOST_PROBLEMS or (limit is not None and len(index.keys) >= limit):
             break
     if index.problems:
-        raise InputError(f"{spec.where}: these shards cannot be used", problems=index.problems[:_MOST_PROBLEMS])
+        raise InputError(
+            f"{spec.where}: these shards cannot be used",
+            hint="shards are whole .tar files; compressed ones cannot be read at any place: unpack them",
+            problems=index.problems[:_MOST_PROBLEMS],
+        )
     if not index.keys:
         raise InputError(f"{spec.where}: no images in {len(shards)} {'shard' if len(shards) == 1 else 'shards'}")
     return ShardImages(spec.text, spec.where, index.keys[:limit], index.places[:limit]), index.labels[:limit]
@@ -157,8 +161,7 @@ class _Index:
                         contents[key, ending] = b"" if file is None else file.read()
                 _check_end(archive, shard)
         except (tarfile.TarError, OSError, EOFError) as error:
-            hint = "; compressed tar files cannot be read at any place: unpack them" if _compressed(shard) else ""
-            self.problems.append(f"{name}: {reason(error)}{hint}")
+            self.problems.append(f"{name}: {reason(error)}")
             return
         for key, members in samples.items():
             try:
@@ -216,15 +219,6 @@ def _check_end(archive: tarfile.TarFile, shard: str) -> None:
         raise tarfile.TarError("it is cut off: the end mark of a tar file is missing")
     if any(block):
         raise tarfile.TarError(f"it is damaged at byte {archive.offset}")
-
-
-def _compressed(shard: str) -> bool:
-    try:
-        with open(shard, "rb") as file:
-            start = file.read(6)
-    except OSError:
-        return False
-    return start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"))
 
 
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")

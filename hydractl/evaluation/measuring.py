@@ -19,7 +19,7 @@ from hydractl.evaluation.gathering import Gathered, Reading, Sink, WentOn, gathe
 from hydractl.evaluation.models import Model, RunningModel
 from hydractl.evaluation.options import EvalOptions, RowScores
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.store import PredictionsWriter, SetEntry
+from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
@@ -252,22 +252,10 @@ def predictions_writer(
         description["ood_score"] = {"score": stored.score}
     if stored.threshold is not None:
         description["threshold"] = dict(stored.threshold)
-    entries = [
-        SetEntry(
-            dataset.name,
-            dataset.role,
-            dataset.group,
-            dataset.ids,
-            None if dataset.labels is None else np.asarray(dataset.labels),
-            dataset.fingerprint,
-            seen.get(dataset.name, 0),
-        )
-        for dataset in sets
-    ]
     return PredictionsWriter(
         path,
         description,
-        entries,
+        [replace(one, seen=seen.get(one.name, 0)) for one in sets],
         members=model.members,
         classes=model.classes,
         kind="F64" if model.options.dtype == "float64" else "F32",

@@ -412,9 +412,8 @@ class PredictedModel(Model):
 
     def stored_sets(self) -> list[EvalSet]:
         """The test sets of the file."""
-        spec = self._predictions.origin
         return [
-            EvalSet(dataset.name, dataset.role, dataset.group, spec, dataset.ids, dataset.labels, dataset.fingerprint)
+            EvalSet(**{**vars(dataset), "seen": 0}, spec=self._predictions.origin)
             for dataset in sorted(self._predictions.sets, key=lambda stored: stored.role != ID)
             if dataset.role in (ID, OOD, CORRUPTION)
         ]

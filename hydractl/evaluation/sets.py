@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
@@ -17,6 +14,7 @@ from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.suites import id_list_of
 from hydractl.errors import InputError
 from hydractl.evaluation.options import DataOptions
+from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
@@ -26,27 +24,15 @@ ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corrupt
 
 
 @dataclass(frozen=True)
-class EvalSet:
-    """One data set.
+class EvalSet(SetEntry):
+    """One data set of a command.
 
     Attributes:
-        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
-        role: ``id``, ``ood``, ``val``, ``val_ood``, ``corruption``, or ``fit``, which is neither measured nor kept.
-        group: of an OOD set: ``near``, ``far`` or None.
         spec: where it was opened from.
-        ids: one for each sample.
-        labels: int64 ``[N]``; None where unlabelled or not asked for.
-        fingerprint: of its samples, their order and labels.
         dataset: the samples; None where only predictions of them are at hand.
     """
 
-    name: str
-    role: str
-    group: str | None
-    spec: str
-    ids: Sequence[str]
-    labels: npt.NDArray[np.int64] | None
-    fingerprint: str
+    spec: str = ""
     dataset: Dataset | None = None
 
     def __len__(self) -> int:
@@ -80,7 +66,7 @@ class Classifier(Protocol):
 
 def _of(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
     labels = dataset.labels if role in (ID, VAL, CORRUPTION, FIT) else None
-    return EvalSet(name, role, group, dataset.spec, dataset.ids, labels, dataset.fingerprint(), dataset)
+    return EvalSet(name, role, group, dataset.ids, labels, dataset.fingerprint(), spec=dataset.spec, dataset=dataset)
 
 
 def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSet]:

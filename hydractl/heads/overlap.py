@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -13,63 +12,38 @@ from hydractl.errors import InputError
 from hydractl.heads.mask import Head, HeadMask
 
 
-@dataclass(frozen=True)
-class SetOverlap:
-    """Two sets of heads of one model, compared.
-
-    Attributes:
-        counts: heads in the first set and in the second.
-        shared: heads in both.
-        jaccard: shared heads over heads in either; None when both sets are empty.
-        overlap: overlap coefficient, shared heads over those of the smaller set; None when a set is empty.
-        divergence: Jensen-Shannon divergence in bits (0..1) of the two distributions of heads over sites; None when a
-            set is empty. It is 0 for sets with the same share of heads at every site, whichever heads those are.
-    """
-
-    counts: tuple[int, int]
-    shared: int
-    jaccard: float | None
-    overlap: float | None
-    divergence: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As in ``hydractl.overlap/1``."""
-        return {**vars(self), "counts": list(self.counts)}
-
-
-@dataclass(frozen=True)
-class MaskOverlap:
-    """Two masks of the same sites, compared by what they keep and by what they remove."""
-
-    kept: SetOverlap
-    removed: SetOverlap
-
-    def to_json(self) -> dict[str, Any]:
-        """As in ``hydractl.overlap/1``."""
-        return {"kept": self.kept.to_json(), "removed": self.removed.to_json()}
-
-
 def comparable(a: HeadMask, b: HeadMask) -> bool:
     """Whether two masks are of the same sites with the same numbers of heads."""
     return dict(a.heads) == dict(b.heads)
 
 
-def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
-    """Compare two masks.
+def mask_overlap(a: HeadMask, b: HeadMask) -> dict[str, dict[str, Any]]:
+    """Compare two masks by what they keep (``kept``) and by what they remove (``removed``).
+
+    Returns:
+        For both, as in ``hydractl.overlap/1``: ``counts``, heads in the first set and in the second; ``shared``, heads
+        in both; ``jaccard``, shared heads over heads in either; ``overlap``, shared heads over those of the smaller
+        set; and ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two distributions of heads over
+        sites, which is 0 for sets with the same share of heads at every site, whichever heads those are. A number that
+        an empty set leaves without meaning is None.
 
     Raises:
         InputError: if they are not of the same sites and head counts.
     """
     if not comparable(a, b):
         raise InputError("the masks are of different models: their sites or head counts differ")
-    return MaskOverlap(_set_overlap(a.kept_heads, b.kept_heads), _set_overlap(a.removed_heads, b.removed_heads))
+    return {"kept": _overlap(a.kept_heads, b.kept_heads), "removed": _overlap(a.removed_heads, b.removed_heads)}
 
 
-def _set_overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
-    shared = len(set(a) & set(b))
-    smaller = min(len(a), len(b))
-    divergence = jensen_shannon(Counter(site for site, _ in a), Counter(site for site, _ in b))
-    return SetOverlap((len(a), len(b)), shared, jaccard(a, b), shared / smaller if smaller else None, divergence)
+def _overlap(a: Sequence[Head], b: Sequence[Head]) -> dict[str, Any]:
+    shared, smaller = len(set(a) & set(b)), min(len(a), len(b))
+    return {
+        "counts": [len(a), len(b)],
+        "shared": shared,
+        "jaccard": jaccard(a, b),
+        "overlap": shared / smaller if smaller else None,
+        "divergence": jensen_shannon(Counter(site for site, _ in a), Counter(site for site, _ in b)),
+    }
 
 
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:

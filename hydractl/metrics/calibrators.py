@@ -109,11 +109,10 @@ class Calibration:
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """The temperature of lowest NLL, between 0.01 and 100.
 
-    The NLL is convex in 1/T, so the sign of its derivative brackets the one minimum; Newton steps that leave the
-    bracket are replaced by bisection. The ends of the range are the answers where the minimum lies outside: 0.01 when
-    every prediction is right (the NLL falls with T for ever), 100 when the labels are no more probable than the other
-    classes. Where the NLL does not depend on T (one class only, all classes equally probable, every label certain), T
-    is 1.
+    The NLL is convex in 1/T: its minimum is the one zero of its derivative, found by scipy's brentq. The ends of the
+    range are the answers where the minimum lies outside: 0.01 when every prediction is right (the NLL falls with T for
+    ever), 100 when the labels are no more probable than the other classes. Where the NLL does not depend on T (one
+    class only, all classes equally probable, every label certain), T is 1.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -122,25 +121,19 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     Raises:
         InputError: no sample, or a label outside 0..C-1.
     """
+    from scipy.optimize import brentq
+
     checked = _checked(log_probs, labels)
     if not _depends_on_temperature(log_probs):
         return Calibration.of_temperature(1.0)
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / LOWEST_TEMPERATURE
-    rises, falls = _slope(log_probs, checked, low)[0] >= 0.0, _slope(log_probs, checked, high)[0] <= 0.0
+    rises, falls = _slope(low, log_probs, checked) >= 0.0, _slope(high, log_probs, checked) <= 0.0
     if rises and falls:  # flat: every label is certain at every temperature
         return Calibration.of_temperature(1.0)
     if rises or falls:
         return Calibration.of_temperature(HIGHEST_TEMPERATURE if rises else LOWEST_TEMPERATURE)
-    scale = 1.0
-    for _ in range(200):
-        slope, curvature = _slope(log_probs, checked, scale)
-        low, high = (scale, high) if slope < 0.0 else (low, scale)
-        step = scale - slope / curvature if curvature > 0.0 else low
-        following = step if low < step < high else (low * high) ** 0.5
-        if abs(following - scale) <= 1e-12 * scale:
-            break
-        scale = following
-    return Calibration.of_temperature(1.0 / following)
+    scale = brentq(_slope, low, high, args=(log_probs, checked), xtol=1e-14, rtol=1e-14)
+    return Calibration.of_temperature(1.0 / scale)
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
@@ -205,21 +198,14 @@ def _depends_on_temperature(log_probs: np.ndarray) -> bool:
     return any(bool((block.max(axis=1) - block.min(axis=1) > 1e-9).any()) for block in blocks)
 
 
-def _slope(log_probs: np.ndarray, labels: NDArray[np.int64], scale: float) -> tuple[float, float]:
-    """First and second derivative of the mean NLL by the scale: mean of E[log p] - log p_y, and of Var[log p]."""
-    slope = curvature = 0.0
+def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
+    """The derivative of the mean NLL by the scale: the mean of E[log p] - log p_y."""
+    slope = 0.0
     for rows in _rows(log_probs):
         block, of = np.maximum(log_probs[rows], _LOWEST_LOG_P), labels[rows]
-        probs = softmax(block * scale)
-        mean = _expected(probs, block)
+        mean = np.einsum("nc,nc->n", softmax(block * scale), block)
         slope += float((mean - block[np.arange(len(of)), of]).sum())
-        curvature += float(_expected(probs, (block - mean[:, None]) ** 2).sum())
-    return slope / len(labels), curvature / len(labels)
-
-
-def _expected(probs: Floats, values: Floats) -> Floats:
-    """Sum over classes of probs * values, [n]."""
-    return np.asarray(np.einsum("nc,nc->n", probs, values), dtype=np.float64)
+    return slope / len(labels)
 
 
 def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:

@@ -106,15 +106,6 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
     return array.astype(np.int64)
 
 
-def sample_blocks(member_logits: np.ndarray) -> Iterator[Floats]:
-    """Yield checked logits [M, N, C] as float64 blocks [M, n, C], in order; one empty block when N is 0."""
-    members, samples, classes = member_logits.shape
-    step = max(1, _BLOCK_VALUES // (members * classes))
-    for start in range(0, max(samples, 1), step):
-        # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
-        yield np.array(member_logits[:, start : start + step], dtype=np.float64, order="C")
-
-
 class Scaling(Protocol):
     """A calibration of the averaged prediction (:class:`hydractl.metrics.calibrators.Calibration`)."""
 
@@ -247,12 +238,14 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
         InputError: the calibration is for another number of classes, where p is taken.
     """
     logits = check_shape(member_logits)
-    start = 0
-    for values in sample_blocks(logits):
+    members, samples, classes = logits.shape
+    step = max(1, _BLOCK_VALUES // (members * classes))
+    for start in range(0, max(samples, 1), step):
+        # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
+        values = np.array(logits[:, start : start + step], dtype=np.float64, order="C")
         if not _in_range(values).all():
             check_logits(logits)  # raises, and counts what is affected in the whole array
         yield slice(start, start + values.shape[1]), Block(values, calibration)
-        start += values.shape[1]
 
 
 def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:

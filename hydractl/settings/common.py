@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -193,9 +194,9 @@ class Common:
         alone = self.given(name) and not self.given(other)
         return [f"{self.called(name)}{self.where(name)} needs {self.called(other)}"] if alone else []
 
-    def twice_named(self, name: str) -> list[str]:
-        """A problem for each data set of an option that has the name of one before it."""
-        names = [text.partition("=")[0].partition(":")[0] for text in getattr(self, name)]
+    def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
+        """A problem for each data set of an option that has, in this form, the name of one before it."""
+        names = [form(text).partition("=")[0].partition(":")[0] for text in getattr(self, name)]
         again = [one for at, one in enumerate(names) if one in names[:at]]
         return [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in again]
 

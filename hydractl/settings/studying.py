@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.settings.common import Batched, Common, run_option
-from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set
+from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.settings.option import option, options_of
 
 study_option = partial(option, "Study")
@@ -127,7 +127,7 @@ class StudySettings(Batched):
 
     @property
     def _made(self) -> str:
-        return f"{self.val}{'&' if '?' in str(self.val) else '?'}ood={AUTO}"
+        return with_setting(str(self.val), f"ood={AUTO}")
 
     def seconds(self) -> float | None:
         """The ``--budget``."""
@@ -146,9 +146,5 @@ class StudySettings(Batched):
         """All data but the training data, and names that are given once."""
         found = self.needs("val") + self.needs("test")
         for name in ("ood_val", "ood"):
-            found += self.needs(name)
-            texts = [_unnamed(text) for text in getattr(self, name)]
-            names = [text.partition("=")[0].partition(":")[0] for text in texts]
-            twice = sorted({one for one in names if names.count(one) > 1})
-            found += [f"{self.called(name)} has the name {one!r} twice{self.where(name)}" for one in twice]
+            found += self.needs(name) + self.twice_named(name, _unnamed)
         return found

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,11 +69,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    devices = [device_name(device) for device in settings.devices] or [settings.device]
-    if settings.slurm:
+    devices = ["slurm"] if settings.slurm else list(map(device_name, settings.devices)) or [settings.device]
+    if settings.slurm:  # whose nodes may have other devices than this machine
         check_submitit()
-    for device in dict.fromkeys(devices if not settings.slurm else ()):  # the nodes may have others than this machine
-        resolve_device(device)
+    else:
+        for device in dict.fromkeys(devices):
+            resolve_device(device)
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
@@ -131,7 +131,6 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
             path = numbered(output, index) if settings.members > 1 else output
             files = RunFiles.of(path, settings.log, settings.snapshots)
             name = stem(path)
-            events = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
             own = {
                 "output": path,
                 "seed": settings.seed + index,
@@ -140,7 +139,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
                 "slurm": [],
                 "model": [model],
             }
-            members.append(Member(name, replace(settings, **own, tensorboard=events), files))  # type: ignore[arg-type]
+            members.append(Member(name, replace(settings, **own), files))  # type: ignore[arg-type]
     names = [member.name for member in members]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -201,7 +201,7 @@ def _is_part(kept: Any, heads: int | None) -> bool:
 
 def _pair(a: tuple[str, HeadMask], b: tuple[str, HeadMask]) -> dict[str, Any]:
     """Two named masks as they stand in ``hydractl.overlap/1``."""
-    return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1]).to_json()}
+    return {"a": a[0], "b": b[0], **mask_overlap(a[1], b[1])}
 
 
 def _readable(preprocess: Mapping[str, Any]) -> dict[str, Any]:

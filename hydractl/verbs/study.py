@@ -28,7 +28,7 @@ from hydractl.report.eval_document import read_eval
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.settings.common import Common
-from hydractl.settings.expressions import parse_ood_set
+from hydractl.settings.expressions import parse_ood_set, with_setting
 from hydractl.settings.pruning import CircuitSettings
 from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
@@ -231,7 +231,7 @@ def _fitted(settings: StudySettings) -> dict[str, Value]:
         return {}
     samples = len(open_data(settings.data, ignore_labels=True))
     every = -(-samples // settings.fit_samples)
-    spec = settings.data if every == 1 else f"{settings.data}{'&' if '?' in settings.data else '?'}part=1/{every}"
+    spec = settings.data if every == 1 else with_setting(settings.data, f"part=1/{every}")
     few = samples // every <= _NEIGHBOURS
     return {"fit": spec, "ood_score": ["all"], **({"knn_k": str(max(1, samples // every // 2))} if few else {})}
 
@@ -245,7 +245,7 @@ def _expanded(name: str, settings: StudySettings) -> list[str]:
 
 def _part(spec: str, number: int) -> str:
     """One half of a data set."""
-    return f"{spec}{'&' if '?' in spec else '?'}part={number}/2"
+    return with_setting(spec, f"part={number}/2")
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from scipy.spatial.distance import jensenshannon
@@ -11,7 +12,7 @@ from scipy.stats import kendalltau
 
 from hydractl.errors import InputError
 from hydractl.heads.mask import Head, HeadMask, Site, all_heads
-from hydractl.heads.overlap import SetOverlap, jaccard_at, jensen_shannon, kendall_tau, mask_overlap
+from hydractl.heads.overlap import jaccard_at, jensen_shannon, kendall_tau, mask_overlap
 
 SITES = [Site(f"blocks.{i}.attn", heads, 4, 16) for i, heads in enumerate((4, 4, 2, 12))]
 FULL = HeadMask.full(SITES)
@@ -28,24 +29,32 @@ def test_two_masks_by_hand() -> None:
     p, q = (2 / 3, 1 / 3, 0), (1 / 2, 1 / 4, 1 / 4)
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
     entropy = [-sum(x * math.log2(x) for x in shares if x) for shares in (p, q, middle)]
-    assert found.removed.divergence == pytest.approx(entropy[2] - (entropy[0] + entropy[1]) / 2, abs=1e-15)
-    assert (found.removed.counts, found.removed.shared) == ((3, 4), 2)
-    assert found.removed.jaccard == 2 / 5 and found.removed.overlap == 2 / 3
+    assert found["removed"]["divergence"] == pytest.approx(entropy[2] - (entropy[0] + entropy[1]) / 2, abs=1e-15)
+    assert (found["removed"]["counts"], found["removed"]["shared"]) == ([3, 4], 2)
+    assert found["removed"]["jaccard"] == 2 / 5 and found["removed"]["overlap"] == 2 / 3
     # Kept: 19 and 18 of 22, 17 of them the same.
-    assert (found.kept.counts, found.kept.shared) == ((19, 18), 17)
-    assert found.kept.jaccard == 17 / 20 and found.kept.overlap == 17 / 18
+    assert (found["kept"]["counts"], found["kept"]["shared"]) == ([19, 18], 17)
+    assert found["kept"]["jaccard"] == 17 / 20 and found["kept"]["overlap"] == 17 / 18
+
+
+def overlap(a: int, b: int, shared: int, *measures: float | None) -> dict[str, Any]:
+    return {
+        "counts": [a, b],
+        "shared": shared,
+        **dict(zip(("jaccard", "overlap", "divergence"), measures, strict=True)),
+    }
 
 
 def test_extremes() -> None:
     some = without((A, 0), (B, 1))
-    assert mask_overlap(some, some).removed == SetOverlap((2, 2), 2, 1.0, 1.0, 0.0)
+    assert mask_overlap(some, some)["removed"] == overlap(2, 2, 2, 1.0, 1.0, 0.0)
     # Other heads of the same sites, then heads of other sites.
-    assert mask_overlap(some, without((A, 3), (B, 2))).removed == SetOverlap((2, 2), 0, 0.0, 0.0, 0.0)
-    assert mask_overlap(some, without((C, 0), (C, 1), (D, 5))).removed == SetOverlap((2, 3), 0, 0.0, 0.0, 1.0)
-    assert mask_overlap(FULL, some).removed == SetOverlap((0, 2), 0, 0.0, None, None)
-    assert mask_overlap(FULL, FULL).removed == SetOverlap((0, 0), 0, None, None, None)
+    assert mask_overlap(some, without((A, 3), (B, 2)))["removed"] == overlap(2, 2, 0, 0.0, 0.0, 0.0)
+    assert mask_overlap(some, without((C, 0), (C, 1), (D, 5)))["removed"] == overlap(2, 3, 0, 0.0, 0.0, 1.0)
+    assert mask_overlap(FULL, some)["removed"] == overlap(0, 2, 0, 0.0, None, None)
+    assert mask_overlap(FULL, FULL)["removed"] == overlap(0, 0, 0, None, None, None)
     nothing = without(*all_heads(SITES))
-    assert mask_overlap(nothing, FULL).kept == SetOverlap((0, 22), 0, 0.0, None, None)
+    assert mask_overlap(nothing, FULL)["kept"] == overlap(0, 22, 0, 0.0, None, None)
 
 
 def test_the_divergence_is_that_of_scipy() -> None:

@@ -30,15 +30,15 @@ EMPTY = 0xFF
 
 @dataclass(frozen=True)
 class SetEntry:
-    """One data set of a predictions file.
+    """One data set as predictions know it.
 
     Attributes:
-        name: ``id``, ``val``, or the name of an OOD set.
-        role: ``id``, ``ood``, ``val``, ``val_ood`` or ``corruption``.
-        group: ``near``, ``far`` or None.
+        name: ``id``, ``val``, the name of an OOD set, or ``CORRUPTION/SEVERITY``.
+        role: ``id``, ``ood``, ``val``, ``val_ood``, ``corruption``, or ``fit``, which is neither measured nor kept.
+        group: of an OOD set: ``near``, ``far`` or None.
         ids: one for each sample.
-        labels: int64 ``[N]``, None where unlabelled.
-        fingerprint: of the data set.
+        labels: int64 ``[N]``; None where unlabelled or not asked for.
+        fingerprint: of its samples, their order and labels.
         seen: how many of its samples the model had seen before.
     """
 
@@ -50,8 +50,8 @@ class SetEntry:
     fingerprint: str
     seen: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """What the header says of it."""
+    def header(self) -> dict[str, Any]:
+        """What the header of a predictions file says of it."""
         own = {"name": self.name, "role": self.role, "group": self.group, "n": len(self.ids)}
         return {**own, "fingerprint": self.fingerprint, "labelled": self.labels is not None, "seen": self.seen}
 
@@ -112,7 +112,7 @@ class PredictionsWriter:
         resume: bool = False,
     ) -> None:
         self.path, self._sets, self._scores = path, list(sets), list(scores)
-        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.to_json() for dataset in sets]}
+        self._description = {"schema": SCHEMA, "model": dict(model), "sets": [dataset.header() for dataset in sets]}
         self._infos: dict[str, TensorInfo] = {}
         self._fixed: dict[str, bytes] = {}
         for index, one in enumerate(sets):

@@ -101,7 +101,8 @@ _NEVER = (
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
-_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
+_PROCESSORS |= {"clip": "CLIPImageProcessor", "metaclip_2": "CLIPImageProcessor"}
+_PROCESSORS |= {"siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "data2vec-vision": "BeitImageProcessor"}
 _PROCESSORS |= {"swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
