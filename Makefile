@@ -14,7 +14,7 @@ JOBS := 2
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 # What the installed wheel is tested with: the commands of the README, and what meets other libraries most.
-README_TESTS := tests/test_docs.py
+README_TESTS := tests/test_docs.py -k readme
 CORE_TESTS := tests/families/test_contract.py tests/exports tests/verbs
 VERSIONS_wheel := cat constraints.txt
 VERSIONS_lowest := grep -oE '[A-Za-z0-9_-]+(\[[a-z]+\])?>=[0-9.]+' pyproject.toml | sed -E 's/(\[[a-z]+\])?>=/==/' | sort -u

@@ -1,7 +1,7 @@
 """Write the tables of docs/models.md: what of timm, transformers and open_clip can be opened, and why others cannot.
 
 Every model of timm is built as its library names it, without memory for its weights; of transformers every class for
-sequences or images is looked up.
+sequences or images is looked up. What was tested of those that work is what the lists of the tests say.
 """
 
 from __future__ import annotations
@@ -25,12 +25,19 @@ get_family("open_clip")
 import open_clip  # noqa: E402
 import timm  # noqa: E402
 import transformers  # noqa: E402
-from timm.models import Beit, Eva, SwinTransformer, VisionTransformer, model_entrypoint  # noqa: E402
+from timm.models import Beit, Eva, SwinTransformer, SwinTransformerV2, VisionTransformer  # noqa: E402
+from timm.models import model_entrypoint as entrypoint  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
 from hydractl.families.open_clip.models import skeleton, towers_of_coca  # noqa: E402
 
-OPENED = (VisionTransformer, Eva, Beit, SwinTransformer)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests import pico, pico_clip  # noqa: E402
+from tests.families import test_bodies, test_open_clip_hf  # noqa: E402
+from tests.model import test_published_sizes as published  # noqa: E402
+
+OPENED = (VisionTransformer, Eva, Beit, SwinTransformer, SwinTransformerV2)
 MARK = "<!-- by docs/make_models.py -->\n"
 Row = tuple[str, str, str]
 """Class, models of it, and why it is refused: empty where it works."""
@@ -40,7 +47,7 @@ def timm_names() -> dict[str, list[str]]:
     """The models of each file of timm that defines some attention or some vision transformer."""
     files: dict[str, list[str]] = {}
     for name in timm.list_models():
-        files.setdefault(model_entrypoint(name).__module__, []).append(name)
+        files.setdefault(entrypoint(name).__module__, []).append(name)
     return {
         file: names for file, names in files.items() if any(_attends(*one) for one in vars(sys.modules[file]).items())
     }
@@ -117,12 +124,45 @@ def _refusal(name: str) -> str:
     return ""
 
 
+def tested() -> dict[str, list[str]]:
+    """What the tests run of each class of timm and transformers, and of each pair of towers of open_clip."""
+    found: dict[str, list[str]] = {}
+    for variant in pico.TIMM:
+        found.setdefault(type(pico.shared_stock(variant)).__name__, ["pico weights"])
+    for name, _, _ in (*pico.HF.values(), *pico.HF_CLIP.values()):
+        found.setdefault(name, ["pico weights"])
+    for name in pico_clip.CLIP:
+        found.setdefault(_towers(pico_clip.clip_config(name)), ["pico weights"])
+    for name, _ in test_open_clip_hf.MODELS.values():
+        if name:
+            kind = getattr(transformers, name).model_type
+            found.setdefault(f"images: its own; texts: {kind} of transformers", ["pico weights"])
+    found[test_bodies.BODY] = ["pico weights"]
+    for name, (variant, _, _) in published.NAMED.items():
+        if variant in pico.TORCHVISION:
+            continue
+        kind = type(_built(name)).__name__ if variant in pico.TIMM else _towers(open_clip.get_model_config(name))
+        found.setdefault(kind, []).append(f"`{name}` as shapes")
+    for name in published.CLASSES:
+        found[name].append("as shapes")
+    for name in pico.REAL:
+        found[name].append("real weights")
+    return found
+
+
 def table(rows: Iterable[Row], second: str) -> str:
-    """Those that work first."""
-    lines = [f"| class | {second} | |", "|---|---|---|"]
+    """Those that work first, with what was tested."""
+    runs = tested()
+    lines = [f"| class | {second} | tested |", "|---|---|---|"]
     for kind, models, reason in sorted(rows, key=lambda row: bool(row[2])):
-        lines.append(f"| {kind} | {models} | {f'refused: {reason}' if reason else 'works'} |")
+        lines.append(f"| {kind} | {models} | {f'refused: {reason}' if reason else _told(runs, kind)} |")
     return "\n".join(lines) + "\n"
+
+
+def _told(runs: Mapping[str, Sequence[str]], kind: str) -> str:
+    # The text towers of one kind have several sizes.
+    known = [one for one in runs if one == kind or (one.endswith(" of transformers") and kind.startswith(one[:-16]))]
+    return ", ".join(runs[max(known, key=len)]) if known else "opens"
 
 
 def transformers_text() -> str:
@@ -138,12 +178,16 @@ def open_clip_rows() -> list[Row]:
     found: dict[tuple[str, str], list[str]] = {}
     for name in open_clip.list_models():
         config = open_clip.get_model_config(name)
-        vision, text = config["vision_cfg"], config["text_cfg"]
-        images = f"{vision['timm_model_name'].partition('_')[0]} of timm" if "timm_model_name" in vision else "its own"
-        texts = f"{text['hf_model_name']} of transformers" if text.get("hf_model_name") else "its own"
         reason = _open_clip_reason(config)
-        found.setdefault((f"images: {images}; texts: {texts}", reason), []).append(name)
+        found.setdefault((_towers(config), reason), []).append(name)
     return sorted((towers, _several(names), reason) for (towers, reason), names in found.items())
+
+
+def _towers(config: dict[str, Any]) -> str:
+    vision, text = config.get("vision_cfg", {}), config.get("text_cfg", {})
+    images = f"{vision['timm_model_name'].partition('_')[0]} of timm" if "timm_model_name" in vision else "its own"
+    texts = f"{text['hf_model_name']} of transformers" if text.get("hf_model_name") else "its own"
+    return f"images: {images}; texts: {texts}"
 
 
 def _open_clip_reason(config: dict[str, Any]) -> str:

@@ -5,8 +5,9 @@
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
 ``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
 ``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
-stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes. A test fails where a page
-differs from what this makes.
+stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and between
+``<!-- cascade: NAME -->`` and ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which
+``examples/cascade.py`` writes, or ``time``, its bench. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers"
 
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -97,7 +99,7 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
-    return _PART.sub(recipe, _PLACE.sub(fill, text))
+    return _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text)))
 
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
@@ -163,6 +165,39 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
             cells += [score, f"{value:.3f}", interval(one["auroc_minus_single"][score]) if first else ""]
         made.append(cells)
     return markdown(columns, made)
+
+
+# --- cascades ---------------------------------------------------------------------------------------------------------
+
+
+def cascade(match: re.Match[str]) -> str:
+    """One table of ``cascade.json``: an ensemble by name, or ``time``."""
+    document = json.loads((DOCS / "results/cascade.json").read_text(encoding="utf-8"))
+    made = times(document["time"]) if match[2] == "time" else losses(document["studies"][match[2]])
+    return f"{match[1]}{made}\n{match[3]}"
+
+
+def losses(study: dict[str, Any]) -> str:
+    """The whole ensemble, and each cascade minus it."""
+    keys, full = ("accuracy", "nll", "ece", "auroc"), study["full"]
+    made = [["all members", "1.000", "1.000", f"{study['whole']:.2f}", *(f"{full[key]:.3f}" for key in keys)]]
+    rows = [(f"{row['allowed']:g}", row) for row in study["rows"] if row]
+    for title, row in [*rows, ("0.003, no OOD data", study["without"])]:
+        shares = row["share"]
+        outside = [share for name, share in shares.items() if name != "id"]
+        cells = [f"{shares['id']:.3f}", f"{sum(outside) / len(outside):.3f}", f"{row['cost']:.2f}"]
+        made.append([title, *cells, *(interval(row["difference"][key]) for key in keys)])
+    return markdown(["allowed loss", "ID go on", "OOD go on", "mult-adds", "accuracy", "NLL", "ECE", "AUROC"], made)
+
+
+def times(rows: list[dict[str, Any]]) -> str:
+    """The bench: time and mult-adds over the first row's."""
+    made = []
+    for row in rows:
+        low, high = row["ratio_ci"]
+        cells = [f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{row['mac_ratio']:.2f}"]
+        made.append([row["model"], str(row["batch_size"]), *cells])
+    return markdown(["", "batch", "time", "mult-adds"], made)
 
 
 if __name__ == "__main__":

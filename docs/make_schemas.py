@@ -9,7 +9,18 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from hydractl.files.documents import Bench, Count, Form, Number, PredictionsHeader, Schema, Threshold, schema_of
+from hydractl.files.documents import (
+    Bench,
+    Cascade,
+    Count,
+    DataSet,
+    Form,
+    Number,
+    PredictionsHeader,
+    Schema,
+    Threshold,
+    schema_of,
+)
 from hydractl.report.eval_document import ByScore, Diversity, Eval, Labelled
 
 FOLDER = Path(__file__).with_name("schemas")
@@ -219,6 +230,24 @@ class OnData(Form):
     after: Answers = Field(description="The fused model.")
 
 
+class CascadeLoss(Form):
+    """What a cascade loses of a figure of all members on the validation data."""
+
+    value: float = Field(description="The loss.")
+    upper: float = Field(description="Its upper 95 % limit.")
+
+
+class FittedCascade(Cascade):
+    """A cascade, as it was fitted."""
+
+    loss: float = Field(description="The largest loss of each figure that was allowed.")
+    losses: dict[str, CascadeLoss] = Field(description="Of `accuracy`, `nll`, and the AUROC of each OOD set.")
+    share: float = Field(description="Share of the ID validation samples that run all members.")
+    macs: float = Field(description="Mean mult-adds of them.")
+    fitted_on: DataSet = Field(description="The ID validation data.")
+    fitted_on_ood: dict[str, DataSet] = Field(description="The OOD validation data by name.")
+
+
 class Fuse(Form):
     """What `hydractl fuse --json` prints."""
 
@@ -236,6 +265,7 @@ class Fuse(Form):
     self_check: SelfCheck | None = Field(None, description="The check of the fused model.")
     averaging: Averaging | None = Field(None, description="What averaging does; not there with `--merge none`.")
     on_data: OnData | None = Field(None, description="What `--data` measured.")
+    cascade: FittedCascade | None = Field(None, description="What `--cascade` fitted.")
     exports: list[dict[str, Any]] | None = Field(None, description="The exported files.")
     warnings: list[str] | None = Field(None, description="What makes the result less than it seems.")
     sha256: str | None = Field(None, description="SHA-256 of the fused checkpoint.")

@@ -86,6 +86,9 @@ _ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
 _DECODER = {**_TEXT, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 _SHARED = {**_DECODER, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 32, "n_positions": 20, "pad_token_id": 0}
+# Of half of each head; texts of more than ten tokens would have other angles.
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}
+_LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
 _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 _DEBERTA = {**_TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
@@ -148,7 +151,7 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": (
         "Phi3ForSequenceClassification",
         "Phi3Config",
-        {**_SHARED, "hidden_size": 32, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {**_SHARED, "hidden_size": 32, "rope_parameters": _LONG, "original_max_position_embeddings": 10},
     ),
     "arcee": ("ArceeForSequenceClassification", "ArceeConfig", _SHARED),
     # The second layer has no positions.
@@ -190,6 +193,8 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "hf-vit-msn": ("ViTMSNForImageClassification", "ViTMSNConfig", _IMAGE),
     "hf-ijepa": ("IJepaForImageClassification", "IJepaConfig", _IMAGE),
+    "hf-clip-images": ("CLIPForImageClassification", "CLIPConfig", {"vision_config": _IMAGE}),
+    "hf-siglip-images": ("SiglipForImageClassification", "SiglipConfig", {"vision_config": _IMAGE}),
     "hf-vit": ("ViTForImageClassification", "ViTConfig", _IMAGE),
     "hf-vit-no-bias": ("ViTForImageClassification", "ViTConfig", {**_IMAGE, "qkv_bias": False}),
     "hf-deit": ("DeiTForImageClassification", "DeiTConfig", _IMAGE),
@@ -204,6 +209,9 @@ HF: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 PAIRS = ("bert", "electra", "electra-unprojected", "ernie")
 """The text models that tell the segments of a pair apart."""
+
+REAL = {"BertForSequenceClassification": "checkpoints/minilm-sst2"}
+"""Published checkpoints among the real data, by their class."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
 OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
@@ -224,6 +232,7 @@ MORE = (
     "hf-swin",
     "hf-swinv2",
     "hf-siglip2",
+    "hf-metaclip2",
     "data2vec-vision",
     *DECODERS,
 )
@@ -305,6 +314,8 @@ _HF_CLIP_PARTS = {
     r"|pre_layrnorm|post_layernorm|final_layer_norm)\.",
     "embed": r"(vision|text)_model\.embeddings\.",
 }
+for _name in ("CLIP", "Siglip"):
+    _HF_PARTS[f"{_name}ForImageClassification"] = _HF_CLIP_PARTS
 for _name in ("Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "Data2VecText", "RobertaPreLayerNorm"):
     _HF_PARTS[f"{_name}ForSequenceClassification"] = _HF_PARTS["BertForSequenceClassification"]
 _HF_PARTS["Dinov2WithRegistersForImageClassification"] = {

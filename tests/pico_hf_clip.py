@@ -32,6 +32,15 @@ HF_CLIP: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SiglipConfig",
         {"text_config": {**_TEXT, **_ENDS, "projection_size": 24}, "vision_config": _VISION},
     ),
+    "hf-metaclip2": (
+        "MetaClip2Model",
+        "MetaClip2Config",
+        {
+            "text_config": {**_TEXT, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+            "vision_config": _VISION,
+            "projection_dim": 16,
+        },
+    ),
     "hf-siglip2": (
         "Siglip2Model",
         "Siglip2Config",
@@ -60,6 +69,8 @@ def publish_hf_clip(model: Any, variant: str, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
         if variant == "hf-siglip2":
             transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=6).save_pretrained(folder)
+        elif variant == "hf-metaclip2":
+            transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size).save_pretrained(folder)
         else:
             transformers.SiglipImageProcessor(size=size).save_pretrained(folder)
 
@@ -74,13 +85,17 @@ def patches() -> dict[str, torch.Tensor]:
 
 @cache
 def tokenizer_of(variant: str) -> Any:
-    """CLIP's tokenizer, of byte pairs learned from a few words; for SigLIP the same with an end only; for SigLIP 2 of
+    """CLIP's tokenizer, of byte pairs learned from a few words; for SigLIP the same with an end only; for the others of
     letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     if variant == "hf-siglip2":
         letters = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *map(chr, range(33, 127))]
         return transformers.Siglip2Tokenizer(vocab={c: i for i, c in enumerate(letters)}, model_max_length=20)
+    if variant == "hf-metaclip2":
+        pieces = [*((name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")), ("▁", -1.0)]
+        pieces += [(chr(number), -1.0) for number in range(33, 127)] + [("<mask>", 0.0)]
+        return transformers.XLMRobertaTokenizer(vocab=pieces, model_max_length=20)
     stock = transformers.CLIPTokenizer().backend_tokenizer
     learned = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
     learned.normalizer, learned.pre_tokenizer = stock.normalizer, stock.pre_tokenizer
@@ -108,7 +123,7 @@ def tokenizer_of(variant: str) -> Any:
 @torch.no_grad()
 def hf_zero_shot_logits(model: Any, images: Any, labels: list[str], templates: list[str]) -> torch.Tensor:
     """Logits ``[B, classes]`` as the library's own forward makes them, for features averaged over templates."""
-    tokenizer, siglip = tokenizer_of(model.pico), model.pico != "hf-clip"
+    tokenizer, siglip = tokenizer_of(model.pico), "siglip" in model.pico
     each = []
     for template in templates:
         texts = [template.replace("{}", label) for label in labels]

@@ -13,7 +13,8 @@ LONG_VARIANTS = (
     *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
     *("hf-dinov2-registers", "clip-layer-scale"),
     *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
-    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa"),
+    *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa", "hf-clip-images", "hf-siglip-images"),
+    "hf-siglip2",
 )
 """Pico models whose tests are long: what they have of their own is little."""
 ONE_OF_EACH = (

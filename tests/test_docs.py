@@ -161,7 +161,7 @@ def test_the_tables_of_models_are_true_of_a_sample() -> None:
         ("Cait", True),
     }
     for kind, _, reason in rows:
-        end = f"| refused: {reason} |" if reason else "| works |"
+        end = f"| refused: {reason} |" if reason else " as shapes |"
         assert any(line.startswith(f"| {kind} |") and line.endswith(end) for line in lines), kind
 
 

@@ -55,7 +55,10 @@ LIBRARIES = {
     "sklearn": ["data/", "criteria/cahp/choosing.py"],
     "kmedoids": ["criteria/cahp/choosing.py"],
     "scipy": ["data/corruptions.py", "metrics/calibrators.py", "metrics/probes.py"],
+    "submitit": ["training/jobs.py"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
+    "wandb": ["training/trackers.py"],
+    "mlflow": ["training/trackers.py"],
     "torchmetrics": [],  # these two are oracles of the tests
     "pytorch_ood": [],
 }

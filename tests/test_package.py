@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 DISTRIBUTIONS = {"PIL": "pillow", "open_clip": "open_clip_torch", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS |= {"mlflow": "mlflow-skinny"}
 """What is imported -> the name it is installed by, where that is another one."""
 
 
@@ -40,7 +41,7 @@ def test_what_is_imported_is_declared_and_nothing_else_is_needed() -> None:
     needed = names(PROJECT["project"]["dependencies"])
     extras = set().union(*(names(packages) for name, packages in EXTRAS.items() if name not in ("test", "dev", "docs")))
     assert imported() <= needed | extras
-    assert needed <= imported()
+    assert needed <= imported() | {"safetensors"}  # which users read the files with
 
 
 def test_extras_that_are_spoken_of_exist() -> None:
@@ -49,7 +50,8 @@ def test_extras_that_are_spoken_of_exist() -> None:
     extras = {name for listed in re.findall(r"(?:hydractl|'\.)\[([a-z,]+)\]", said) for name in listed.split(",")}
     assert extras and extras <= set(EXTRAS)
     (everything,) = EXTRAS["all"]
-    assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - {"all", "dev", "docs", "test"}
+    others = {"all", "dev", "docs", "test", "mlflow", "wandb"}  # the last two are services of their own
+    assert set(everything[len("hydractl[") : -1].split(",")) == set(EXTRAS) - others
 
 
 def test_the_readme_of_a_package_index_has_whole_addresses() -> None:

@@ -17,7 +17,7 @@ import torch
 import hydractl
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.header import read_header
-from tests.pico import close
+from tests.pico import REAL, close
 from tests.running import run
 
 declare_operators()
@@ -76,7 +76,7 @@ def test_predictions_of_minilm_are_the_librarys(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder, test = real_data / "checkpoints" / "minilm-sst2", real_data / "text" / "sst2_test.jsonl.gz"
+    folder, test = real_data / REAL["BertForSequenceClassification"], real_data / "text" / "sst2_test.jsonl.gz"
     run("eval", str(folder), "--data", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
     found = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     rows = first(test, 64)
@@ -95,7 +95,7 @@ def test_predictions_of_minilm_are_the_librarys(
 def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     test = str(real_data / "text" / "sst2_test.jsonl.gz")
-    run("eval", str(real_data / "checkpoints" / "minilm-sst2"), "--data", test, "-o", "e.json", "-q")
+    run("eval", str(real_data / REAL["BertForSequenceClassification"]), "--data", test, "-o", "e.json", "-q")
     inside = json.loads(Path("e.json").read_text())["models"][0]["id"]
     # A recorded fact; one sample more or less may be the rounding of another machine.
     assert inside["n"] == 436 and inside["accuracy"] == pytest.approx(377 / 436, abs=1.5 / 436)
@@ -105,7 +105,7 @@ def test_accuracy_of_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest
 @torch.no_grad()
 def test_pruned_and_fused_minilm(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder, text = str(real_data / "checkpoints" / "minilm-sst2"), real_data / "text"
+    folder, text = str(real_data / REAL["BertForSequenceClassification"]), real_data / "text"
     keep = ["--method", "magnitude", "--keep", "8"]
     run("prune", folder, *keep, "-o", "a.st")
     run("prune", folder, *keep, "-o", "zeroed/")

@@ -259,8 +259,9 @@ def save(
 def _source_of(model: HydraModel) -> Source:
     """A module as a source: its weights as they are now."""
     description = model.description
-    if "calibration" in description.extra:
-        warnings.warn("the calibration is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
+    for left in ("calibration", "cascade"):
+        if left in description.extra:
+            warnings.warn(f"the {left} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
     tensors = DictTensors(model.stock_tensors())
     parent = {"parent": dict(description.provenance) or None}
     description = replace(

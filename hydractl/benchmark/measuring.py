@@ -21,13 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
-from hydractl.benchmark.rows import Row
+from hydractl.benchmark.rows import Row, reading, with_ratios
+from hydractl.data import batches
+from hydractl.data.base import Dataset
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.exports.opened import ExportedModel
 from hydractl.families.reading import first_line
 from hydractl.log import Log, Progress
 from hydractl.model.loading import resolve_dtype
 from hydractl.model.machine import peak_macs_per_s, slow_format, wait
+from hydractl.model.runtime import move
 
 _RECORDING = 2
 """Calls after the first one in which CUDA graphs are recorded."""
@@ -43,6 +46,8 @@ class BenchOptions:
         threads: of torch on the CPU; None: as they are.
         compile_mode: of ``torch.compile``; None: not compiled.
         seed: draws inputs, the order of each round and resamples.
+        data: samples to run on instead of random inputs: all of their full batches in each round; None: one random
+            batch.
     """
 
     batch_sizes: Sequence[int]
@@ -52,6 +57,7 @@ class BenchOptions:
     threads: int | None
     compile_mode: str | None
     seed: int
+    data: Dataset | None = None
 
 
 def measure(
@@ -101,10 +107,11 @@ def _measure_dtype(
     measured = []
     for batch_size in options.batch_sizes:
         where = f"batch {batch_size}, {dtype}, {device}"
-        contest = Contest(built, batch_size, device, options.seed, mode, where)
+        inputs = None if options.data is None else _inputs_of(options.data, rows, batch_size, device, dtype)
+        contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
         common = {"batch_size": batch_size, "dtype": dtype, "device": str(device)}
-        for row, cost in zip(rows, costs, strict=True):
+        for row, cost in zip(rows, _served_costs(costs, contest), strict=True):
             used = contest.modes[row.name]
             compiled = {"compile": used is not None, "compile_mode": used}
             figures = timed(runs[row.name], runs[rows[0].name], batch_size, options.seed)
@@ -113,6 +120,32 @@ def _measure_dtype(
                 {"model": row.name, "sha256": row.model.sha256, **common, **compiled, **figures, **memory, **cost}
             )
     return measured
+
+
+def _inputs_of(
+    data: Dataset, rows: Sequence[Row], batch_size: int, device: torch.device, dtype: str
+) -> dict[str, list[Any]]:
+    """The full batches of a data set for each row, on the device; one object for all that prepare samples alike."""
+    made: list[tuple[Any, list[Any]]] = []
+    found = {}
+    for row in rows:
+        family, way = reading(row.model)
+        if way not in [known for known, _ in made]:
+            each = batches(data, family.collate(way), batch_size)
+            whole = [move(one.inputs, device, resolve_dtype(dtype)) for one in each if len(one.indices) == batch_size]
+            made.append((way, whole))
+        found[row.name] = next(own for known, own in made if known == way)
+    return found
+
+
+def _served_costs(costs: Sequence[dict[str, Any]], contest: Contest) -> list[dict[str, Any]]:
+    """The costs of all rows, of cascades the mean over the samples that they ran on."""
+    found = []
+    for cost, share in zip(costs, contest.shares().values(), strict=True):
+        if share is not None:
+            cost = {**cost, "share": share, "macs": round(cost["first_macs"] + share * cost["rest_macs"])}
+        found.append(cost)
+    return with_ratios(found)
 
 
 def _noise(results: Sequence[dict[str, Any]], rounds: int) -> str | None:
@@ -139,6 +172,7 @@ class Contest:
         seed: draws the inputs and the order within each round.
         mode: how ``torch.compile`` compiles them (one of its modes); None: they run as they are.
         where: what to add to the name of a model in an error.
+        inputs: batches for each model, all of which a call is timed on; None: one of random inputs.
 
     Attributes:
         modes: by model, how it is compiled; None where it is not: an exported file never is.
@@ -147,12 +181,23 @@ class Contest:
     """
 
     def __init__(
-        self, models: Mapping[str, Any], batch_size: int, device: torch.device, seed: int, mode: str | None, where: str
+        self,
+        models: Mapping[str, Any],
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        mode: str | None,
+        where: str,
+        inputs: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self.models, self.device, self.mode, self.where = models, device, mode, where
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
-        self._inputs = _same_inputs({name: model.example_inputs(batch_size, seed) for name, model in models.items()})
+        if inputs is None:
+            drawn = _same_inputs({name: model.example_inputs(batch_size, seed) for name, model in models.items()})
+            inputs = {name: [one] for name, one in drawn.items()}
+        self._batches = inputs
+        self._inputs = {name: each[0] for name, each in inputs.items()}
         # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
         if mode is not None:
             torch.compiler.reset()
@@ -238,12 +283,25 @@ class Contest:
 
     def _time(self, name: str) -> float:
         self._next_step()
-        call, inputs = self._calls[name], self._inputs[name]
+        call, inputs = self._calls[name], self._batches[name]
         wait(self.device)
         start = time.perf_counter()
-        call(inputs)
+        for one in inputs:
+            call(one)
         wait(self.device)
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / len(inputs)
+
+    @torch.inference_mode()
+    def shares(self) -> dict[str, float | None]:
+        """Of the samples of each model, the share that goes on in its cascade; None without one."""
+        return {
+            name: None if getattr(model, "cascade", None) is None else self._share(name)
+            for name, model in self.models.items()
+        }
+
+    def _share(self, name: str) -> float:
+        every = torch.cat([self.models[name].member_logits(one) for one in self._batches[name]], dim=1)
+        return float((every != every[:1]).any(2).any(0).float().mean())
 
     def _call(self, name: str) -> Tensor:
         self._next_step()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
 from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
@@ -16,7 +18,8 @@ from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
 from hydractl.log import Log
-from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
+from hydractl.metrics.cascade import Cascade, stored
+from hydractl.model.cost import cost_of, parameters, staged_macs, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, find_models, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import move, pooled_log_probs
@@ -51,6 +54,14 @@ class Row:
         """The name of the row."""
         return self.model.name
 
+    @property
+    def cascade(self) -> Cascade | None:
+        """When the first member of the model answers alone; None where all run."""
+        if len(self.model.sources) != 1:
+            return None
+        description = self.model.sources[0].description
+        return stored(description.extra.get("cascade"), len(description.masks))
+
     def build(self, device: str, dtype: str) -> Any:
         """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
         if isinstance(self.model, ExportedFile):
@@ -70,7 +81,17 @@ class Row:
             cost = stock_cost(sources[0])
         else:
             cost = total_cost(cost_of(s.description, s.tensors, whole_last_block=whole) for s in sources)
+        if self.cascade is not None:
+            staged = staged_macs(sources[0].description, sources[0].tensors, whole_last_block=whole)
+            cost |= dict(zip(("first_macs", "rest_macs"), staged[self.cascade.member], strict=True))
         return {**about, "members": sum(len(source.description.masks) for source in sources), **cost}
+
+
+def with_ratios(costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The costs of all rows, each with its ``mac_ratio`` to the first; None where one of the two is not known."""
+    first = costs[0]["macs"]
+    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
+    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
 
 
 def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
@@ -126,14 +147,14 @@ def rows_of(models: Sequence[Contestant], compare: Sequence[str], *, whole_last_
 
 def input_of(model: Contestant) -> dict[str, Any]:
     """What one sample of a bench is: the ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
-    family, preprocess = _reading(model)
+    family, preprocess = reading(model)
     example = family.example_inputs(preprocess, 1, 0)
     if isinstance(example, Tensor):
         return {"image": list(example.shape[1:])}
     return {"tokens": next(iter(example.values())).shape[1]}
 
 
-def _reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
+def reading(model: Contestant) -> tuple[ModelFamily, Mapping[str, Any]]:
     """Who prepares the samples of a model, and how."""
     if isinstance(model, ExportedFile):
         return model.family, model.preprocess
@@ -164,6 +185,19 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
         else replace(model, sources=[with_max_length(source, tokens) for source in model.sources])
         for model in models
     ]
+
+
+def open_samples(rows: Sequence[Row], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
+    """The samples to run on instead of random inputs.
+
+    Raises:
+        UsageError, InputError: they cannot be opened, or do not fill one batch.
+    """
+    reads = {row.name: "text" if "tokens" in input_of(row.model) else "image" for row in rows}
+    data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
+    if len(data) < batch_size:
+        raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
+    return data
 
 
 def _taken_apart(fused: ModelArgument) -> list[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import math
 import os
 import tempfile
@@ -375,7 +376,11 @@ class OnnxInt8(Onnx):
 
         # Weights behind a transposition count as constants only when it has been carried out.
         model = onnx_ir.serde.deserialize_model(proto)
+        logger = logging.getLogger("onnxscript")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of what it leaves as it is
         onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
+        logger.setLevel(level)
         _clean(model)
         proto = onnx_ir.serde.serialize_model(model)
         proto.graph.ClearField("value_info")  # the shapes of weights that the quantiser transposes
@@ -383,7 +388,10 @@ class OnnxInt8(Onnx):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "int8.onnx")
             kinds = ["MatMul", "Gather"]  # not convolutions, for which runtimes differ
-            quantize_dynamic(proto, path, op_types_to_quantize=kinds, per_channel=True, reduce_range=True)
+            try:
+                quantize_dynamic(proto, path, op_types_to_quantize=kinds, per_channel=True, reduce_range=True)
+            except Exception as error:
+                raise HydraError(f"ONNX Runtime cannot round the weights: {first_line(error)}") from error
             return onnx.load_model(path)
 
 

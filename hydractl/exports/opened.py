@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class ExportedFile:
         """Multiply-adds of one sample; None for texts of another length than they were counted for."""
         return int(self.metadata["macs"]) if self.max_length is None else None
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The digest of the file; of weights in a file beside it, it says nothing."""
         return sha256_file(self.path)

@@ -54,8 +54,8 @@ def _loads_its_library() -> bool:
     if sys.platform == "win32":
         return True  # the wheels there are CPU builds, and finding their library needs torchvision's own search path
     folder = Path(spec.origin).parent
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = folder / f"_C{suffix}"
+    names = ("_C", "_C_stable")  # the second as of torchvision 0.29
+    for path in (folder / f"{name}{suffix}" for name in names for suffix in importlib.machinery.EXTENSION_SUFFIXES):
         if path.is_file():
             try:
                 torch.ops.load_library(str(path))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
+from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import samples_of
@@ -53,19 +54,12 @@ class Cascade:
 
     def goes_on(self, logits: np.ndarray) -> NDArray[np.bool_]:
         """Which samples run all members, ``[N]``, from the logits ``[N, C]`` of the first one."""
-        return np.asarray(score_of(self.score, logits[None]) >= self.value)
+        return np.asarray(OOD_SCORES[self.score](logits[None]) >= self.value)
 
     def served(self, logits: np.ndarray) -> np.ndarray:
         """The logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
         first = logits[self.member]
         return np.where(self.goes_on(first)[:, None], logits, first)
-
-
-def score_of(name: str, logits: np.ndarray) -> Floats:
-    """An OOD score ``[N]`` of logits ``[M, N, C]``."""
-    score = samples_of(logits, score=name, pairs=False).score
-    assert score is not None, "the settings refuse scores of several members"
-    return score
 
 
 def stored(document: Any, members: int) -> Cascade | None:

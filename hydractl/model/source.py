@@ -223,6 +223,8 @@ def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
+    if path.suffix in (".onnx", ".pt2"):
+        raise InputError(f"{path} is an exported file", hint="bench times it; other verbs take the .st file it is of")
     pickled = path.suffix.lower() in PICKLES
     if pickled and (arch is None or path.suffix.lower() != STATE_DICT):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)

@@ -37,6 +37,9 @@ ALL_SCORES = "all"
 AUTO = "auto"
 """In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names of ``--track``; see ``hydractl.training.trackers``."""
+
 _PARTIAL = "partial"
 
 
@@ -120,6 +123,14 @@ def parse_ood_set(text: str) -> OodSet:
     if not equals or not spec.strip() or not named:
         raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}")
     return OodSet(name, group or None, spec.strip())
+
+
+def parse_tracker(text: str) -> tuple[str, str | None]:
+    """Read ``NAME[:WHERE]``."""
+    name, _, where = text.partition(":")
+    if name not in TRACKERS:
+        raise ValueError(f"must be one of {', '.join(TRACKERS)}, not {name!r}{did_you_mean(name, TRACKERS)}")
+    return name, where or None
 
 
 class ScoreChoice(NamedTuple):

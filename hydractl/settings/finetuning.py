@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 from hydractl.settings.common import RECIPE, Batched, file_option, run_option
+from hydractl.settings.expressions import parse_tracker
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.yaml_files import read_recipe
 
@@ -28,7 +30,7 @@ ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
-_NOT_IN_RECIPES = ("recipe", "val", "log", "tensorboard", "save_every", "resume", "shard", "timeout")
+_NOT_IN_RECIPES = ("recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
 
 
 def _check_log(text: str) -> None:
@@ -111,6 +113,14 @@ class Several(Batched):
         pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
         split=True,
         repeats=True,
+    )
+    slurm: list[str] = several_option(
+        "Train each as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, gpus_per_node, "
+        "cpus_per_task and others of sbatch [default: on this machine]",
+        [],
+        metavar="KEY=VALUE[,KEY=VALUE...]",
+        pattern=r"[a-z_]+=[^=,]+",
+        split=True,
     )
 
     @property
@@ -239,9 +249,13 @@ class FinetuneSettings(Prescribed, Several):
         metavar="FILE|beside",
         check=_check_log,
     )
-    tensorboard: str | None = file_option(
-        "Write loss, learning rate, speed and validation into this folder, for TensorBoard [default: none]",
-        metavar="DIR",
+    track: list[str] = file_option(
+        "Send loss, learning rate, speed and validation to trackers: tensorboard[:DIR], wandb[:PROJECT], mlflow[:URI]; "
+        "the run has the name of the output [default: none]",
+        [],
+        metavar="NAME[:WHERE],...",
+        check=parse_tracker,
+        split=True,
     )
     save_every: str = run_option(
         "How often the unfinished run is saved beside the output, in steps or seconds, minutes, hours",
@@ -294,6 +308,7 @@ class FinetuneSettings(Prescribed, Several):
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= {"device": "devices"} if self.given("devices") else {}
+        unused |= {"devices": "slurm"} if self.slurm else {}
         if self.loss == "contrastive":
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
         if self.shard:
@@ -303,9 +318,13 @@ class FinetuneSettings(Prescribed, Several):
             return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
         return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
+    def trackers(self) -> dict[str, str | None]:
+        """Of ``--track``, where each tracker has its runs."""
+        return dict(map(parse_tracker, self.track))
+
     def conflicts(self) -> list[str]:
         """Data, a length, and what belongs together."""
-        problems = self.needs("data") + self.at_most_one("epochs", "steps")
+        problems = self.needs("data") + self.at_most_one("epochs", "steps") + self.twice_named("track")
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         problems += self._several_conflicts() + self._caption_conflicts()
         problems += self.goes_with("patience", "val")
@@ -326,6 +345,8 @@ class FinetuneSettings(Prescribed, Several):
     def _several_conflicts(self) -> list[str]:
         """Names: of several trainings each writes files of its own."""
         problems, log = [], self.log
+        if self.slurm and not any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
+            problems.append(f"--slurm{self.where('slurm')} needs time=MINUTES")
         if self.several and log not in (None, "-", "beside"):
             problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import DTYPES, Common, run_option
+from hydractl.settings.common import DTYPES, FLAG, VERB_KEY, Common, run_option
 from hydractl.settings.expressions import Requirement, parse_requirement
 from hydractl.settings.option import ends_in, option, options_of
 
@@ -50,7 +50,7 @@ class BenchSettings(Measured):
 
     verb: ClassVar[str] = "bench"
     of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "plot")
-    lacks: ClassVar[tuple[str, ...]] = ("data", "limit", "workers", "tower")
+    lacks: ClassVar[tuple[str, ...]] = ("workers", "tower")
 
     batch_size: list[int] = bench_option(
         "Samples that are computed together; several are measured one after another [samples]",
@@ -106,7 +106,6 @@ class BenchSettings(Measured):
         "Also draw the measurement: .png or .svg",
         metavar="FILE",
         check=ends_in(".png", ".svg", any_case=True),
-        often=True,
     )
     from_file: str | None = show_option(
         "Measure nothing: show, plot or check a bench.json written before", metavar="FILE", flag="--from", often=True
@@ -116,8 +115,18 @@ class BenchSettings(Measured):
         """The ``--require`` expressions, in order."""
         return [parse_requirement(text) for text in self.require]
 
+    def settle(self) -> None:
+        """Leave data alone that every verb was given: inputs are random unless samples are asked for."""
+        for name in ("data", "limit"):
+            if self._rank(name) not in (VERB_KEY, FLAG):
+                setattr(self, name, None)
+
     def conflicts(self) -> list[str]:
-        """A mode only of what is compiled."""
+        """A mode only of what is compiled, and samples only where one kind is read."""
+        apart = [] if self.data is None or not self.unequal_inputs else ["give only one of --data, --unequal-inputs"]
+        return apart + self.goes_with("limit", "data") + self._mode_alone()
+
+    def _mode_alone(self) -> list[str]:
         alone = self.compile_mode is not None and not self.compile and self.from_file is None
         return [f"--compile-mode{self.where('compile_mode')} needs --compile"] if alone else []
 

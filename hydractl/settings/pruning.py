@@ -177,8 +177,8 @@ class CircuitSettings(Dropping):
         f"{_DROP} --data; --budget or --keep may end it before [fraction]", at_least=0, below=1
     )
     max_cost: float | None = search_option(
-        "Remove only heads that keep the mult-adds of the ensemble, fused, within this multiple of the model's; where "
-        "it is above that, that do not raise it [ratio; default: any cost]",
+        "Remove only heads that keep the mult-adds of the fused ensemble within this multiple of the model's; while "
+        "they are above it, only heads that do not raise them [ratio; default: any cost]",
         above=0,
     )
     subject_to: list[str] = search_option(

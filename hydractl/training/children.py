@@ -10,37 +10,54 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hydractl.log import Log
 from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 
 # The child imports from where this process does: not from the working directory, which python -m would look in first.
-_START = "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from hydractl.cli.app import main; sys.exit(main())"
+# Slurm signals the end of the time to every process of a job; what hears of it for this one sends SIGTERM.
+_START = (
+    "import signal, sys; signal.signal(signal.SIGUSR2, signal.SIG_IGN); sys.path[:] = sys.argv.pop(1).split('\\n'); "
+    "from hydractl.cli.app import main; sys.exit(main())"
+)
 _POLL_S = 0.2
 _TAIL = 5
 
 
-class Child:
-    """One command in a process of its own. A thread reads its log, so that it never waits for a full pipe.
+@dataclass
+class Ended:
+    """How a command ended.
 
     Attributes:
-        name: what its lines are marked with.
-        device: it runs on.
+        name: of the command.
         code: its exit code, 128 + n after signal n.
         answer: what it wrote to standard output.
         message, hint, problems: of its error, as :class:`hydractl.errors.HydraError` has them; message is None where
             there was none.
     """
 
+    name: str
+    code: int = 0
+    answer: str = ""
+    message: str | None = None
+    hint: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+class Child:
+    """One command in a process of its own. A thread reads its log, so that it never waits for a full pipe.
+
+    Attributes:
+        device: it runs on.
+        ended: what has been heard of it; its name is what its lines are marked with.
+    """
+
     def __init__(
         self, name: str, device: str, argv: Sequence[str], environment: Mapping[str, str], heard: queue.Queue[_Heard]
     ) -> None:
-        self.name, self.device = name, device
-        self.code, self.answer = 0, ""
-        self.message: str | None = None
-        self.hint: str | None = None
-        self.problems: list[str] = []
+        self.device, self.ended = device, Ended(name)
         self._last: list[str] = []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
         path = "\n".join(entry or os.getcwd() for entry in sys.path)
@@ -65,30 +82,36 @@ class Child:
 
     def say(self, line: str, log: Log) -> None:
         """Pass on one line of its log, or keep what belongs to its error."""
+        ended = self.ended
         kind, _, rest = line.partition(": ")
-        if kind == "error" and self.message is None:
-            self.message = rest
-        elif kind == "hint" and self.message is not None:
-            self.hint = rest
-        elif line.startswith("  - ") and self.message is not None:
-            self.problems.append(line.removeprefix("  - "))
+        if kind == "error" and ended.message is None:
+            ended.message = rest
+        elif kind == "hint" and ended.message is not None:
+            ended.hint = rest
+        elif line.startswith("  - ") and ended.message is not None:
+            ended.problems.append(line.removeprefix("  - "))
         elif kind == "warning":
-            log.warn(f"{self.name}: {rest}")
+            log.warn(f"{ended.name}: {rest}")
         elif line and not line.startswith("wrote "):  # the answer says so
             self._last = [*self._last, line][-_TAIL:]
-            log.info(f"{self.name}: {line}")
+            log.info(f"{ended.name}: {line}")
 
-    def finish(self) -> None:
+    def finish(self) -> Ended:
         """It has closed its standard error: wait until it is gone."""
-        code = self._process.wait()
+        code, ended = self.wait(), self.ended
         self._thread.join()
         with self._output as output:
             output.seek(0)
-            self.answer = output.read().decode("utf-8", "replace")
-        self.code = 128 - code if code < 0 else code
-        if code < 0 and self.message is None:
+            ended.answer = output.read().decode("utf-8", "replace")
+        ended.code = 128 - code if code < 0 else code
+        if code < 0 and ended.message is None:
             names = {number.value: number.name for number in signal.Signals}
-            self.message, self.problems = f"ended by {names.get(-code, f'signal {-code}')}", self._last
+            ended.message, ended.problems = f"ended by {names.get(-code, f'signal {-code}')}", self._last
+        return ended
+
+    def wait(self) -> int:
+        """Wait until it is gone. Returns what :mod:`subprocess` says of its end."""
+        return self._process.wait()
 
     def stop(self) -> None:
         """Ask it to save and to end."""
@@ -105,7 +128,7 @@ def run_commands(
     threads: int | None,
     log: Log,
     signals: Interruptions,
-) -> dict[str, Child]:
+) -> dict[str, Ended]:
     """Run commands, as many at a time as there are devices; one that fails does not stop the others.
 
     After SIGINT or SIGTERM those that run are asked once to end and are waited for, and no other one is begun.
@@ -125,7 +148,7 @@ def run_commands(
         environment["OMP_NUM_THREADS"] = str(threads)
     waiting, free = list(commands), list(devices)
     running: list[Child] = []
-    ended: dict[str, Child] = {}
+    ended: dict[str, Ended] = {}
     heard: queue.Queue[_Heard] = queue.Queue()
     stopping = False
     with log.progress("members", len(commands), "members") as progress:
@@ -137,7 +160,7 @@ def run_commands(
                     running.append(Child(name, device, commands[name](device), environment, heard))
                 if signals.requested and not stopping:
                     stopping = True
-                    log.info(f"waiting for {', '.join(child.name for child in running)} to save")
+                    log.info(f"waiting for {', '.join(child.ended.name for child in running)} to save")
                     for child in running:
                         child.stop()
                 try:
@@ -147,23 +170,24 @@ def run_commands(
                 if line is not None:
                     child.say(line, log)
                     continue
-                child.finish()
+                end = child.finish()
                 running.remove(child)
                 free.append(child.device)
-                ended[child.name] = child
-                progress.advance(1, child.name)
-                _report(child, log, stopping=stopping)
+                ended[end.name] = end
+                progress.advance(1, end.name)
+                report(end, log, stopping=stopping)
         finally:  # whatever went wrong here, nobody is left behind
             for child in running:
                 child.stop()
     return {name: ended[name] for name in commands if name in ended}
 
 
-def _report(child: Child, log: Log, *, stopping: bool) -> None:
-    if child.code == 0:
-        log.info(f"{child.name}: done")
-    elif child.code == 128 + signal.SIGINT or (stopping and child.code == 128 + signal.SIGTERM):  # before it listens
-        saved = (child.hint or "").rpartition("; ")[2]  # "add --resume ...; a.st.state has step 5 of 10"
-        log.info(f"{child.name}: stopped, {saved or 'nothing was saved'}")
+def report(ended: Ended, log: Log, *, stopping: bool) -> None:
+    """Say how a command ended; ``stopping``: it was asked to."""
+    if ended.code == 0:
+        log.info(f"{ended.name}: done")
+    elif ended.code == 128 + signal.SIGINT or (stopping and ended.code == 128 + signal.SIGTERM):  # before it listens
+        saved = (ended.hint or "").rpartition("; ")[2]  # "add --resume ...; a.st.state has step 5 of 10"
+        log.info(f"{ended.name}: stopped, {saved or 'nothing was saved'}")
     else:
-        log.warn(f"{child.name} failed with exit code {child.code}: {child.message or 'it said nothing'}")
+        log.warn(f"{ended.name} failed with exit code {ended.code}: {ended.message or 'it said nothing'}")

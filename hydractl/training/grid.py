@@ -12,6 +12,7 @@ from hydractl.errors import NonFiniteError
 from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import Saved
 from hydractl.training.data import TrainingData
+from hydractl.training.distribution import whole
 from hydractl.training.loop import History, Training, TrainingContext
 from hydractl.training.options import TrainOptions
 
@@ -69,7 +70,7 @@ def train_each(
         try:
             results.append(_result(lr, run.run()))
             if best_of(results) == len(results) - 1:
-                chosen = {name: p.detach().cpu().clone() for name, p in run.parameters.items()}
+                chosen = {name: whole(p).to("cpu", copy=True) for name, p in run.parameters.items()}
         except NonFiniteError as error:
             if index == len(options.lr) - 1 and not chosen:
                 raise

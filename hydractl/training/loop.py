@@ -225,7 +225,8 @@ class Training:
         raise NonFiniteError(f"the loss is {value} at step {self.history.steps + 1}", hint=f"{_LOWER}; {rest}")
 
     def _check_weights(self) -> None:
-        if not all(bool(torch.isfinite(p).all()) for p in self.parameters.values()):
+        finite = all(bool(torch.isfinite(p).all()) for p in self.parameters.values())
+        if not all(self.context.team.gather(finite)):  # each may have other parts of them
             raise NonFiniteError(f"the weights are not finite after step {self.history.steps}", hint=_LOWER)
 
     def _end_cycle(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydractl.errors import HydraError, InputError, UsageError
@@ -24,8 +25,9 @@ from hydractl.model.stored import check_finite, zeroed
 from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
-from hydractl.training.run_log import FileLog, RunLog, Sink, TensorBoard, first_new_step
+from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
+from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # What the provenance of an output says beside what decided it.
@@ -41,17 +43,25 @@ class RunFiles:
         folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
-        tensorboard: the folder for TensorBoard, or None.
+        trackers: by name, where each has its runs; None: where it does by itself.
+        name: of the run there.
     """
 
     paths: tuple[Path, ...]
     folder: bool
     state: Path
     log: Path | None
-    tensorboard: Path | None = None
+    trackers: Mapping[str, str | None] = field(default_factory=dict)
+    name: str = ""
 
     @classmethod
-    def of(cls, output: str, log: str | None, snapshots: int | None = None, tensorboard: str | None = None) -> RunFiles:
+    def of(
+        cls,
+        output: str,
+        log: str | None,
+        snapshots: int | None = None,
+        trackers: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> RunFiles:
         """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
         folder = output.endswith("/") and bool(Path(output).name)
         path = Path(output) if folder else file_path(output)
@@ -64,9 +74,10 @@ class RunFiles:
         taken = set(map(os.path.realpath, (*paths, state)))
         if logged is not None and os.path.realpath(logged) in taken:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
-        if tensorboard is not None and os.path.realpath(tensorboard) in taken:
-            raise UsageError(f"--tensorboard {tensorboard} is the name of another file of this training")
-        return cls(paths, folder, state, logged, None if tensorboard is None else Path(tensorboard))
+        events = trackers.get("tensorboard")
+        if events is not None and os.path.realpath(events) in taken:
+            raise UsageError(f"--track tensorboard:{events} is the name of another file of this training")
+        return cls(paths, folder, state, logged, trackers, stem(output))
 
     def weights(self) -> list[Path]:
         """The files of the outputs that describe themselves; an output that is not there has none."""
@@ -80,8 +91,8 @@ class RunFiles:
         sinks: list[Sink] = []
         if self.log is not None:
             sinks.append(FileLog(self.log, None if saved is None else saved.progress["log"], about, log))
-        if self.tensorboard is not None:
-            sinks.append(TensorBoard(self.tensorboard, first_new_step(saved, about), log))
+        first = first_new_step(saved, about) if self.trackers else 0
+        sinks += [Tracked(kind, where, self.name, first, about, log) for kind, where in self.trackers.items()]
         return RunLog(sinks)
 
 

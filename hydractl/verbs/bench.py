@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.benchmark.figures import NOISY, RESAMPLES
+from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
 from hydractl.log import Log
 from hydractl.report.bench_picture import draw
@@ -37,6 +38,7 @@ CONVENTIONS = {
     "noisy": f"the middle half of the runs is wider than {NOISY:.0%} of their median, or ratio_ci wider than "
     f"{NOISY:.0%} of the ratio; null for fewer than five rounds",
     "mac_ratio": "macs over the first model's",
+    "share": "of a cascade, the share of samples that run all members; macs is the mean over the samples",
     "peak_share": "macs * batch size / median latency, over peak_macs_per_s of the machine; null for onnx-int8",
     "peak_macs_per_s": "the best of six runs of a large product of two square matrices in this dtype, half of them "
     "before and half after the models ran, by as many threads",
@@ -100,7 +102,7 @@ def _again(settings: BenchSettings, plot: Path | None) -> Outcome:
 
 def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     from hydractl.benchmark.measuring import BenchOptions, measure
-    from hydractl.benchmark.rows import find_contestants, on_one_input, rows_of
+    from hydractl.benchmark.rows import find_contestants, on_one_input, open_samples, rows_of, with_ratios
     from hydractl.model.cost import COUNTED
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
@@ -115,8 +117,11 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     names = [row.name for row in rows]
     compared = {row.name for row in rows if row.kind in COMPARED}
     check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+    _check_cascades(rows, settings)
+    how = settings.limit, settings.seed, max(settings.batch_size)
+    data = None if settings.data is None else open_samples(rows, settings.data, *how)
     path = None if settings.to_stdout else file_path(settings.output or f"{rows[0].name}.bench.json")
-    costs = _costs(rows)
+    costs = with_ratios([row.cost() for row in rows])
     planned = [file for file in (path, plot) if file is not None]
     if settings.dry_run:
         check_outputs(planned, force=settings.force)
@@ -124,17 +129,33 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
     with contextlib.ExitStack() as claimed:
         outputs = {file: claimed.enter_context(Output(file, force=settings.force)) for file in planned}
         mode = (settings.compile_mode or "default") if settings.compile else None
-        options = settings.fill(BenchOptions, batch_sizes=settings.batch_size, dtypes=settings.dtype, compile_mode=mode)
+        own = {"batch_sizes": settings.batch_size, "dtypes": settings.dtype, "compile_mode": mode, "data": data}
+        options = settings.fill(BenchOptions, **own)
         announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
-        how = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
-        conventions = {**CONVENTIONS, **how, "seed": settings.seed}
+        told = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
+        if data is not None:
+            told["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
+        conventions = {**CONVENTIONS, **told, "seed": settings.seed}
         document = {"schema": SCHEMA, **measured, "conventions": conventions}
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
             files.append(_draw(document, outputs[plot]))
     unmet = _unmet(settings, compared, document["results"])
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
+
+
+def _check_cascades(rows: Sequence[Row], settings: BenchSettings) -> None:
+    """Refuse to time a cascade where it is none, or on samples that say nothing of it.
+
+    Raises:
+        UsageError: compiled models, or random inputs.
+    """
+    name = next((row.name for row in rows if row.cascade is not None), None)
+    if name is not None and (settings.compile or settings.data is None):
+        why = "compiled, all its members run" if settings.compile else "random inputs say nothing of its samples"
+        others = "or all members with F.st?cascade=0"
+        raise UsageError(f"{name} is a cascade: {why}", hint=f"bench it uncompiled on data, --data SPEC, {others}")
 
 
 def _draw(document: dict[str, Any], output: Output) -> Path:
@@ -149,14 +170,6 @@ def _unmet(settings: BenchSettings, compared: set[str], results: Sequence[Any]) 
 
     rows = [(row["model"], row) for row in results]
     return unmet_in(rows, settings.requirements(), skip_first=True, label=label, named_only=compared)
-
-
-def _costs(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is known of each row without measuring."""
-    costs = [row.cost() for row in rows]
-    first = costs[0]["macs"]
-    ratios = [None if None in (cost["macs"], first) else cost["macs"] / first for cost in costs]
-    return [{**cost, "mac_ratio": ratio} for cost, ratio in zip(costs, ratios, strict=True)]
 
 
 def _plan(

@@ -40,8 +40,9 @@ from hydractl.training.options import (
     WeightOptions,
 )
 from hydractl.training.outputs import RunFiles, finished, write_all
-from hydractl.training.run_log import RunLog, check_tensorboard
+from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
+from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options, start_options
 from hydractl.verbs.outcome import Outcome
@@ -90,7 +91,7 @@ class Prepared:
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
     """Train one model, or several, each in a process of its own."""
-    if settings.several:
+    if settings.several or settings.slurm:
         return train_members(settings, log, _check, _finished)
     if settings.devices:
         settings = on_first_device(settings)
@@ -132,9 +133,8 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of(output, settings.log, settings.snapshots, settings.tensorboard)
-    if settings.tensorboard is not None:
-        check_tensorboard()
+    files = RunFiles.of(output, settings.log, settings.snapshots, settings.trackers())
+    check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
     options = train_options(settings)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,14 +19,15 @@ from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
-from hydractl.training.children import Child, run_commands
+from hydractl.training.children import Ended, run_commands
+from hydractl.training.jobs import check_submitit, run_jobs
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
 SCHEMA = "hydractl.finetunes/1"
 
-_REPLACED = ("output", "seed", "device", "devices", "members", "json", "config", "dry_run", "quiet", "verbose")
+_REPLACED = ("output", "seed", "device", "devices", "slurm", "members", "json", "config", "dry_run", "quiet", "verbose")
 
 Check = Callable[[FinetuneSettings, Log], tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 """Checks one training without beginning it; gives its plan, and what computes its fingerprint."""
@@ -69,9 +69,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    devices = [device_name(device) for device in settings.devices] or [settings.device]
-    for device in dict.fromkeys(devices):
-        resolve_device(device)
+    devices = ["slurm"] if settings.slurm else list(map(device_name, settings.devices)) or [settings.device]
+    if settings.slurm:  # whose nodes may have other devices than this machine
+        check_submitit()
+    else:
+        for device in dict.fromkeys(devices):
+            resolve_device(device)
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
     at_once = min(len(devices), len(members))
@@ -83,7 +86,12 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
         log.info(f"{name}: finished before, nothing to do")
     commands = {member.name: member.argv for member in members if member.name not in done}
     with Interruptions() as signals:
-        ended = run_commands(commands, devices[:at_once], threads, log, signals)
+        if settings.slurm:
+            folder = members[0].files.paths[0].absolute().parent / "slurm"
+            jobs = {name: argv(settings.device) for name, argv in commands.items()}
+            ended = run_jobs(jobs, dict(item.split("=") for item in settings.slurm), folder, log, signals)
+        else:
+            ended = run_commands(commands, devices[:at_once], threads, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
     answers = {name: _answer(name, end) for name, end in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
@@ -123,9 +131,15 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
             path = numbered(output, index) if settings.members > 1 else output
             files = RunFiles.of(path, settings.log, settings.snapshots)
             name = stem(path)
-            events = None if settings.tensorboard is None else str(Path(settings.tensorboard) / name)
-            own = {"output": path, "seed": settings.seed + index, "members": 1, "devices": [], "model": [model]}
-            members.append(Member(name, replace(settings, **own, tensorboard=events), files))  # type: ignore[arg-type]
+            own = {
+                "output": path,
+                "seed": settings.seed + index,
+                "members": 1,
+                "devices": [],
+                "slurm": [],
+                "model": [model],
+            }
+            members.append(Member(name, replace(settings, **own), files))  # type: ignore[arg-type]
     names = [member.name for member in members]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -223,7 +237,7 @@ def _dry_run(
 # --- after ------------------------------------------------------------------------------------------------------------
 
 
-def _answer(name: str, ended: Child) -> dict[str, Any]:
+def _answer(name: str, ended: Ended) -> dict[str, Any]:
     try:
         return dict(json.loads(ended.answer))
     except ValueError:
@@ -231,7 +245,7 @@ def _answer(name: str, ended: Child) -> dict[str, Any]:
 
 
 def _raise_failures(
-    members: Sequence[Member], ended: dict[str, Child], done: dict[str, dict[str, Any]], *, interrupted: bool
+    members: Sequence[Member], ended: dict[str, Ended], done: dict[str, dict[str, Any]], *, interrupted: bool
 ) -> None:
     """Say which members are not trained, if any."""
     written = [m.name for m in members if m.name in done or (m.name in ended and ended[m.name].code == 0)]

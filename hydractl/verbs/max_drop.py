@@ -63,7 +63,7 @@ def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tup
     if type(samples) is not int or not all(type(r.get("correct")) is int and r.get("n_id") == samples for r in rows):
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
     count, seen = steps_within((row["correct"] for row in rows), samples, max_drop)
-    return count, _said(max_drop, "circuit", samples, seen)
+    return count, _said(max_drop, "ensemble" if document.get("ensemble_with") else "circuit", samples, seen)
 
 
 def choose_within(

@@ -603,14 +603,14 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
 def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside the whole model a head costs all blocks from its own on, so a limit leaves the last sites."""
     command = [*SEARCH, "--objective", "avg", "--ensemble-with", "base.st"]
-    run(*command, "--budget", "4", "--sites", "1-2", "-o", "late.json")
+    run(*command, "--budget", "2", "--sites", "1-2", "-o", "late.json")
     late = read("late.json")
     most = max(step["mac_ratio"] for step in late["removed"])
-    run(*command, "--budget", "4", "--max-cost", f"{most + 0.01:.3f}", "-o", "m.json")
+    run(*command, "--budget", "2", "--max-cost", f"{most + 0.01:.3f}", "-o", "m.json")
     assert read("m.json")["removed"] == late["removed"]
     capsys.readouterr()
     for _ in range(2):
-        run(*command, "--budget", "4", "--max-cost", "0.9", "-o", "none.json", "--resume")
+        run(*command, "--budget", "2", "--max-cost", "0.9", "-o", "none.json", "--resume")
         assert read("none.json")["removed"] == [] and read("none.json")["ended"] == "max_cost"
         assert (
             "0 heads are removed: with any further one the fused model would cost too much" in capsys.readouterr().err
@@ -622,7 +622,7 @@ def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) ->
 
     # Beside a pruned member the whole model is dear: heads go that bring the cost down.
     again = [*SEARCH, "--objective", "acc", "--ensemble-with", "late.st", "--max-cost", "1.1"]
-    run(*again, "--budget", "2", "-o", "d.json")
+    run(*again, "--budget", "1", "-o", "d.json")
     ratios = [one["mac_ratio"] for one in (read("d.json")["base"], *read("d.json")["removed"])]
     assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 1.1
     assert "above --max-cost 1.1: remove more heads" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from tests.circuit import naive
+from tests.pico import REAL
 
 declare_operators()
 
@@ -196,7 +197,7 @@ def texts(path: Path, count: int) -> list[dict[str, str]]:
 @pytest.mark.long
 def test_a_real_bert(real_data: Path) -> None:
     """Two heads of every site are candidates."""
-    folder = real_data / "checkpoints" / "minilm-sst2"
+    folder = real_data / REAL["BertForSequenceClassification"]
     paths = [real_data / "text" / name for name in ("sst2_train.jsonl.gz", "agnews_val.jsonl.gz")]
     sizes, length, budget = (10, 6), 20, 2
     candidates = [(site, head) for site in range(6) for head in (site, site + 6)]

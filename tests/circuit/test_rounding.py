@@ -87,21 +87,23 @@ def test_the_reference_refuses_a_step_without_a_sure_winner() -> None:
 
 
 @pytest.mark.parametrize("ood_score", SLOPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.dtype) -> None:
-    """Logits moved by less than half the tolerance, so that no two of them move apart or together by more."""
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 2)])
+def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.dtype, count: int) -> None:
+    """Logits moved by less than half the tolerance, so that no two of them move apart or together by more; those of
+    several members, here equal, each by its own draw."""
     draw = torch.Generator().manual_seed(0)
     labels = np.arange(60) % 4
     inside, outside = (3 * torch.randn(60, 4, generator=draw) for _ in range(2))
     near = torch.tensor([0.2, -0.2]).repeat(10) * TOLERANCE[dtype]
     inside[range(20), labels[:20]] = inside[:20].amax(1) + near
     outside[:30] = inside[15:45]
-    inside, outside = inside.to(dtype), outside.to(dtype)
+    inside, outside = (side.to(dtype).repeat(count, 1, 1) for side in (inside, outside))
 
     def counted(*sides: torch.Tensor) -> Measured:
         tally = Tally()
         for batch, (side, own) in enumerate(zip(sides, (labels, None), strict=True)):
-            tally.add(batch, values_of(side, own, ood_score))
+            beside = side[1:].double().numpy() if count > 1 else None
+            tally.add(batch, values_of(side[0], own, ood_score, beside))
         return tally.measured()
 
     found = counted(inside, outside)
@@ -110,7 +112,7 @@ def test_no_noise_below_rounding_leaves_the_range(ood_score: str, dtype: torch.d
     for _ in range(50):
         sides = []
         for side in (inside.double(), outside.double()):
-            most = 0.45 * TOLERANCE[dtype] * side.abs().amax(1, keepdim=True).clamp_min(1.0)
+            most = 0.45 * TOLERANCE[dtype] * side.abs().amax(-1, keepdim=True).clamp_min(1.0)
             sides.append(side + most * (2 * torch.rand(side.shape, generator=draw, dtype=torch.float64) - 1))
         noisy = counted(*sides)
         seen.add((noisy.correct, noisy.two_u))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,21 @@ def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any],
     run("eval", *rows, *TEST, "--require", "cascade:cascade.share.id<=0.0", "-q", code=4)
 
 
+def test_bench_times_the_mixture_of_the_data(cascade: Path, run: Run) -> None:
+    rows = [f"full={cascade}?cascade=0", f"k={cascade}"]
+    run("bench", *rows, "--data", "builtin:digits/test", "--batch-size", "70", "--rounds", "2", "-o", "b.json", "-q")
+    full, row = json.loads(Path("b.json").read_text())["results"]
+    run("eval", rows[1], "--data", "builtin:digits/test", "--limit", "490", "-o", "e.json", "-q")  # 7 full batches
+    expected = json.loads(Path("e.json").read_text())["models"][0]
+    assert row["share"] == pytest.approx(expected["cascade"]["share"]["id"], abs=1e-6) and "share" not in full
+    assert row["macs"] == pytest.approx(expected["cost"]["macs"], rel=1e-6)
+    assert row["mac_ratio"] == row["macs"] / full["macs"]
+
+
 REFUSED = {
+    "random inputs": (["bench", "{}"], "random inputs say nothing"),
+    "a graph": (["bench", "{}", "--data", "builtin:digits/test", "--compile"], "compiled, all its members run"),
+    "too few for a batch": (["bench", "{}", "--data", "builtin:digits/test", "--batch-size", "900"], "has 497 samples"),
     "features": (["eval", "{}", *TEST, "--ood-score", "ash"], "k is a cascade"),
     "its own validation data": (["eval", "{}", "--data", "builtin:digits/val"], "300 by fuse (val)"),
     "another option": (["eval", "{}?cascade=1", *TEST], "F.st?cascade=0 runs all members"),

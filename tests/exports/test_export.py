@@ -250,13 +250,14 @@ def test_exports_go_beside_the_fused_file(members: list[str]) -> None:
 
 @pytest.mark.long
 def test_another_process_exports_the_same_bytes(members: list[str]) -> None:
-    code, _, err = run("fuse", *members, "-o", "h.st", "--export", "onnx,pt2", "-q")
+    kinds = "onnx,onnx-int8,pt2"
+    code, _, err = run("fuse", *members, "-o", "h.st", "--export", kinds, "-q")
     assert code == 0, err
-    again = ["-m", "hydractl", "fuse", "h.st", "--export", "onnx,pt2", "-o", "again.onnx", "-q"]
+    again = ["-m", "hydractl", "fuse", "h.st", "--export", kinds, "-o", "again.onnx", "-q"]
     done = subprocess.run([sys.executable, *again], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().split() == ["again.onnx", "again.pt2"]
-    for kind in ("onnx", "pt2"):
+    assert done.stdout.decode().split() == ["again.onnx", "again.int8.onnx", "again.pt2"]
+    for kind in ("onnx", "int8.onnx", "pt2"):
         assert Path(f"again.{kind}").read_bytes() == Path(f"h.{kind}").read_bytes()
 
 

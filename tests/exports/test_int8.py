@@ -106,6 +106,9 @@ def test_what_is_no_exported_file_is_refused(tmp_path: Path) -> None:
     for name, words in {"other.onnx": "does not say what it is made of", "broken.pt2": "cannot read"}.items():
         with pytest.raises(InputError, match=words):
             hydractl.bench([tmp_path / name], device="cpu")
+        with pytest.raises(InputError, match="is an exported file") as caught:
+            hydractl.open(tmp_path / name)
+        assert caught.value.hint == "bench times it; other verbs take the .st file it is of"
 
 
 @pytest.mark.parametrize(

@@ -239,13 +239,17 @@ def test_a_folder_of_a_body_is_one_of_its_library(bert: Path, capsys: Any) -> No
 # --- DINOv3 of transformers, which has no classifier ------------------------------------------------------------------
 
 
+BODY = "DINOv3ViTModel"
+"""A class of the library that has no classifier beside it."""
+
+
 @pytest.fixture
 def dinov3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The library's own model, published as ``dinov3/``."""
     monkeypatch.chdir(tmp_path)
     sizes = {key: HF["hf-vit"][2][key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
-    model = transformers.DINOv3ViTModel._from_config(config, attn_implementation="sdpa").eval()
+    model = getattr(transformers, BODY)._from_config(config, attn_implementation="sdpa").eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

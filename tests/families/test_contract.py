@@ -149,6 +149,7 @@ READ = {"average-pooling": None, "map-pooling": None, "distilled": 2, "hf-deit-d
 READ |= dict.fromkeys(("eva", "beit-shared", "swin", "swinv2", "modernbert-mean", "eurobert", "eurobert-late"))
 READ |= dict.fromkeys(("hf-dinov2", "hf-dinov2-registers", "hf-dinov2-swiglu", "hf-siglip", "hf-beit", "hf-ijepa"))
 READ |= dict.fromkeys(("hf-swin", "hf-swinv2", "hf-siglip2", "data2vec-vision"))
+READ |= dict.fromkeys(("hf-clip-images", "hf-siglip-images"))
 
 
 def test_the_last_block_for_the_tokens_that_are_read(variant: str) -> None:

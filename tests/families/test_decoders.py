@@ -150,6 +150,31 @@ def test_angles_are_stretched_as_the_library_does(kind: str) -> None:
     assert not torch.equal(angles[0][0], torch.ones_like(angles[0][0]))
 
 
+SIZES = {
+    # microsoft/Phi-3-mini-4k-instruct, whose last layer has weights of its own
+    "Phi3": (3_821_079_552 - 32_064 * 3_072, 32, 32, 1),
+    # HuggingFaceTB/SmolLM3-3B, whose last layer is its embedding
+    "SmolLM3": (3_075_098_624, 36, 16, 4),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_published_models(name: str) -> None:
+    parameters, layers, heads, sharing = SIZES[name]
+    cls = f"{name}ForSequenceClassification"
+    config = {**getattr(transformers, f"{name}Config")().to_dict(), "architectures": [cls], "num_labels": 2}
+    assert [(site.heads, site.sharing) for site in FAMILY.sites(config)] == [(heads, sharing)] * layers
+    model = FAMILY.build(config)
+    assert sum(p.numel() for n, p in model.named_parameters() if not n.startswith("score")) == parameters
+
+
+def test_texts_end_where_angles_would_change() -> None:
+    preprocess = source_of(shared_stock("phi3"), "phi3").description.preprocess
+    assert FAMILY.longest_text(preprocess) == 10
+    assert FAMILY.collate(preprocess)(["so " * 30])["input_ids"].shape == (1, 10)
+
+
 def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
     folder = changed(published("llama", tmp_path / "a"), "tokenizer.json", post_processor=None)
     source = open_source(str(folder))
@@ -159,10 +184,12 @@ def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
         collate(["a film", ""])
 
 
+LONG = {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [1.0]}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "capped": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}, "caps the scores of its attention (attn_logit"),
     "both sides": ("Gemma", {"use_bidirectional_attention": True}, "its tokens see those behind them too"),
     "by length": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    "nowhere": ("Llama", {"rope_parameters": {**LONG, "original_max_position_embeddings": 0}}, "behind 0 tokens"),
     "no kind": (
         "Qwen2",
         {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},

@@ -28,6 +28,7 @@ from hydractl.model.source import open_source
 from tests.pico import (
     HF,
     PAIRS,
+    REAL,
     close,
     inputs,
     logits,
@@ -509,7 +510,7 @@ def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> 
 
 @torch.no_grad()
 def test_minilm_gives_the_librarys_logits(real_data: Path) -> None:
-    folder = real_data / "checkpoints" / "minilm-sst2"
+    folder = real_data / REAL["BertForSequenceClassification"]
     with gzip.open(real_data / "text" / "sst2_test.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line, _ in zip(lines, range(20), strict=False)]
     source = open_source(str(folder))

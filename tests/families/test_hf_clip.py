@@ -59,7 +59,7 @@ def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str
     weights = FAMILY.export_folder(tmp_path, source.description.config, source.description.preprocess, None)
     tensors = {name: source.tensors.read(name) for name in source.tensors.names()}
     safetensors.torch.save_file(tensors, tmp_path / weights, {"format": "pt"})
-    padding = {"padding": "max_length" if variant != "hf-clip" else True, "truncation": True, "return_tensors": "pt"}
+    padding = {"padding": "max_length" if "siglip" in variant else True, "truncation": True, "return_tensors": "pt"}
     for folder in (tmp_path / "one", tmp_path):
         library = getattr(transformers, HF_CLIP[variant][0]).from_pretrained(folder).eval()
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
@@ -134,7 +134,7 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     close(build_model(pruned).member_logits(inputs(variant))[0], logits(without, inputs(variant)))
 
 
-@pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2"])])
+@pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-siglip2", "hf-metaclip2"])])
 @torch.no_grad()
 def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
     whole = source_of(shared_stock(variant), variant)
@@ -211,6 +211,7 @@ def test_sizes_of_published_models(variant: str) -> None:
     [
         ("Siglip2VisionModel", "it is one tower of a Siglip2Model"),
         ("CLIPTextModelWithProjection", "it is one tower of a CLIPModel"),
+        ("MetaClip2TextModel", "it is one tower of a MetaClip2Model"),
         ("SiglipVisionModel", "it is one tower of a SiglipModel"),
         ("AltCLIPModel", "its attention is AltCLIPAttention"),
     ],

@@ -63,12 +63,14 @@ def fake_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
-def test_a_library_that_loads_is_left_alone(fake_torchvision: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["_C", "_C_stable"])  # before torchvision 0.29 and since
+def test_a_library_that_loads_is_left_alone(fake_torchvision: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    fake_torchvision.write_bytes(b"")
+    library = fake_torchvision.with_name(fake_torchvision.name.replace("_C", name, 1))
+    library.write_bytes(b"")
     assert _torchvision._loads_its_library()
-    assert loaded == [str(fake_torchvision)]
+    assert loaded == [str(library)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is ever declared on Windows")

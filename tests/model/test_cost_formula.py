@@ -36,7 +36,7 @@ from tests.spread import spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 # Readouts that attend over all tokens; windows; vectors of distances.
-UNKNOWN = {"map-pooling", "hf-siglip", "swin", "swinv2", "deberta-v3"}
+UNKNOWN = {"map-pooling", "hf-siglip", "hf-siglip-images", "swin", "swinv2", "deberta-v3"}
 
 
 @dataclass(frozen=True)

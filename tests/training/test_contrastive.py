@@ -294,6 +294,7 @@ BAD = {
     "the loss without captions": ({"data": "val/"}, "--loss contrastive needs pairs of images and captions"),
     "smoothing": ({"label_smoothing": 0.1}, "--label-smoothing has no effect with --loss contrastive"),
     "a new classifier": ({"reset_head": True}, "--reset-head has no effect with --loss contrastive"),
+    "divided": ({"shard": True}, "--shard has no effect with --loss contrastive"),
     "compiled": ({"compile": True}, "--compile has no effect with --loss contrastive"),
 }
 

@@ -1,64 +1,77 @@
-"""The batch script of docs/finetuning.md, run by bash with stand-ins for hydractl and scontrol."""
+"""Members as jobs, run by submitit on this machine: what a cluster does, but for its queue."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
-import re
 import signal
-import subprocess
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "finetuning.md").read_text(encoding="utf-8")
-# Saves when it is told to end, as hydractl does; how it was called is noted.
-HYDRACTL = """#!/bin/bash
-echo "$OMP_NUM_THREADS $*" > called
-trap 'sleep 0.2; echo saved > state; exit 130' TERM
-[ -e quick ] && exit "$(cat quick)"
-touch begun
-while :; do sleep 0.02; done
-"""
+from hydractl.cli.app import main
+from hydractl.log import Log
+from hydractl.training.checkpointing import Interruptions
+from hydractl.training.jobs import run_jobs
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+TRAIN = ["finetune", MODEL, "--data", "train.npz", "--device", "cpu", "-q", "--batch-size", "4", "--epochs", "9"]
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    block = next(b for b in re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.M | re.S) if "--array" in b)
-    Path("members.sbatch").write_text(block)
-    for name, text in {"hydractl": HYDRACTL, "scontrol": '#!/bin/bash\necho "$*" >> requeued\n'}.items():
-        Path(name).write_text(text)
-        Path(name).chmod(0o755)
-    for name, value in {"JOB_ID": "71", "TASK_ID": "2"}.items():
-        monkeypatch.setenv(f"SLURM_ARRAY_{name}", value)
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return ["bash", "members.sbatch"]
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", x=pixels, y=np.arange(24) % 5)
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_code_of_the_training_is_that_of_the_task(script: list[str], code: int) -> None:
-    Path("quick").write_text(str(code))
-    assert subprocess.run(script).returncode == code
-    assert not Path("requeued").exists()
-    called = Path("called").read_text().split()
-    assert called[0] == "8" and called[1:3] == ["finetune", "vit.st"]
-    assert called[called.index("--seed") + 1] == "2" and called[called.index("-o") + 1] == "deep.2.st"
-    assert called[-1] == "--resume"
+def children(process: str | int) -> list[str]:
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
 
 
-@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_signal_to_the_script_saves_and_the_end_of_the_time_queues_again(
-    script: list[str], number: int, again: bool
-) -> None:
-    task = subprocess.Popen(script)
-    while not Path("begun").exists():
-        assert task.poll() is None
+def near_the_end() -> None:
+    """Tell the job of the first member so, when that has saved something."""
+    while not Path("m.0.st.state").exists():
         time.sleep(0.01)
-    task.send_signal(number)
-    assert task.wait(timeout=20) == 130
-    assert Path("state").read_text() == "saved\n"
-    assert (Path("requeued").read_text() if again else Path("requeued").exists()) == (
-        "requeue 71_2\n" if again else False
-    )
+    jobs = [job for controller in children(os.getpid()) for job in children(controller)]
+    (job,) = [job for job in jobs for own in children(job) if "m.0.st" in Path(f"/proc/{own}/cmdline").read_text()]
+    os.kill(int(job), signal.SIGUSR2)
+
+
+@pytest.mark.long
+def test_members_are_those_of_single_commands_also_when_one_is_queued_again(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
+    threading.Thread(target=near_the_end, daemon=True).start()
+    jobs = ["--members", "2", "--slurm", "cluster=local,time=20", "-o", "m.st", "--json", "--save-every", "1"]
+    assert main([*TRAIN, *jobs]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(member["name"], member["steps"]) for member in answer["members"]] == [("m.0", 54), ("m.1", 54)]
+    assert sum("Requeued job" in log.read_text() for log in Path("slurm").glob("*_log.*")) == 1
+    for seed in ("0", "1"):
+        assert main([*TRAIN, "--seed", seed, "-o", f"alone.{seed}.st"]) == 0
+        assert Path(f"m.{seed}.st").read_bytes() == Path(f"alone.{seed}.st").read_bytes()
+
+
+@pytest.mark.long
+def test_a_job_that_fails_says_why() -> None:
+    pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
+    commands = {"a": [*TRAIN, "--lr", "-1"]}
+    (ended,) = run_jobs(commands, {"cluster": "local", "time": "5"}, Path("slurm"), Log(), Interruptions()).values()
+    assert (ended.name, ended.code) == ("a", 2)
+    assert ended.message is not None and ended.message.startswith("--lr must be greater than 0")
+
+
+def test_what_cannot_be_submitted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([*TRAIN, "--slurm", "partition=gpu"]) == 2
+    assert "--slurm (flag) needs time=MINUTES" in capsys.readouterr().err
+    assert main([*TRAIN, "--slurm", "time=60", "--devices", "cpu"]) == 2
+    assert "--devices has no effect with --slurm" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([*TRAIN, "--slurm", "time=60"]) == 2
+    assert "hint: pip install 'hydractl[slurm]'" in capsys.readouterr().err

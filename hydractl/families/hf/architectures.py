@@ -256,11 +256,12 @@ ARCHITECTURES: dict[str, tuple[str, Readout]] = {
     "GPT2ForSequenceClassification": ("transformer", last_token),
     "EuroBertForSequenceClassification": ("model.self_attn", pooled),
     "CLIPForImageClassification": ("vision_model", _patches),
+    "MetaClip2ForImageClassification": ("vision_model", _patches),
     "SiglipForImageClassification": ("vision_model", _patches),
     "Siglip2ForImageClassification": ("vision_model", _patches),
     dinov3.NAME: ("model.attention", _class_token),
 }
-TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model")
+TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model", "MetaClip2Model")
 """Classes of the library that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
 """How the names of the classes of one encoder start -> its first classifier."""
@@ -505,7 +506,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 def _reason(name: str) -> str:
     """Why a class is refused, behind its name."""
-    tower = re.match(r"(CLIP|Siglip2?)(Vision|Text)Model", name)
+    tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
     met = f"it is one tower of a {tower[1]}Model" if tower else _attention_of(name)
     return "" if met is None else f": {met}" if tower else f": its attention is {met}"
 

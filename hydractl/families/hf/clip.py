@@ -62,7 +62,7 @@ def _stages(model: Any, prefix: str, base: Any, layout: Any, stem: Callable[[Any
 
 def is_causal(model: Any) -> bool:
     """Whether this is a CLIP, which reads texts up to their end; a SigLIP reads them whole, padding included."""
-    return model.config.model_type == "clip"
+    return model.config.model_type in ("clip", "metaclip_2")
 
 
 def _run(layer: Any, state: State) -> State:
@@ -96,8 +96,10 @@ def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
     if not is_causal(model):
         return torch.full_like(ids[:, :1], ids.shape[1] - 1)
     end = model.text_model.eos_token_id
-    # As the library: with this number, which older files hold by mistake, the end is the highest token.
-    return (ids.int() if end == 2 else torch.eq(ids, end).int()).argmax(dim=-1, keepdim=True)
+    # As the library: with this number, which older files of CLIP hold by mistake, the end is the highest token.
+    return (ids.int() if end == 2 and model.config.model_type == "clip" else torch.eq(ids, end).int()).argmax(
+        dim=-1, keepdim=True
+    )
 
 
 def _class_features(model: Any, state: State) -> Tensor:

@@ -5,6 +5,7 @@ A token sees those before it, perhaps within a window. Heads of queries may shar
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,19 +18,15 @@ from hydractl.families.base import State
 from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
+_ORIGINAL = "original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
 """As of :attr:`hydractl.families.base.Stages.per_sample`."""
-
-_BY_LENGTH = ("dynamic", "longrope")  # whose angles depend on how long the texts of a batch are
 
 
 def problem_of(config: Any) -> str | None:
     """Why a configuration cannot be opened, or None."""
     heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    each = [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
-    by_length = sorted({*_BY_LENGTH} & {str(one.get("rope_type")) for one in each})
     kinds = {*(getattr(config, "layer_types", None) or ())} - {_FULL, _SLIDING}
     window = getattr(config, "sliding_window", None)
     if keys is not None and (type(keys) is not int or keys < 1 or heads % keys):
@@ -44,9 +41,27 @@ def problem_of(config: Any) -> str | None:
         return f"its tokens see {shown(window)} tokens"
     if getattr(config, "qk_layernorm", False):
         return "it has a norm of queries and keys for each head (qk_layernorm)"
-    if by_length:
-        return f"its rotary positions depend on the length of a text (rope_type {by_length[0]})"
+    if any("dynamic" in str(one.get("rope_type")) for one in _rotations(config)):
+        return "its rotary positions depend on the length of a text (rope_type dynamic)"
+    if wrong := [most for most in _short(config) if type(most) is not int or most < 1]:
+        return f"its rotary positions change behind {shown(wrong[0])} tokens (original_max_position_embeddings)"
     return None
+
+
+def _rotations(config: Any) -> list[Mapping[str, Any]]:
+    """Parameters of rotary positions, of each kind of layer or of all."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [one for one in (parameters, *parameters.values()) if isinstance(one, Mapping)]
+
+
+def _short(config: Any) -> list[Any]:
+    """Up to how many tokens a text is short, where longer ones have other angles (LongRoPE)."""
+    return [one.get(_ORIGINAL) for one in _rotations(config) if one.get("rope_type") == "longrope"]
+
+
+def longest(config: Any) -> int:
+    """Tokens of a text at most: all texts have the angles of short ones."""
+    return min([config.max_position_embeddings, *_short(config)])
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
@@ -67,8 +82,9 @@ def stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
     context: dict[str, Any] = {kind: _mask(ids, tokens, causal, window) for kind, window in windows.items()}
     if hasattr(base, "rotary_emb"):
         own = isinstance(getattr(base.rotary_emb, "rope_type", None), dict)  # each kind of layer its own angles
-        angles = {kind: base.rotary_emb(hidden, positions, *([kind] if own else [])) for kind in kinds}
-        context["angles"] = angles
+        turn = inspect.unwrap(type(base.rotary_emb).forward)  # without a look at how long the texts are
+        given = (base.rotary_emb, hidden, positions)
+        context["angles"] = {kind: turn(*given, *([kind] if own else [])) for kind in kinds}
     return State(hidden, {**context, "tokens": tokens, "last": _last(config, ids) if causal else None})
 
 

@@ -36,7 +36,7 @@ from hydractl.families.hf.architectures import (
     towers_of,
     without_traces,
 )
-from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, run, stem, turn_of, with_padding
+from hydractl.families.hf.decoders import PER_SAMPLE, kinds_of_layers, longest, run, stem, turn_of, with_padding
 from hydractl.families.hf.inputs import (
     TOKENIZER_FILES,
     image_collate,
@@ -101,7 +101,8 @@ _NEVER = (
 )
 _PROCESSORS = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "dinov2": "BitImageProcessor"}
 _PROCESSORS |= {"vit_msn": _PROCESSORS["vit"], "ijepa": _PROCESSORS["vit"], "dinov3_vit": "DINOv3ViTImageProcessor"}
-_PROCESSORS |= {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
+_PROCESSORS |= {"clip": "CLIPImageProcessor", "metaclip_2": "CLIPImageProcessor"}
+_PROCESSORS |= {"siglip": "SiglipImageProcessor", "siglip2": "Siglip2ImageProcessor"}
 _PROCESSORS |= {"beit": "BeitImageProcessor", "data2vec-vision": "BeitImageProcessor"}
 _PROCESSORS |= {"swin": "ViTImageProcessor", "swinv2": "ViTImageProcessor"}
 _PROCESSORS["dinov2_with_registers"] = _PROCESSORS["dinov2"]
@@ -542,7 +543,7 @@ def _preprocess(folder: Path, model: Any) -> dict[str, Any]:
         counted = prefix in ("roberta", "roberta_prelayernorm", "data2vec_text")
         skipped = (config.pad_token_id or 0) + 1 if counted else 2 if prefix == "mpnet" else 0
         types = ("token_type_ids",) if getattr(config, "type_vocab_size", 1) > 1 else ()
-        positions, padding = config.max_position_embeddings - skipped, (config.pad_token_id, is_decoder(model))
+        positions, padding = longest(config) - skipped, (config.pad_token_id, is_decoder(model))
         return text_preprocess(folder, positions, config.vocab_size, ("input_ids", "attention_mask"), types, *padding)
     # DINOv2 stretches its positions to any size.
     size = None if prefix.startswith("dinov2") else _image_size(model)

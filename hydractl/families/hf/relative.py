@@ -187,7 +187,8 @@ def run(layer: Any, state: State) -> State:
     """One layer of an encoder."""
     shared = state.context.get("shared_position_bias")
     beit = type(layer).__name__ != "Data2VecVisionLayer"
-    if isinstance(layer.attention if beit else layer.attention.attention, BeitInPlace):
+    attention = getattr(layer, "attention", None)
+    if isinstance(attention if beit else layer.attention.attention, BeitInPlace):
         return State((_run_beit if beit else _run_data2vec)(layer, state.hidden, shared), state.context)
     given = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
     if not beit:  # which knows no mask

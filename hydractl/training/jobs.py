@@ -1,0 +1,122 @@
+"""Commands of hydractl as jobs of a Slurm cluster, submitted and watched by submitit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import UsageError
+from hydractl.log import Log
+from hydractl.settings.sources import bare_environment
+from hydractl.training.checkpointing import Interruptions
+from hydractl.training.children import Child, Ended, report
+
+_POLL_S = 1.0
+_OF_ALL_CLUSTERS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
+"""Names that submitit knows for any cluster; others are those of sbatch."""
+
+
+def check_submitit() -> None:
+    """Refuse before anything else what could not be submitted.
+
+    Raises:
+        UsageError: where submitit is not installed.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        hint = "pip install 'hydractl[slurm]'"
+        raise UsageError("--slurm needs the package submitit, which is not installed", hint=hint)
+
+
+class Job:
+    """One command, as submitit calls it in a job; near the end of its time :meth:`checkpoint` queues it again."""
+
+    def __init__(self, name: str, argv: Sequence[str]) -> None:
+        self.name, self.argv = name, list(argv)
+        self._child: Child | None = None
+
+    def __call__(self) -> Ended:
+        heard: queue.Queue[tuple[Child, str | None]] = queue.Queue()
+        child = self._child = Child(self.name, "", self.argv, bare_environment(os.environ), heard)
+        line: str | None = ""
+        while line is not None:
+            try:
+                line = heard.get()[1]
+            except KeyboardInterrupt:
+                child.stop()
+                continue
+            if line is not None:
+                sys.stderr.write(f"{line}\n")  # the job's log
+                sys.stderr.flush()
+                child.say(line, Log())
+        return child.finish()
+
+    def checkpoint(self) -> Any:
+        """Let the training save, and give what goes on with it."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._child is not None:
+            self._child.stop()
+            self._child.wait()
+        more = [] if "--resume" in self.argv else ["--resume"]
+        return DelayedSubmission(Job(self.name, [self.argv[0], *more, *self.argv[1:]]))  # behind the verb
+
+
+def run_jobs(
+    commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path, log: Log, signals: Interruptions
+) -> dict[str, Ended]:
+    """Submit commands and wait for them. After SIGINT or SIGTERM all are cancelled, which lets those that run save.
+
+    Args:
+        commands: by name their command lines.
+        options: of the jobs, by names of submitit or sbatch; ``time`` in minutes. ``cluster`` is ``slurm`` or, for jobs
+            on this machine, ``local``.
+        folder: of submitit's files, logs of the jobs among them, which all nodes must see.
+        log: hears what happens.
+        signals: entered by the caller.
+
+    Raises:
+        UsageError: for options that submitit does not know, or where there is no Slurm.
+    """
+    import submitit
+
+    values: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in options.items()}
+    cluster, minutes = values.pop("cluster", "slurm"), values.pop("time")
+    named = {key if key in _OF_ALL_CLUSTERS else f"slurm_{key}": value for key, value in values.items()}
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(timeout_min=minutes, name="hydractl", **named)
+        with executor.batch():
+            jobs = {name: executor.submit(Job(name, argv)) for name, argv in commands.items()}
+    except (NameError, RuntimeError, TypeError, ValueError, submitit.core.utils.FailedJobError) as error:
+        raise UsageError(f"--slurm: {str(error).partition(chr(10))[0]}") from error
+    for name, job in jobs.items():
+        log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")
+    ended: dict[str, Ended] = {}
+    stopping = False
+    with log.progress("members", len(jobs), "members") as progress:
+        while len(ended) < len(jobs):
+            if signals.requested and not stopping:
+                stopping = True
+                for job in jobs.values():
+                    job.cancel(check=False)
+            for name, job in jobs.items():
+                if name not in ended and job.done():
+                    ended[name] = _result(name, job)
+                    progress.advance(1, name)
+                    report(ended[name], log, stopping=stopping)
+            time.sleep(_POLL_S)
+    return {name: ended[name] for name in commands}
+
+
+def _result(name: str, job: Any) -> Ended:
+    with suppress(Exception):  # submitit's own, of a job that was killed, and those of reading what it left
+        return job.result()
+    message = f"job {job.job_id} ended without a result: {job.state}"
+    return Ended(name, 1, message=message, hint=f"see {job.paths.stderr}")

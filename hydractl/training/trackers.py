@@ -1,0 +1,198 @@
+"""Trackers of experiments: TensorBoard, Weights & Biases and MLflow, each by its own library.
+
+Not by ``accelerate.tracking``: its trackers need the state of an ``Accelerator``, which would set up processes too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydractl.errors import UsageError
+from hydractl.files.atomic import storing
+from hydractl.log import Log
+
+_TAGS = {"loss": "train/loss", "lr": "train/lr", "samples_per_s": "train/samples_per_s"}
+
+
+class Tracker(Protocol):
+    """One run in a tracker: made with ``(where, name, first_step, about)``, as :class:`Tracked` has them."""
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Points of one step."""
+
+    def flush(self) -> None:
+        """Put on the disk what was added."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class TensorBoard:
+    """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; what is there of later steps is not shown."""
+
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(Path(where or "runs") / name), purge_step=first_step)
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        for tag, value in numbers.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps it on this machine."""
+
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+        import wandb
+
+        # Standard output belongs to the result.
+        settings = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(project=where, name=name, config=dict(about), settings=settings, reinit="create_new")
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def flush(self) -> None:
+        """It writes in a process of its own."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run in the experiment ``hydractl`` of an MLflow store: a folder, a database or a server."""
+
+    def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, Any]) -> None:
+        import mlflow
+
+        self._client = mlflow.MlflowClient(where)
+        experiment = self._client.get_experiment_by_name("hydractl")
+        number = self._client.create_experiment("hydractl") if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(number, run_name=name).info.run_id
+        for key, value in about.items():
+            self._client.log_param(self._run, key, value)
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, [Metric(tag, value, now, step) for tag, value in numbers.items()])
+
+    def flush(self) -> None:
+        """Every batch is there when it was sent."""
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+TRACKERS: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+"""By the names of ``--track``, which are those of the packages too."""
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Refuse before any training what could not be tracked during it.
+
+    Raises:
+        UsageError: where the library of a tracker is not installed.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            hint = f"pip install 'hydractl[{name}]'"
+            raise UsageError(f"--track {name} needs the package {name}, which is not installed", hint=hint)
+
+
+class Tracked:
+    """A training as a tracker shows it: a place of events, as of :class:`hydractl.training.run_log.Sink`.
+
+    Of steps ``train/loss``, ``train/lr``, ``train/samples_per_s``; of epochs ``train/epoch_loss`` and ``val/...``.
+
+    Of several learning rates each is a run of its own. What cannot be written later on is warned of once; the training
+    goes on.
+
+    Args:
+        kind: a key of :data:`TRACKERS`.
+        where: a folder, a project or an address; None: what the tracker takes.
+        name: of the run.
+        first_step: from where an earlier run of this name is made anew.
+        about: the training, in a few values.
+        log: hears of what cannot be written.
+
+    Raises:
+        OutputError, StorageError: the folder of TensorBoard cannot be made or written to.
+    """
+
+    def __init__(
+        self, kind: str, where: str | None, name: str, first_step: int, about: Mapping[str, Any], log: Log
+    ) -> None:
+        self._kind, self._where, self._name, self._first_step = kind, where, name, first_step
+        self._about = {**about, **about.get("settings", {})}
+        self._about.pop("settings", None)
+        self._log = log
+        self._part = ""
+        self._tracker: Tracker | None = None
+        self._failed = False
+        if kind == "tensorboard":
+            with storing(folder := Path(where or "runs")):
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(13, "the folder is not writable")
+
+    def event(self, event: str, **values: Any) -> None:
+        """Points of a step or an epoch; a candidate begins another run."""
+        if event == "candidate":
+            self.close()
+            if self._part:  # only the first one of a resumed run goes on
+                self._first_step = 0
+            self._part = f"/lr-{values['lr']:g}"
+        elif event == "step":
+            self._write(values["step"], {tag: values[name] for name, tag in _TAGS.items()})
+        elif event == "epoch":
+            numbers = {k: v for k, v in values.items() if k not in ("epoch", "steps") and isinstance(v, (int, float))}
+            self._write(values["steps"], {_epoch_tag(name): value for name, value in numbers.items()})
+
+    def position(self) -> int:
+        """0, after flushing."""
+        if self._tracker is not None and not self._failed:
+            self._try(self._tracker.flush)
+        return 0
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._tracker is not None:
+            self._try(self._tracker.close)
+            self._tracker = None
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if not self._failed:
+            self._try(lambda: self._add(step, numbers))
+
+    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._tracker is None:
+            make = TRACKERS[self._kind]
+            self._tracker = make(self._where, f"{self._name}{self._part}", self._first_step, self._about)
+        self._tracker.add(step, numbers)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever a library has met, in a thread of its own too
+            if not self._failed:
+                self._log.warn(f"what {self._kind} is sent of {self._name} ends here: {error}")
+            self._failed = True
+
+
+def _epoch_tag(name: str) -> str:
+    part, _, rest = name.partition("_")
+    return f"val/{rest}" if part == "val" and rest else f"train/epoch_{name}"
