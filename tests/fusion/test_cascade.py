@@ -8,14 +8,17 @@ import torch
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.runtime import HydraModel
 from tests.fusion.test_common import MASKS, of_one_checkpoint
+from tests.fusion.test_fused import members as of_their_own
 from tests.pico import VARIANTS, close, inputs
 from tests.spread import spread
 
 
-@pytest.mark.parametrize(("variant", "case", "first"), spread(VARIANTS, MASKS, [0, 1, 2]))
+@pytest.mark.parametrize(("variant", "case", "first", "own"), spread(VARIANTS, MASKS, [0, 1, 2], [False, True]))
 @torch.no_grad()
-def test_rows_that_go_on_have_the_librarys_answers_of_all_members(variant: str, case: str, first: int) -> None:
-    members, expected = of_one_checkpoint(variant, MASKS[case])
+def test_rows_that_go_on_have_the_librarys_answers_of_all_members(
+    variant: str, case: str, first: int, own: bool
+) -> None:
+    members, expected = (of_their_own if own else of_one_checkpoint)(variant, MASKS[case])
     plan = plan_fusion(members, [])
     fused = HydraModel(plan.description, plan.tensors)
     found = fused.staged_logits(inputs(variant), first, lambda logits: torch.tensor([len(logits) - 1]))
