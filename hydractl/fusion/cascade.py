@@ -43,16 +43,13 @@ def fit_cascade(
 
     Args:
         description, tensors: of the model.
-        dataset: labelled ID validation data.
-        outside: OOD validation data by name.
+        dataset, outside: labelled ID validation data, and OOD validation data by name.
         options: what it may lose.
-        run: how members run.
-        log: hears of the progress.
+        run, log: how members run, and who hears of it.
 
     Returns:
-        ``member``, ``score`` and ``value`` of :class:`hydractl.metrics.cascade.Cascade`; ``loss``, what was allowed;
-        ``losses`` on the validation data, each with its upper limit; their ``share`` that goes on, and the expected
-        ``macs`` of a sample, of the first member (``first_macs``) and of the others (``rest_macs``); and the data.
+        A :class:`hydractl.metrics.cascade.Cascade`; the ``loss`` that was allowed, and the ``losses`` on the data;
+        their ``share`` that goes on, and the mult-adds: their mean, of the first member, and of the others.
 
     Raises:
         InputError: too few samples, or none may stop.

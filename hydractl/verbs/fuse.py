@@ -319,19 +319,14 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     check_outputs([path], force=settings.force)
     validation = _validation(settings, [source])
     assert validation is not None
-    document: dict[str, Any] = {
-        "schema": "hydractl.cascade/1",
-        "output": str(path),
-        "model": source.name,
-        "arch": description.arch,
-        "members": len(description.masks),
-    }
+    document: dict[str, Any] = {"schema": "hydractl.cascade/1", "output": str(path), "model": source.name}
+    document |= {"arch": description.arch, "members": len(description.masks)}
     if settings.dry_run:
         return Outcome({**document, "dry_run": True})
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
         fitted = ("calibration", "threshold", "ood_score")
-        left = [name for name in fitted if name in description.extra]
+        left = [name for name in fitted[:2] if name in description.extra]
         if left:
             log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left)}; see eval --calibrated")
         cascade = validation.fit(settings, description, source.tensors, log)
