@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from hydractl.criteria import Calibration, get_criterion
+from hydractl.heads.mask import Site
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from tests.pico import (
@@ -69,24 +70,22 @@ def loss_of(model: Any, variant: str, reduction: str = "mean") -> torch.Tensor:
     return F.cross_entropy(logits(model, given.get("x", given)), Y, reduction=reduction)
 
 
-def projections(attention: Any, count: int) -> list[list[torch.Tensor]]:
+def projections(attention: Any, site: Site) -> list[list[torch.Tensor]]:
     """Weight times gradient of queries, keys and values in the library's own attention, for each of the heads."""
     found: dict[str, torch.Tensor] = {}
     for name, weight in attention.named_parameters():
         if weight.grad is None or weight.dim() < 2:
             continue
         product = weight.detach() * weight.grad
-        if re.search(r"(qkv|Wqkv|in_proj_|c_attn\.)\.?weight$", name):
-            found |= dict(zip("qkv", (product.T if "c_attn" in name else product).chunk(3), strict=True))
-        elif name == "qkv_proj.weight":  # of heads that share keys
-            queries = attention.o_proj.in_features
-            keys = (len(product) - queries) // 2
-            found |= dict(zip("qkv", product.split([queries, keys, keys]), strict=True))
+        if re.search(r"(qkv|Wqkv|qkv_proj|in_proj_|c_attn)\.?weight$", name):
+            product = product.T if "c_attn" in name else product
+            rows = site.heads * site.head_dim
+            rest = (len(product) - rows) // 2
+            found |= dict(zip("qkv", product.split([rows, rest, rest]), strict=True))
         elif one := re.search(r"(?:^|\.)([qkv])(uery|ey|alue)?(_proj|_lin)?\.weight$", name):
             found[one[1]] = product
-    width = len(found["q"]) // count
-    parts = [found[letter].unflatten(0, (-1, width)) for letter in "qkv"]  # [heads * dk, d] -> [heads, dk, d]
-    return [[part[head * len(part) // count] for part in parts] for head in range(count)]
+    parts = [found[letter].unflatten(0, (-1, site.head_dim)) for letter in "qkv"]  # [heads * dk, d] -> [heads, dk, d]
+    return [[part[head * len(part) // site.heads] for part in parts] for head in range(site.heads)]
 
 
 @pytest.mark.one_of_each
@@ -99,7 +98,7 @@ def test_taylor_equals_autograd(variant: str) -> None:
     scores = get_criterion("taylor").score(model, of_three(variant, 2, 1), range(3))
     loss_of(reference, variant).backward()
     for found, site in zip(scores.values(), source.sites, strict=True):
-        heads = projections(reference.get_submodule(site.path), site.heads)
+        heads = projections(reference.get_submodule(site.path), site)
         assert found == pytest.approx([sum(float(p.abs().mean()) for p in parts) / 3 for parts in heads], rel=1e-4)
 
 
@@ -113,8 +112,8 @@ def test_taylor_of_a_pruned_model_equals_autograd_with_zeroed_columns() -> None:
         scores = get_criterion("taylor").score(model, of_three(variant, 3), range(3))
         zeroed = zero_columns(reference, mask.removed_heads)
         loss_of(zeroed, variant).backward()
-        for found, (path, heads) in zip(scores.values(), mask.kept.items(), strict=True):
-            parts = projections(zeroed.get_submodule(path), mask.heads[path])
+        for found, site in zip(scores.values(), source.sites, strict=True):
+            parts, heads = projections(zeroed.get_submodule(site.path), site), mask.kept[site.path]
             expected = [sum(float(p.abs().mean()) for p in parts[head]) / 3 for head in heads]
             assert found == pytest.approx(expected, rel=1e-4)
 
