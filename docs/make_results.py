@@ -5,9 +5,10 @@
 A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: rows of ``docs/results/NAME.json``, a
 ``study.json`` as ``hydractl study`` writes it, all of them where none is named; ``verdict`` for its sentences,
 ``conclusion`` for the first of them, without the differences. Between ``<!-- recipe: PART -->`` and ``<!-- end -->``
-stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and between
-``<!-- cascade: NAME -->`` and ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which
-``examples/cascade.py`` writes, or ``time``, its bench. A test fails where a page differs from what this makes.
+stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and by seed those of
+``joint-circuits.json``, which ``examples/joint_circuits.py`` writes; between ``<!-- cascade: NAME -->`` and
+``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
+bench. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -108,10 +109,13 @@ _ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash")
 
 
 def recipe(match: re.Match[str]) -> str:
-    """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``."""
+    """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``; or ``jointN`` of seed N."""
     document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), match[2]
     if part == "late":
         made = late(document["late"])
+    elif part.startswith("joint"):
+        studies = json.loads((DOCS / "results/joint-circuits.json").read_text(encoding="utf-8"))
+        made = joint(studies[part.removeprefix("joint")])
     elif part == "differences":
         made = score_differences(document["recipes"])
     else:
@@ -149,6 +153,17 @@ def score_differences(rows: list[dict[str, Any]]) -> str:
         if name in rows[0]["auroc"]:
             made.append([name, *(interval(row["auroc_minus_single"][name]) for row in rows[1:])])
     return markdown(["minus single", *(row["name"] for row in rows[1:])], made)
+
+
+def joint(rows: list[dict[str, Any]]) -> str:
+    """Accuracy, and mean AUROC by each score, of circuits for an ensemble and alone, and their differences."""
+    names, made = list(rows[0]["auroc"]), []
+    for row in rows:
+        pairs = [(row["accuracy"], row["accuracy_minus_single"])]
+        pairs += [(row["auroc"][name], row["auroc_minus_single"][name]) for name in names]
+        cells = [f"{one:.3f}" + (f", {interval(gained)}" if gained else "") for one, gained in pairs]
+        made.append([row["name"], f"{row['mac_ratio']:.2f}", *cells])
+    return markdown(["", "mult-adds", "accuracy", *names], made)
 
 
 def late(parts: dict[str, list[dict[str, Any]]]) -> str:

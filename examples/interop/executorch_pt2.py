@@ -19,7 +19,7 @@ from executorch.runtime import Runtime
 def convert(source: str, target: str, batch: int = 1) -> float:
     """Write the program; the largest difference of its probabilities from the file's, on random inputs.
 
-    It is of images: of texts, give integer inputs of the names in :doc:`deploy`.
+    The file is of images; a model of texts takes integers, by the names in ``docs/deploy.md``.
     """
     module = torch.export.load(source).module()
     size = next(node.meta["val"].shape for node in module.graph.nodes if node.target == "pixel_values")

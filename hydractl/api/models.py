@@ -21,7 +21,7 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import named
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.checkpoint import DictTensors, write_checkpoint
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.model.loading import build_model, load_source
@@ -85,7 +85,8 @@ class Model:
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """As :func:`load`."""
         module = load_source(self.source, device, dtype, **options)
-        _LOADED[module] = self
+        if isinstance(self.source.tensors, FileTensors):
+            _LOADED[module] = self
         return module
 
     @classmethod
@@ -135,7 +136,7 @@ class Model:
 
 
 _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionary()
-"""What modules were loaded from."""
+"""The files that modules were loaded from; weights in memory are not kept for it."""
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, str, "os.PathLike[str]"]

@@ -230,6 +230,9 @@ class ShardedTensors(MappedTensors):
         names = set(map(str, of_tensor.values()))
         if not names or any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
             raise InputError(f"{index} is no index of safetensors files beside it")
+        if missing := sorted(name for name in names if not (index.parent / name).exists()):
+            hint = "download the rest of the folder"
+            raise InputError(f"{len(missing)} of the {len(names)} files of {index} are missing", hint, problems=missing)
         files = {name: FileTensors(index.parent / name) for name in sorted(names)}
         held = {(tensor, name) for name, file in files.items() for tensor in file.names()}
         wrong = sorted({f"tensor {tensor!r} of {name}" for tensor, name in held ^ set(of_tensor.items())})

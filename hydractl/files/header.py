@@ -152,6 +152,9 @@ def _refuse_other(start: bytes, path: Path) -> None:
         raise InputError(f"{path} is an .npz file of arrays, not a checkpoint", hint="arrays are data: --data FILE.npz")
     if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         raise InputError(f"{path} is a pickle, which hydractl never opens", hint=CONVERT)
+    if start.startswith(b"GGUF"):
+        hint = "transformers reads those of some models: from_pretrained(FOLDER, gguf_file=FILE), then save_pretrained"
+        raise InputError(f"{path} is a GGUF file, not safetensors", hint=hint)
 
 
 def _parse_header(text: bytes, path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import queue
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -108,15 +109,16 @@ def run_jobs(
                     job.cancel(check=False)
             for name, job in jobs.items():
                 if name not in ended and job.done():
-                    ended[name] = _result(name, job)
+                    ended[name] = _result(name, job, 128 + signal.SIGTERM if stopping else 1)
                     progress.advance(1, name)
                     report(ended[name], log, stopping=stopping)
             time.sleep(_POLL_S)
     return {name: ended[name] for name in commands}
 
 
-def _result(name: str, job: Any) -> Ended:
+def _result(name: str, job: Any, code: int) -> Ended:
+    """What the job gave, or with this exit code that it gave nothing."""
     with suppress(Exception):  # submitit's own, of a job that was killed, and those of reading what it left
         return job.result()
     message = f"job {job.job_id} ended without a result: {job.state}"
-    return Ended(name, 1, message=message, hint=f"see {job.paths.stderr}")
+    return Ended(name, code, message=message, hint=f"see {job.paths.stderr}")

@@ -32,7 +32,7 @@ from tests.pico import (
 )
 from tests.pico_clip import clip_tokenizer
 
-CLASSIFIERS = [variant for variant in VARIANTS if variant not in CLIP] + list(MORE)
+CLASSIFIERS = [variant for variant in (*VARIANTS, *MORE) if variant not in CLIP]
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,6 +78,10 @@ def projections(attention: Any, count: int) -> list[list[torch.Tensor]]:
         product = weight.detach() * weight.grad
         if re.search(r"(qkv|Wqkv|in_proj_|c_attn\.)\.?weight$", name):
             found |= dict(zip("qkv", (product.T if "c_attn" in name else product).chunk(3), strict=True))
+        elif name == "qkv_proj.weight":  # of heads that share keys
+            queries = attention.o_proj.in_features
+            keys = (len(product) - queries) // 2
+            found |= dict(zip("qkv", product.split([queries, keys, keys]), strict=True))
         elif one := re.search(r"(?:^|\.)([qkv])(uery|ey|alue)?(_proj|_lin)?\.weight$", name):
             found[one[1]] = product
     width = len(found["q"]) // count

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.running import answer as of_command
 from tests.running import run as call
 
 BASE = (
@@ -55,11 +56,4 @@ def run() -> Run:
 @pytest.fixture
 def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """``answer("a.st", ...)``: the document of ``eval --json``."""
-    import json
-
-    def found(*arguments: str) -> Any:
-        capsys.readouterr()
-        call("eval", *arguments, "--json")
-        return json.loads(capsys.readouterr().out)
-
-    return found
+    return lambda *arguments: of_command(capsys, "eval", *arguments)

@@ -558,7 +558,7 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
     for file, message in (
         ("../x.safetensors", "is no index"),
         ("a.bin", "is no index"),
-        ("gone.safetensors", "no such"),
+        ("gone.safetensors", "are missing"),
     ):
         path.write_text(json.dumps({"weight_map": {**document["weight_map"], moved: file}}))
         assert message in refusal(folder).message

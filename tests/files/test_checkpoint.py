@@ -80,6 +80,7 @@ WHOLE = {
     "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "is a git-LFS pointer"),
     "JSON": (b'{"schema": "hydractl.mask/1", "sites": {}}', "is JSON, not a checkpoint"),
     "arrays": (b"PK\x03\x04\x14" + b"\0" * 25 + b"x.npy" + b"\0" * 50, "is an .npz file of arrays, not a checkpoint"),
+    "GGUF": (b"GGUF\x03" + b"\0" * 50, "is a GGUF file, not safetensors"),
     "zip pickle": (b"PK\x03\x04\x00\x00\x08\x08" + b"\0" * 50, "is a pickle, which hydractl never opens"),
     "bare pickle": (b"\x80\x02}q\x00X\x01\x00\x00\x00a" + b"\0" * 50, "is a pickle, which hydractl never opens"),
     "newest pickle": (b"\x80\x05\x95\x10\0\0\0\0\0\0\0" + b"\0" * 9, "is a pickle, which hydractl never opens"),

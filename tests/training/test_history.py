@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -15,7 +14,7 @@ from hydractl.files.description import Description
 from hydractl.files.header import read_header
 from hydractl.files.training_history import training_text, trainings_of, unfinished
 from hydractl.training import loop
-from tests.running import run
+from tests.running import answer, run
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -28,12 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in (("train", 20), ("val", 11), ("test", 9)):
         pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    run(*arguments, "--json")
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.long

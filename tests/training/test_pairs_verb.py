@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 
 import hydractl
-from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
 from tests.forked import team
 from tests.pico_clip import pico_clip, publish_clip
-from tests.running import run
+from tests.running import answer, run, tensors
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 TEMPLATES = ["a photo of something {}", "{}", "the colour {}", "a {} thing, seen from near"]
@@ -52,17 +51,6 @@ def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRAIN = ["finetune", "--data", "captions:pairs.jsonl", "--loss", "contrastive", "--device", "cpu", "-q", "--force"]
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    run(*arguments, "--json")
-    return json.loads(capsys.readouterr().out)
-
-
-def tensors(path: str) -> dict[str, torch.Tensor]:
-    file = FileTensors(path)
-    return {name: file.read(name) for name in file.names()}
 
 
 def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,9 @@ import torch
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from tests.forked import ROOT, Forked, team
+from tests.running import tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # 41 samples: the last step of an epoch has 9, its second batch one, which is of the first process alone.
@@ -42,11 +42,6 @@ def ends(processes: list[Forked]) -> list[tuple[int, str, str]]:
     """Code, stdout and stderr of each."""
     said = [process.communicate(timeout=200) for process in processes]
     return [(process.returncode, *one) for process, one in zip(processes, said, strict=True)]
-
-
-def tensors(path: str) -> dict[str, torch.Tensor]:
-    file = FileTensors(path)
-    return {name: file.read(name) for name in file.names()}
 
 
 def history(path: str) -> Any:

@@ -72,6 +72,9 @@ def test_what_cannot_be_submitted(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "--slurm (flag) needs time=MINUTES" in capsys.readouterr().err
     assert main([*TRAIN, "--slurm", "time=60", "--devices", "cpu"]) == 2
     assert "--devices has no effect with --slurm" in capsys.readouterr().err
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: find(name, *rest) if name != "submitit" else None
+    )
     assert main([*TRAIN, "--slurm", "time=60"]) == 2
     assert "hint: pip install 'hydractl[slurm]'" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -16,13 +15,12 @@ import hydractl
 from hydractl.data import open_data
 from hydractl.distributed import Processes
 from hydractl.errors import UsageError
-from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training import loop
 from hydractl.training.data import training_data
 from hydractl.verbs.finetune import train_options
-from tests.running import run
+from tests.running import answer, run, tensors
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 DATA = ["--data", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -39,17 +37,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             draw.integers(0, 200, (count, 16, 16, 3), dtype=np.uint8) + (y * 12).astype(np.uint8)[:, None, None, None]
         )
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=y)
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    run(*arguments, "--json")
-    return json.loads(capsys.readouterr().out)
-
-
-def tensors(path: str) -> dict[str, torch.Tensor]:
-    file = FileTensors(path)
-    return {name: file.read(name) for name in file.names()}
 
 
 def settings_of(path: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.description import Description
 from hydractl.heads.mask import HeadMask, Site
 from tests.pico import published
+from tests.running import answer as of_command
 
 SITES = [Site("blocks.0.attn", 4, 4, 16), Site("blocks.1.attn", 3, 4, 16)]
 A, B = (site.path for site in SITES)
@@ -38,9 +39,7 @@ def write(name: str, document: Any) -> None:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *files: str) -> Any:
-    capsys.readouterr()
-    assert main(["--info", *files, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return of_command(capsys, "--info", *files)
 
 
 def test_all_pairs_of_comparable_files(capsys: pytest.CaptureFixture[str]) -> None:
