@@ -174,9 +174,7 @@ def _write(
             provenance=provenance("fuse", settings.seed, origins, {"merge": plan.description.merge}),
         )
         macs = document["cost"]["fused"]["macs"]
-        exports = claim.write(
-            lambda: HydraModel(plan.description, plan.tensors), origins, macs, settings.seed, log, data
-        )
+        exports = claim.write(lambda: HydraModel(description, plan.tensors), origins, macs, settings.seed, log, data)
         if exports:
             document = {**document, "exports": exports}
             warnings += _say_rounded(exports, log)
