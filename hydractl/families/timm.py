@@ -404,10 +404,14 @@ def _check_vit(model: Any, kind: str) -> None:
 
 
 def _published_config(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself."""
+    """timm's published configuration of a model made with options, which timm before 1.0.31 does not keep itself.
+
+    Rates of dropout are no part of it, as timm has it.
+    """
+    made = {name: value for name, value in options.items() if not name.endswith("drop_rate")}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "config.json"
-        save_config_for_hf(model, path, model_args=dict(options))
+        save_config_for_hf(model, path, model_args=made)
         return json.loads(path.read_text(encoding="utf-8"))
 
 
