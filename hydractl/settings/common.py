@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -270,6 +271,47 @@ class Batched(Common):
 
     dtype: str = run_option("Number format of the computation", "float32", choices=DTYPES)
     batch_size: int = run_option("Samples that are computed together [samples]", 64, at_least=1)
+
+
+@dataclass(kw_only=True)
+class SideBySide(Batched):
+    """Options of verbs whose trainings or steps are commands of their own, so that several can run at a time."""
+
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("device", "devices"),)
+
+    devices: list[str] = run_option(
+        "Devices that share the work, one training or step at a time on each; 0 is cuda:0, and a device may be listed "
+        "twice [default: --device, one after another]",
+        [],
+        metavar="DEVICE[,DEVICE...]",
+        pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
+        split=True,
+        repeats=True,
+    )
+    slurm: list[str] = run_option(
+        "Run each training or step as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, "
+        "gpus_per_node, cpus_per_task and others of sbatch [default: on this machine]",
+        [],
+        metavar="KEY=VALUE[,KEY=VALUE...]",
+        pattern=r"[a-z_]+=[^=,]+",
+        split=True,
+    )
+
+    @property
+    def places(self) -> list[str]:
+        """``--devices`` by their full names, else ``--device`` alone."""
+        return [f"cuda:{device}" if device.isdigit() else device for device in self.devices] or [self.device]
+
+    def inapplicable(self) -> dict[str, str]:
+        """Several devices are no device, and jobs run on those of their nodes."""
+        unused = {"device": "devices"} if self.given("devices") else {}
+        return unused | ({"devices": "slurm"} if self.slurm else {})
+
+    def conflicts(self) -> list[str]:
+        """Jobs end in time."""
+        if not self.slurm or any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
+            return []
+        return [f"--slurm{self.where('slurm')} needs time=MINUTES"]
 
 
 def _declared(settings_type: type, name: str) -> Option:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from hydractl.settings.common import RECIPE, Batched, file_option, run_option
+from hydractl.settings.common import RECIPE, Batched, SideBySide, file_option, run_option
 from hydractl.settings.expressions import parse_tracker
 from hydractl.settings.option import Option, option, options_of
 from hydractl.settings.yaml_files import read_recipe
@@ -91,8 +90,8 @@ class Prescribed(Batched):
 
 
 @dataclass(kw_only=True)
-class Several(Batched):
-    """Options of members of one model, or of one model after another, and of the devices they are trained on."""
+class Several(SideBySide):
+    """Options of members of one model, or of one model after another."""
 
     many_models: ClassVar[bool] = True
     models_help: ClassVar[str] = "A checkpoint (.st), a published folder, or timm:NAME; of several each is trained"
@@ -104,23 +103,6 @@ class Several(Batched):
         at_least=1,
         at_most=1000,
         often=True,
-    )
-    devices: list[str] = several_option(
-        "Devices on which members, or several MODELs, are trained in parallel, one on each; 0 is cuda:0, and a device "
-        "may be listed twice [default: --device, one after another]",
-        [],
-        metavar="DEVICE[,DEVICE...]",
-        pattern=r"cpu|mps|(cuda:)?[0-9]{1,3}",
-        split=True,
-        repeats=True,
-    )
-    slurm: list[str] = several_option(
-        "Train each as a job of a Slurm cluster and wait for them: time (minutes, needed), partition, gpus_per_node, "
-        "cpus_per_task and others of sbatch [default: on this machine]",
-        [],
-        metavar="KEY=VALUE[,KEY=VALUE...]",
-        pattern=r"[a-z_]+=[^=,]+",
-        split=True,
     )
 
     @property
@@ -134,7 +116,7 @@ class FinetuneSettings(Prescribed, Several):
     """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
 
     verb: ClassVar[str] = "finetune"
-    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), ("device", "devices"))
+    alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("epochs", "steps"), *Several.alternatives)
     needs_output_file: ClassVar[bool] = True
 
     recipe: str | None = length_option(
@@ -304,11 +286,10 @@ class FinetuneSettings(Prescribed, Several):
     def inapplicable(self) -> dict[str, str]:
         """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy.
 
-        Of snapshots none is chosen; several devices are no device.
+        Of snapshots none is chosen.
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
-        unused |= {"device": "devices"} if self.given("devices") else {}
-        unused |= {"devices": "slurm"} if self.slurm else {}
+        unused |= super().inapplicable()
         if self.loss == "contrastive":
             unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
         if self.shard:
@@ -324,7 +305,8 @@ class FinetuneSettings(Prescribed, Several):
 
     def conflicts(self) -> list[str]:
         """Data, a length, and what belongs together."""
-        problems = self.needs("data") + self.at_most_one("epochs", "steps") + self.twice_named("track")
+        problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
+        problems += self.twice_named("track")
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         problems += self._several_conflicts() + self._caption_conflicts()
         problems += self.goes_with("patience", "val")
@@ -345,8 +327,6 @@ class FinetuneSettings(Prescribed, Several):
     def _several_conflicts(self) -> list[str]:
         """Names: of several trainings each writes files of its own."""
         problems, log = [], self.log
-        if self.slurm and not any(re.fullmatch("time=[1-9][0-9]{0,5}", item) for item in self.slurm):
-            problems.append(f"--slurm{self.where('slurm')} needs time=MINUTES")
         if self.several and log not in (None, "-", "beside"):
             problems.append(f"several trainings have a log each: --log beside, not {log}{self.where('log')}")
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from hydractl.settings.common import Batched, Common, run_option
+from hydractl.settings.common import Common, SideBySide, run_option
 from hydractl.settings.expressions import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.settings.option import option, options_of
 
@@ -41,7 +41,7 @@ def _unnamed(text: str) -> str:
 
 
 @dataclass(kw_only=True)
-class StudySettings(Batched):
+class StudySettings(SideBySide):
     """Options of ``study``."""
 
     verb: ClassVar[str] = "study"
@@ -109,9 +109,6 @@ class StudySettings(Batched):
         pattern=r"id:0?\.[0-9]+",
     )
     bootstrap: int = study_option("Resamples for 95 % intervals [resamples]", 1000, at_least=100)
-    jobs: int = run_option(
-        "Commands that run at the same time, in processes that share the threads of this one [processes]", 1, at_least=1
-    )
     timed: bool = run_option("Measure the latency of best.st with bench at the end", True)
 
     def ood_val_sets(self) -> list[OodSet]:
@@ -144,7 +141,7 @@ class StudySettings(Batched):
 
     def conflicts(self) -> list[str]:
         """All data but the training data, and names that are given once."""
-        found = self.needs("val") + self.needs("test")
+        found = super().conflicts() + self.needs("val") + self.needs("test")
         for name in ("ood_val", "ood"):
             found += self.needs(name) + self.twice_named(name, _unnamed)
         return found

@@ -151,7 +151,7 @@ def run_commands(
     ended: dict[str, Ended] = {}
     heard: queue.Queue[_Heard] = queue.Queue()
     stopping = False
-    with log.progress("members", len(commands), "members") as progress:
+    with log.progress("commands", len(commands), "commands") as progress:
         try:
             while running or (waiting and not signals.requested):
                 while waiting and free and not signals.requested:

@@ -1,4 +1,4 @@
-"""Commands of hydractl as jobs of a Slurm cluster, submitted and watched by submitit."""
+"""Commands of hydractl side by side: on devices of this machine, or as jobs of a Slurm cluster by submitit."""
 
 from __future__ import annotations
 
@@ -8,31 +8,65 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hydractl.errors import UsageError
 from hydractl.log import Log
+from hydractl.model.loading import resolve_device
 from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.children import Child, Ended, report
+from hydractl.training.children import Child, Ended, report, run_commands
 
 _POLL_S = 1.0
 _OF_ALL_CLUSTERS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
 """Names that submitit knows for any cluster; others are those of sbatch."""
 
 
-def check_submitit() -> None:
-    """Refuse before anything else what could not be submitted.
+def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
+    """Refuse before anything else what :func:`run_side_by_side` could not begin.
 
     Raises:
-        UsageError: where submitit is not installed.
+        UsageError: for a device that is not there, or for jobs where submitit is not installed.
     """
-    if importlib.util.find_spec("submitit") is None:
+    if not slurm:  # whose nodes may have other devices than this machine
+        for device in dict.fromkeys(devices):
+            resolve_device(device)
+    elif importlib.util.find_spec("submitit") is None:
         hint = "pip install 'hydractl[slurm]'"
         raise UsageError("--slurm needs the package submitit, which is not installed", hint=hint)
+
+
+def threads_each(at_once: int) -> int | None:
+    """OMP_NUM_THREADS of each of some processes, which share the threads of this one; None: as it is."""
+    divided = at_once > 1 and not os.environ.get("OMP_NUM_THREADS")
+    return max(1, torch.get_num_threads() // at_once) if divided else None
+
+
+def run_side_by_side(
+    commands: Mapping[str, Callable[[str], Sequence[str]]],
+    devices: Sequence[str],
+    slurm: Sequence[str],
+    folder: Path,
+    log: Log,
+    signals: Interruptions,
+) -> dict[str, Ended]:
+    """Run commands as :func:`run_jobs` does where there are options of jobs, else as :func:`run_commands` does.
+
+    Args:
+        commands, log, signals: as of :func:`run_commands`.
+        devices: as of :func:`run_commands`; each job is given the first.
+        slurm: options of the jobs, as ``KEY=VALUE``.
+        folder: where jobs have theirs, ``slurm``.
+    """
+    if slurm:
+        jobs = {name: argv(devices[0]) for name, argv in commands.items()}
+        return run_jobs(jobs, dict(item.split("=") for item in slurm), folder.absolute() / "slurm", log, signals)
+    return run_commands(commands, devices, threads_each(len(devices)), log, signals)
 
 
 class Job:
@@ -59,13 +93,14 @@ class Job:
         return child.finish()
 
     def checkpoint(self) -> Any:
-        """Let the training save, and give what goes on with it."""
+        """Let the command save, and give what goes on with it."""
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
             self._child.stop()
             self._child.wait()
-        more = [] if "--resume" in self.argv else ["--resume"]
+        # Other verbs have it where they can go on.
+        more = ["--resume"] if self.argv[0] == "finetune" and "--resume" not in self.argv else []
         return DelayedSubmission(Job(self.name, [self.argv[0], *more, *self.argv[1:]]))  # behind the verb
 
 
@@ -101,7 +136,7 @@ def run_jobs(
         log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")
     ended: dict[str, Ended] = {}
     stopping = False
-    with log.progress("members", len(jobs), "members") as progress:
+    with log.progress("jobs", len(jobs), "jobs") as progress:
         while len(ended) < len(jobs):
             if signals.requested and not stopping:
                 stopping = True

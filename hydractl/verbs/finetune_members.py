@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from hydractl.distributed import alone
 from hydractl.errors import HydraError, InputError, Interrupted, OutputError, UsageError
 from hydractl.files.atomic import check_outputs
 from hydractl.log import Log
-from hydractl.model.loading import resolve_device
 from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
-from hydractl.training.children import Ended, run_commands
-from hydractl.training.jobs import check_submitit, run_jobs
+from hydractl.training.children import Ended
+from hydractl.training.jobs import check_places, run_side_by_side, threads_each
 from hydractl.training.outputs import RunFiles, finished, numbered, stem
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
@@ -69,29 +65,18 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    devices = ["slurm"] if settings.slurm else list(map(device_name, settings.devices)) or [settings.device]
-    if settings.slurm:  # whose nodes may have other devices than this machine
-        check_submitit()
-    else:
-        for device in dict.fromkeys(devices):
-            resolve_device(device)
+    check_places(settings.places, settings.slurm)
     members = members_of(settings)
     done, plans = _checked(members, log, check, answer)
-    at_once = min(len(devices), len(members))
-    divided = at_once > 1 and not os.environ.get("OMP_NUM_THREADS")
-    threads = max(1, torch.get_num_threads() // at_once) if divided else None
+    devices = settings.places[: len(members)]
     if settings.dry_run:
-        return _dry_run(members, plans, done, devices[:at_once], threads)
+        return _dry_run(members, plans, done, ["slurm"] if settings.slurm else devices)
     for name in done:
         log.info(f"{name}: finished before, nothing to do")
     commands = {member.name: member.argv for member in members if member.name not in done}
     with Interruptions() as signals:
-        if settings.slurm:
-            folder = members[0].files.paths[0].absolute().parent / "slurm"
-            jobs = {name: argv(settings.device) for name, argv in commands.items()}
-            ended = run_jobs(jobs, dict(item.split("=") for item in settings.slurm), folder, log, signals)
-        else:
-            ended = run_commands(commands, devices[:at_once], threads, log, signals)
+        folder = members[0].files.paths[0].parent
+        ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
     _raise_failures(members, ended, done, interrupted=signals.requested)
     answers = {name: _answer(name, end) for name, end in ended.items()} | done
     entries = [{"name": m.name, "seed": m.settings.seed, **answers[m.name]} for m in members]
@@ -107,12 +92,7 @@ def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
     """
     if not alone():
         raise UsageError("--devices is for several trainings, not for torchrun", hint="give --device cuda or cpu")
-    return replace(settings, device=device_name(settings.devices[0]), devices=[])
-
-
-def device_name(device: str) -> str:
-    """``0`` is short for ``cuda:0``."""
-    return f"cuda:{device}" if device.isdigit() else device
+    return replace(settings, device=settings.places[0], devices=[])
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
@@ -223,8 +203,8 @@ def _dry_run(
     plans: dict[str, dict[str, Any]],
     done: dict[str, dict[str, Any]],
     devices: Sequence[str],
-    threads: int | None,
 ) -> Outcome:
+    threads = threads_each(len(devices))
     entries = [
         {"name": m.name, "seed": m.settings.seed, **plans[m.name], **({"finished": True} if m.name in done else {})}
         for m in members

@@ -6,11 +6,9 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hydractl.circuit.plan import Plan as SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
@@ -37,7 +35,7 @@ from hydractl.studies.answer import Study
 from hydractl.studies.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
-from hydractl.training.children import run_commands
+from hydractl.training.jobs import check_places, run_side_by_side
 from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -79,6 +77,7 @@ _DECIDE = (
 
 def run(settings: StudySettings, log: Log) -> Outcome:
     """Run what is missing of a study and give its verdict."""
+    check_places(settings.places, settings.slurm)
     source = only_one(open_sources(settings.model, model_options(settings)), "study")
     folder = Path(settings.output or f"{source.name}.study")
     if settings.dry_run:
@@ -279,7 +278,8 @@ def _claimed(settings: StudySettings, source: Source, folder: Path, log: Log) ->
                 return _plan(settings, source, folder, scale)
         raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
     scale, seconds = _fitting(settings, source, folder, log)
-    log.info(f"the study takes about {duration_text(seconds)}")
+    parallel = ", one command after another on this machine" if settings.devices or settings.slurm else ""
+    log.info(f"the study takes about {duration_text(seconds)}{parallel}")
     for text in scale.cut:
         log.info(f"to stay within --budget {settings.budget}, {text}")
     with Output(path) as output:
@@ -314,8 +314,10 @@ def _estimate(plan: Plan, blocks: int) -> float:
     """About how long searches, trainings and evaluations take [s], judged by one batch of each search."""
     steps = in_order(map(plan.choosing, plan.rows))
     searches = [step for step in steps if step.verb == "extract-circuit"]
-    probes = [_probe(step) for step in searches or [plan.shop.circuits]]
-    settings, per_block = plan.settings, probes[0].seconds / probes[0].sample_blocks
+    settings = plan.settings
+    device = "auto" if settings.slurm else settings.places[0]  # of this machine
+    probes = [_probe(step, device) for step in searches or [plan.shop.circuits]]
+    per_block = probes[0].seconds / probes[0].sample_blocks
     specs = [str(settings.val), str(settings.test), *(parse_ood_set(text).spec for text in settings.ood)]
     specs += [one.spec for one in settings.ood_val_sets()]
     specs += 2 * ([str(plan.fitted["fit"])] if plan.fitted else [])  # read for both evaluations of a row
@@ -347,8 +349,8 @@ def _shortened(step: Step, heads: Mapping[int, int]) -> float:
     return min(1.0, tried / (sum(heads[site] for site in sites) - int(str(step.options["budget"])) / 2))
 
 
-def _probe(step: Step) -> SearchPlan:
-    settings = _settings_of(step)
+def _probe(step: Step, device: str) -> SearchPlan:
+    settings = _settings_of(replace(step, options={**step.options, "device": device}))
     assert isinstance(settings, CircuitSettings)
     source, options = open_sources(settings.model, model_options(settings))[0], settings.fill(SearchOptions)
     with processes(settings.timeout) as team:
@@ -381,10 +383,10 @@ class _StepLog(Log):
             yield progress
 
 
-def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, settings: StudySettings, log: Log) -> None:
+def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: Plan, log: Log) -> None:
     """Run the commands whose outputs are not there, one after another or some at a time."""
-    if settings.jobs > 1:
-        _run_at_once(steps, settings, log)
+    if plan.settings.devices or plan.settings.slurm:
+        _run_at_once(steps, plan, log)
         return
     for number, step in enumerate(steps, begun + 1):
         line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
@@ -395,18 +397,20 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, settings: Stud
         _RUNS[step.verb](_settings_of(step), _StepLog(log))  # type: ignore[operator]
 
 
-def _run_at_once(steps: Sequence[Step], settings: StudySettings, log: Log) -> None:
+def _run_at_once(steps: Sequence[Step], plan: Plan, log: Log) -> None:
     """Run those of the commands that wait for no other one, then those that waited for them, and so on.
 
     Raises:
         HydraError: that of the first command that failed.
     """
-    threads = None if os.environ.get("OMP_NUM_THREADS") else max(1, torch.get_num_threads() // settings.jobs)
+    settings, left = plan.settings, [step for step in steps if not step.done]
     with Interruptions() as signals:
-        while left := [step for step in steps if not step.done]:
-            ready = [step for step in left if all(one.done for one in step.needs)]
-            commands = {str(step.outputs[-1]): _command(step) for step in ready}
-            ended = run_commands(commands, [settings.device] * settings.jobs, threads, log, signals)
+        while left:
+            ready = [step for step in left if not any(one in left for one in step.needs)]
+            untimed = [step for step in ready if step.verb != "bench"]
+            devices = settings.places if untimed else settings.places[:1]  # a timing has the machine to itself
+            commands = {str(step.outputs[-1]): _command(step) for step in untimed or ready}
+            ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
             for name, child in ended.items():
@@ -414,10 +418,11 @@ def _run_at_once(steps: Sequence[Step], settings: StudySettings, log: Log) -> No
                     failure = HydraError(f"{name}: {child.message or 'it said nothing'}", child.hint, child.problems)
                     failure.exit_code = child.code
                     raise failure
+            left = [step for step in left if str(step.outputs[-1]) not in ended]
 
 
 def _command(step: Step) -> Callable[[str], list[str]]:
-    return lambda device: [*step.argv(), "--config=/dev/null", "-q"]
+    return lambda device: [*step.argv(), f"--device={device}", "--config=/dev/null", "-q"]
 
 
 def _settings_of(step: Step) -> Common:
@@ -432,14 +437,14 @@ def _carry_out(plan: Plan, settings: StudySettings, source: Source, log: Log) ->
             (folder / name).mkdir(exist_ok=True)
     first = in_order(map(plan.choosing, plan.rows))
     expected = len(plan.outline())
-    _run_steps(first, expected, 0, settings, log)
+    _run_steps(first, expected, 0, plan, log)
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
     study.choose({row.name: plan.predictions(row, "choose") for row in plan.rows})
     with Output(folder / "choice.json", force=True) as output:  # before any test sample is read
         write_json(output, study.choice_document())
     row = study.chosen[0]
     steps = plan.steps(row, study.scores)
-    _run_steps([step for step in steps if step not in first], len(steps), len(first), settings, log)
+    _run_steps([step for step in steps if step not in first], len(steps), len(first), plan, log)
     best = open_sources([str(folder / "best.st")])[0].description.extra
     study.test({row.name: plan.predictions(row, "test") for row in plan.rows}, best.get("threshold"))
     document = study.document(source.name, source.sha256, [step.argv() for step in steps])

@@ -7,9 +7,13 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,13 @@ import pytest
 from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.log import Log
 from hydractl.report.study_table import study_table
-from hydractl.settings.studying import ROWS
+from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
+from hydractl.studies.steps import Step
+from hydractl.training.children import Ended
+from hydractl.verbs.study import _run_at_once
 
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -150,6 +158,8 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
         ({"--rows": "taylor"}, "--rows taylor needs --data"),
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
+        ({"--devices": "99"}, "device 'cuda:99' is not available"),
+        ({"--slurm": "partition=gpu"}, "--slurm (flag) needs time=MINUTES"),
     ],
 )
 def test_what_makes_no_sense(
@@ -185,11 +195,55 @@ def test_every_row_is_made(copy: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_commands_at_a_time_make_the_same_bytes(copy: Path) -> None:
+def test_two_commands_at_a_time_make_the_same_bytes_also_after_a_stop(copy: Path) -> None:
     expected = contents(copy)
     shutil.rmtree(copy / "runs")
-    assert study("--jobs", "2") == 0
+
+    def stop() -> None:
+        while not Path("runs/choose/single.json").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert study("--devices", "cpu,cpu") == 130
+    assert not Path("runs/choice.json").exists()
+    assert study("--devices", "cpu,cpu") == 0
     assert contents(copy) == expected
+
+
+@pytest.mark.long
+def test_jobs_make_the_same_bytes(copy: Path) -> None:
+    pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
+    expected = contents(copy)
+    for name in (*ARTEFACTS, "circuits.st", "acc@3.st"):
+        (copy / "runs" / name).unlink()
+    assert study("--slurm", "cluster=local,time=20") == 0
+    assert contents(copy) == expected
+    assert len(list(Path("runs/slurm").glob("*_submitted.pkl"))) == 4  # prune, fuse, and two of eval
+
+
+def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def run(commands: dict[str, Any], devices: list[str], *_: Any) -> dict[str, Ended]:
+        begun.append((list(commands), devices))
+        return {name: Ended(name) for name in commands}
+
+    monkeypatch.setattr("hydractl.verbs.study.run_side_by_side", run)
+    first = Step("prune", (), {}, (Path("a.st"),))
+    steps = [Step("bench", (), {}, (Path("time"),)), Step("eval", (), {}, (Path("b"),), (first,)), first]
+    plan: Any = SimpleNamespace(settings=StudySettings(devices=["0", "cpu"]), shop=SimpleNamespace(folder=Path()))
+    _run_at_once(steps, plan, Log())
+    both = ["cuda:0", "cpu"]
+    assert begun == [(["a.st"], both), (["b"], both), (["time"], ["cuda:0"])]
+
+
+@pytest.mark.long
+def test_a_command_that_fails_ends_the_study(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/circuits.st").write_bytes(b"damaged")
+    Path("runs/choose/circuits.json").unlink()
+    assert study("--devices", "cpu") == 3
+    assert "error: runs/choose/circuits.json: runs/circuits.st" in capsys.readouterr().err
 
 
 def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
