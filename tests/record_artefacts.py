@@ -543,13 +543,9 @@ def declare_operators() -> None:
     try:
         torch.ops.load_library(str(Path(str(spec and spec.origin)).with_name("_C.so")))
     except OSError:
-        _operators.append(operators.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
-            _operators[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            operators.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     importlib.import_module("torchvision")  # hydractl declares nothing where it is imported already
-
-
-_operators: list[Any] = []  # declared as long as they are held
 
 
 def record_all(tree: Path, only: str | None) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import sys
@@ -10,16 +11,11 @@ from pathlib import Path
 import torch
 from torch import library as operators
 
-# What torchvision's library would have declared and torchvision's Python code asks for while it is imported.
-_OPERATORS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-
-# The declarations last as long as this object: torch takes them back when it is collected.
-_declared: operators.Library | None = None
+_NAMES = ("nms", "qnms")
+"""What torchvision's library would have declared and torchvision's Python code asks for while it is imported."""
 
 
+@functools.cache
 def declare_operators() -> None:
     """Declares torchvision's two non-maximum-suppression operators, if its compiled library cannot.
 
@@ -33,12 +29,10 @@ def declare_operators() -> None:
     Call this before the first import of torchvision or of anything that imports it. Where torchvision is absent,
     imported already, or able to load its library, nothing is declared; further calls do nothing.
     """
-    global _declared
-    if _declared is not None or "torchvision" in sys.modules or _loads_its_library():
+    if "torchvision" in sys.modules or _loads_its_library():
         return
-    _declared = operators.Library("torchvision", "DEF")
-    for schema in _OPERATORS:
-        _declared.define(schema)
+    for name in _NAMES:
+        operators.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _loads_its_library() -> bool:

@@ -33,8 +33,6 @@ declare_operators()
 import timm, torch, torchvision
 declare_operators()
 assert torch.ops.torchvision.nms and torch.ops.torchvision.qnms
-from hydractl.families import torchvision_operators as _torchvision
-assert (_torchvision._declared is None) == torchvision.extension._has_ops()
 print(timm.__name__)
 """
     assert in_a_fresh_process(code) == "timm\n"
