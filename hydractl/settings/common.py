@@ -163,6 +163,10 @@ class Common:
         """Whether the option has a value, or was given one that could not be read."""
         return getattr(self, name) not in (None, []) or name in self.unread
 
+    def of_this_verb(self, name: str) -> bool:
+        """Whether the option was given to this verb, and not to all verbs at once."""
+        return self._rank(name) in (VERB_KEY, FLAG)
+
     def where(self, name: str) -> str:
         """`` (source)`` of an option, empty when it was not given or the settings were built in Python."""
         source = self.sources.get(name, "default")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings.common import DTYPES, FLAG, VERB_KEY, Common, run_option
+from hydractl.settings.common import DTYPES, Common, run_option
 from hydractl.settings.expressions import Requirement, parse_requirement
 from hydractl.settings.option import ends_in, option, options_of
 
@@ -118,7 +118,7 @@ class BenchSettings(Measured):
     def settle(self) -> None:
         """Leave data alone that every verb was given: inputs are random unless samples are asked for."""
         for name in ("data", "limit"):
-            if self._rank(name) not in (VERB_KEY, FLAG):
+            if not self.of_this_verb(name):
                 setattr(self, name, None)
 
     def conflicts(self) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.settings.common import FLAG, VERB_KEY, Batched
+from hydractl.settings.common import Batched
 from hydractl.settings.expressions import OodSet, parse_ood_set, parse_val_ood
 from hydractl.settings.option import option
 
@@ -100,7 +100,7 @@ class FuseSettings(Batched):
 
     def inapplicable(self) -> dict[str, str]:
         """One model alone is joined with none, and measured only where weights are rounded or for a cascade."""
-        measured = ["data"] if self._told("data") and not self.rounds_weights else []
+        measured = ["data"] if self.of_this_verb("data") and not self.rounds_weights else []
         if self.only_exports:
             return dict.fromkeys(["merge", *measured, "cascade", "cascade_ood"], "export")
         return dict.fromkeys(["merge", *measured], "cascade") if self.only_cascades else {}
@@ -110,13 +110,10 @@ class FuseSettings(Batched):
         """Whether one fused model is given a cascade."""
         return self.cascade is not None and len(self.model) == 1 and not self.export
 
-    def _told(self, name: str) -> bool:
-        return self._rank(name) in (VERB_KEY, FLAG)
-
     def settle(self) -> None:
         """Leave data alone that every verb was given."""
-        self.data = self.data if self._told("data") else None
-        self.ood = self.ood if self._told("ood") else []
+        self.data = self.data if self.of_this_verb("data") else None
+        self.ood = self.ood if self.of_this_verb("ood") else []
 
     def ood_sets(self) -> list[OodSet]:
         """The data sets of ``--ood``, in order."""
@@ -142,5 +139,5 @@ class FuseSettings(Batched):
         found = self.twice_named("cascade_ood")
         for name in ("cascade_ood", "cascade_loss", "cascade_score"):
             found += self.goes_with(name, "cascade") if self._rank(name) else []
-        idle = self._told("limit") and self.cascade is None
+        idle = self.of_this_verb("limit") and self.cascade is None
         return found + (self.goes_with("limit", "data") if idle else [])

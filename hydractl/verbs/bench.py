@@ -133,10 +133,10 @@ def _measure(settings: BenchSettings, plot: Path | None, log: Log) -> Outcome:
         options = settings.fill(BenchOptions, **own)
         announce_reading({s.name: s for row in rows for s in row.model.sources}.values(), log)
         measured = measure(options, rows, costs, device, log)
-        told = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
+        of_run = {"macs": COUNTED, "rounds_measured": settings.rounds, "rounds_warmup": settings.warmup}
         if data is not None:
-            told["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
-        conventions = {**CONVENTIONS, **told, "seed": settings.seed}
+            of_run["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
+        conventions = {**CONVENTIONS, **of_run, "seed": settings.seed}
         document = {"schema": SCHEMA, **measured, "conventions": conventions}
         files = [] if path is None else [write_json(outputs[path], document)]
         if plot is not None:
