@@ -21,9 +21,12 @@ augment_option = partial(option, "Augmentation")
 CAPTIONS = "captions:"
 """Start of the SPEC of pairs of images and captions."""
 
-FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
-"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
-factor (and bias) by which the similarities of a CLIP become logits."""
+FREEZABLE = (
+    *("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "layer_scale", "head", "scale"),
+)
+"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``layer_scale`` the
+factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
+the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
@@ -121,7 +124,8 @@ class FinetuneSettings(Prescribed, Several):
 
     recipe: str | None = length_option(
         "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
-        "clip-locked-image, or a YAML file [default: the built-in values, those of the recipe default]",
+        "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, or a "
+        "YAML file [default: the built-in values, those of the recipe default]",
         metavar="NAME|FILE",
         often=True,
     )
