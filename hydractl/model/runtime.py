@@ -35,6 +35,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
+from hydractl.model.laplace import attach, compared, has_posterior
 from hydractl.model.prompted import STAND_INS, PromptedClasses
 from hydractl.model.stacking import PerMember
 
@@ -82,6 +83,8 @@ class HydraModel(nn.Module):
         self.attentions, self.chains = assembly.attentions, assembly.chains
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
+        if has_posterior(self):
+            attach(self, tensors)
         self.detector: Detector | None = None
         self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
         self._stored: Mapping[str, Any] = description.extra
@@ -256,7 +259,7 @@ class HydraModel(nn.Module):
         if len(outputs) == 1:
             return outputs[0]
         members = [[output[m] for output in outputs] for m in range(self.members)]
-        return torch.stack([self.family.logits(n, own) for n, own in zip(self.networks, members, strict=True)])
+        return torch.stack([compared(self.family, n, own) for n, own in zip(self.networks, members, strict=True)])
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``; of samples that stop in a cascade, those of its first member."""
@@ -281,7 +284,7 @@ class HydraModel(nn.Module):
             if labels is None:
                 return output
             own = [labels[member] if chain.of_labels else output for chain in self.chains]
-            return self.family.logits(self.networks[member], own)
+            return compared(self.family, self.networks[member], own)
 
         alone = logits(first)
         rows, every = rows_of(alone), alone.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]

@@ -357,6 +357,15 @@ def swag(shop: Workshop) -> list[Row]:
     return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
 
 
+@row("laplace", default=False, train=True)
+def last_layer_laplace(shop: Workshop) -> list[Row]:
+    """The whole model with a Laplace approximation over its last layer."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
+    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
+    return [Row("laplace", str(step.outputs[0]), (step,))]
+
+
 @row("mc-dropout", default=False)
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
