@@ -267,7 +267,7 @@ class ModelFamily(ABC):
     product."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
-    ``words`` and ``head``, which is the last layer of the classifier."""
+    ``words``, ``layer_scale``, ``scale`` and ``head``, which is the last layer of the classifier."""
 
     parts: Mapping[str, str] = {}
     """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits

@@ -31,7 +31,7 @@ from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # What the provenance of an output says beside what decided it.
-_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end")
+_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end", "averaged", "draw")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunFiles:
     """Paths that a training writes to.
 
     Attributes:
-        paths: the checkpoints, or the published folders: one, or one for each cycle.
+        paths: the checkpoints, or the published folders: one, or several of one training.
         folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
@@ -59,7 +59,7 @@ class RunFiles:
         cls,
         output: str,
         log: str | None,
-        snapshots: int | None = None,
+        several: int | None = None,
         trackers: Mapping[str, str | None] = MappingProxyType({}),
     ) -> RunFiles:
         """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
@@ -68,9 +68,7 @@ class RunFiles:
         beside = path.with_name(f"{stem(output)}.log.jsonl")
         logged = None if log is None else beside if log == "beside" else file_path(log)
         state = path.with_name(f"{path.name}.state")
-        paths = (
-            (path,) if snapshots is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(snapshots))
-        )
+        paths = (path,) if several is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(several))
         taken = set(map(os.path.realpath, (*paths, state)))
         if logged is not None and os.path.realpath(logged) in taken:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
@@ -112,7 +110,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
-    """Write the weights that are kept, or the snapshot at the end of each cycle.
+    """Write the weights that are kept, or the snapshot at the end of each cycle, or each draw.
 
     Returns:
         The SHA-256 of each.
@@ -123,22 +121,24 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     """
     outcome, run = trained.outcome, trained.run
     details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    averaged = {} if run.averaging is None else {"averaged": run.moments.count}
     if not run.snapshots:
         results = {
             "history": outcome["epochs"],
             "kept_epoch": outcome["kept_epoch"],
             "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
+            **averaged,
         }
         return [_write(outputs[0], opened, run, {**details, **results})]
     digests = []
-    for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
+    ends = run.cycles.ends if run.averaging is None else [run.total] * len(run.snapshots)
+    for number, (output, end) in enumerate(zip(outputs, ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
         results = {
             "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
             "stopped_early": False,
-            "cycle": number,
-            "cycle_end": end,
+            **({**averaged, "draw": number} if averaged else {"cycle": number, "cycle_end": end}),
         }
         digests.append(_write(output, opened, run, {**details, **results}))
     return digests

@@ -25,12 +25,14 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import open_sources
 from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
+from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
+    AverageOptions,
     Cycles,
     DataOptions,
     LossOptions,
@@ -133,7 +135,7 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of(output, settings.log, settings.snapshots, settings.trackers())
+    files = RunFiles.of(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
@@ -159,6 +161,10 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
     if cycles > 1:
         ends = enumerate(zip(files.paths, Cycles(steps, cycles).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
+    if options.average is not None:
+        Averaging(steps, options.steps_per_epoch(samples), options.average)  # refuses too few steps
+        if options.average.members:
+            plan["snapshots"] = [{"output": str(path), "draw": n} for n, path in enumerate(files.paths, start=1)]
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
     work = f", about {3 * cost['macs'] * steps * options.per_step * len(options.lr):.2g} mult-adds"
     contrastive = options.loss.name == "contrastive"
@@ -225,8 +231,17 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         schedule=ScheduleOptions(
             shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
         ),
+        average=_average(settings),
         loss=settings.fill(LossOptions, name=settings.loss),
     )
+
+
+def _average(settings: FinetuneSettings) -> AverageOptions | None:
+    if settings.swa is None:
+        return None
+    (start, _, count), rank = settings.swa.partition(","), (settings.swag or "").partition(",")[2]
+    drawn = {"members": settings.outputs or 0, **({"rank": int(rank)} if rank else {})}
+    return AverageOptions(start=float(start), count=int(count) if count else None, **drawn)
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
