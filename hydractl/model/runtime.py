@@ -62,6 +62,12 @@ class HydraModel(nn.Module):
         detector: what the OOD score of the checkpoint was fitted to; None for a score on logits.
         cascade: which samples one member answers alone; None: all members run for all samples. It can be set. In
             training, compiled, and while gates are set, all members run.
+
+    Args:
+        description: what the checkpoint says of itself.
+        tensors: its weights.
+        device, dtype: where they go, and as what.
+        streamed: read those of a block whenever it runs, in float32 (:mod:`hydractl.model.late`).
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class HydraModel(nn.Module):
         tensors: TensorSource,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        *,
+        streamed: bool = False,
     ) -> None:
         super().__init__()
         self.description = description
@@ -78,7 +86,7 @@ class HydraModel(nn.Module):
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
         self.lineage: Sequence[str] = bases_of(description.provenance)
-        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
+        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype, streamed=streamed)
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions, self.chains = assembly.attentions, assembly.chains
         self.prompted: PromptedClasses | None = None
