@@ -170,6 +170,9 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
             [str(snapshot["cycle"]), str(snapshot["steps"]), snapshot["output"]] for snapshot in document["snapshots"]
         ]
         parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
+    if document.get("together"):
+        files = [[str(one["member"]), one["output"]] for one in document["together"]]
+        parts += [Text(""), table("members", ("member", "file"), files, left=0)]
     curve = document.get("loss_curve")
     if curve:
         parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
@@ -222,7 +225,8 @@ def _plans(document: dict[str, Any]) -> RenderableType:
 
 
 def _plan(document: dict[str, Any]) -> RenderableType:
-    written = ", ".join(snapshot["output"] for snapshot in document.get("snapshots", [document]))
+    files = document.get("snapshots") or document.get("together") or [document]
+    written = ", ".join(file["output"] for file in files)
     said = f"{document['steps']} steps on {document['samples']} samples; would write {written}"
     return Group(_recipe(document), Text(""), Text(said))
 

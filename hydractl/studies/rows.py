@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from hydractl.studies.steps import Step, Value
 
@@ -150,6 +151,18 @@ class Workshop:
         assert self.train is not None
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
         return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in SEEDS]
+
+    def of_one_training(
+        self, name: str, more: Mapping[str, Value], fusing: Mapping[str, Value] = MappingProxyType({})
+    ) -> Row:
+        """Three members that one training makes, fused."""
+        assert self.train is not None
+        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
+        names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
+        step = self.step("finetune", [self.model], options, names, output=f"{name}.st")
+        models = [str(path) for path in step.outputs]
+        fused = self.step("fuse", models, {**fusing, "force": True}, [f"{name}.fused.st"], [step])
+        return Row(name, str(fused.outputs[0]), (fused,))
 
 
 @dataclass(frozen=True)
@@ -322,17 +335,28 @@ def batch_ensemble(shop: Workshop) -> list[Row]:
 @row("snapshots", default=False, train=True)
 def snapshots(shop: Workshop) -> list[Row]:
     """A snapshot ensemble: three cycles of one training."""
-    assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training}
-    options |= {"snapshots": str(len(SEEDS)), "resume": True}
-    names = [f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
-    step = shop.step("finetune", [shop.model], options, names, output="snapshots.st")
-    models = [str(path) for path in step.outputs]
-    fused = shop.step("fuse", models, {"force": True}, ["snapshots.fused.st"], [step])
-    return [Row("snapshots", str(fused.outputs[0]), (fused,))]
+    return [shop.of_one_training("snapshots", {"snapshots": str(len(SEEDS))})]
 
 
 @row("mc-dropout", default=False)
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
+
+
+@row("packed", default=False, train=True)
+def packed(shop: Workshop) -> list[Row]:
+    """Packed-Ensembles with the paper's alpha, from random weights."""
+    return [shop.of_one_training("packed", {"packed": "3,2", "init": "random"}, {"merge": "none"})]
+
+
+@row("mimo", default=False, train=True)
+def mimo(shop: Workshop) -> list[Row]:
+    """MIMO with three inputs."""
+    return [shop.of_one_training("mimo", {"mimo": "3"})]
+
+
+@row("heads", default=False, train=True)
+def heads(shop: Workshop) -> list[Row]:
+    """Three classifiers on one body."""
+    return [shop.of_one_training("heads", {"classifiers": "3"})]

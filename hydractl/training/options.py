@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hydractl.errors import UsageError
 from hydractl.training.adapters.base import Adapter
+from hydractl.training.together.base import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,7 @@ class TrainOptions:
         epochs, steps: the length; ``steps`` weigh more.
         patience: epochs without a better validation accuracy before it stops; None: never.
         min_delta: how much better is better.
+        together: how one training makes several members; None: it makes one model.
     """
 
     data: DataOptions
@@ -124,6 +126,7 @@ class TrainOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     loss: LossOptions = field(default_factory=LossOptions)
+    together: Method | None = None
 
     @property
     def per_step(self) -> int:

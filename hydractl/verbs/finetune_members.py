@@ -109,7 +109,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
     for model, output in zip(settings.model, _outputs(settings), strict=True):
         for index in range(settings.members):
             path = numbered(output, index) if settings.members > 1 else output
-            files = RunFiles.of(path, settings.log, settings.snapshots)
+            files = RunFiles.of(path, settings.log, settings.outputs)
             name = stem(path)
             own = {
                 "output": path,
@@ -166,9 +166,8 @@ def _checked(
 def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     """The plan of a member, from that of another one of the same model."""
     plan = {**other, "output": str(files.paths[-1])}
-    if "snapshots" in plan:
-        pairs = zip(plan["snapshots"], files.paths, strict=True)
-        plan["snapshots"] = [{**snapshot, "output": str(path)} for snapshot, path in pairs]
+    for key in {"snapshots", "together"} & plan.keys():
+        plan[key] = [{**file, "output": str(path)} for file, path in zip(plan[key], files.paths, strict=True)]
     return plan
 
 
