@@ -19,7 +19,7 @@ from typing import Any
 from hydractl.data.base import TEXT_SUFFIXES
 from hydractl.data.files import split_line
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import OodSet, SuiteChoice
+from hydractl.settings.expressions import OodSet, SuiteChoice, setting_value
 
 # --- what is in each suite --------------------------------------------------------------------------------------------
 
@@ -276,8 +276,7 @@ def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | N
                 continue
             first = _first_path(path)
             if first is not None and os.path.isfile(os.path.join(images, first)):
-                root = images.replace("%", "%25").replace("&", "%26")
-                return f"{path}?root={root}", ""
+                return f"{path}?root={setting_value(images)}", ""
             why = f"{name} is there, and its first image is not: {os.path.join(below_root, first or '(none)')}"
     return None, why
 

@@ -37,6 +37,19 @@ class State:
 
 
 @dataclass(frozen=True)
+class Projection:
+    """The linear layer that ends a tower whose features are compared.
+
+    Attributes:
+        inputs: the state after the last block to what enters it, ``[B, prompts, d]``; a sample is one prompt.
+        parameters: its weight ``[D, d]`` and its bias ``[D]``, or None.
+    """
+
+    inputs: Callable[[State], Tensor]
+    parameters: Callable[[], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
 class Stages:
     """One tower of a model, cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))``.
 
@@ -59,6 +72,7 @@ class Stages:
         tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
+        projection: of features that are compared, the layer before they are normalised; None where it is not linear.
     """
 
     stem: Callable[[Any], State]
@@ -75,6 +89,7 @@ class Stages:
     prefixes: tuple[str, ...] = ("",)
     merging: Mapping[int, str] = field(default_factory=dict)
     spans: Sequence[tuple[float, int]] = ()
+    projection: Projection | None = None
 
     def prefixes_of(self, block: int) -> tuple[str, ...]:
         """How the names of the parameters of a block start, those of what makes fewer tokens before it included."""
@@ -253,7 +268,7 @@ class ModelFamily(ABC):
     product."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
-    ``words`` and ``head``, which is the last layer of the classifier."""
+    ``words``, ``layer_scale``, ``scale`` and ``head``, which is the last layer of the classifier."""
 
     parts: Mapping[str, str] = {}
     """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits

@@ -81,6 +81,7 @@ class TimmViT(ModelFamily):
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",
         "class_token": r"(cls|reg|dist)_token$",
+        "layer_scale": r"(layers\.\d+\.)?blocks\.\d+\.(ls[12]\.gamma|gamma_[12])$",
         "head": r"head(_dist)?\.",
     }
 

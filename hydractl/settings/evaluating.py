@@ -14,7 +14,9 @@ from hydractl.settings.expressions import (
     ALL_SCORES,
     AUTO,
     CORRUPTIONS,
+    FROST,
     OOD_SUITES,
+    PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
     Requirement,
@@ -262,6 +264,9 @@ class EvalSettings(Shown):
         metavar="NAME,...",
         split=True,
     )
+    photographs: str | None = eval_option(
+        "The folder with photographs of frost, for --corruptions frost, which all has with it only", metavar="FOLDER"
+    )
     severities: list[int] = eval_option(
         "How strong the corruptions are, 1 to 5",
         list(SEVERITIES),
@@ -292,8 +297,8 @@ class EvalSettings(Shown):
 
     def corruption_names(self) -> list[str]:
         """The corruptions asked for, in the order of Hendrycks & Dietterich."""
-        wanted = CORRUPTIONS if _ALL in self.corruptions else self.corruptions
-        return [name for name in CORRUPTIONS if name in wanted]
+        every = [name for name in CORRUPTIONS if name != FROST or self.photographs is not None]
+        return [name for name in every if _ALL in self.corruptions or name in self.corruptions]
 
     def requirements(self) -> list[Requirement]:
         """The ``--require`` expressions, in order."""
@@ -308,6 +313,11 @@ class EvalSettings(Shown):
         if _ALL in self.corruptions and len(self.corruptions) > 1:
             where = self.where("corruptions")
             found.append(f"--corruptions {_ALL} names every corruption: leave out the others{where}")
+        if FROST in self.corruptions and not self.given("photographs"):
+            needed = PHOTOGRAPHS.format("the folder of photographs of frost")
+            found.append(f"--corruptions {FROST}{self.where('corruptions')} needs --photographs, {needed}")
+        if self.given("photographs") and not {_ALL, FROST} & {*self.corruptions}:
+            found.append(f"--photographs{self.where('photographs')} needs --corruptions {FROST}, or {_ALL}")
         if self.sources.get("severities") == "flag" and not self.given("corruptions"):
             found.append(f"--severities{self.where('severities')} needs --corruptions")
         if self.resume and not (self.predictions or "").endswith(".st"):

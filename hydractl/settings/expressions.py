@@ -26,7 +26,7 @@ OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-p
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 """Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
 
@@ -34,6 +34,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 ALL_SCORES = "all"
 """The word of ``--ood-score`` for every score there is."""
+
 AUTO = "auto"
 """In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
@@ -41,6 +42,17 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
 
 _PARTIAL = "partial"
+
+
+FROST = "frost"
+"""The corruption that needs photographs."""
+PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https://github.com/hendrycks/robustness"
+"""A hint where they come from, with what names their folder."""
+
+
+def setting_value(text: str) -> str:
+    """A value as it stands in the query of a SPEC."""
+    return text.replace("%", "%25").replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:

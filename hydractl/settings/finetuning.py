@@ -21,9 +21,12 @@ augment_option = partial(option, "Augmentation")
 CAPTIONS = "captions:"
 """Start of the SPEC of pairs of images and captions."""
 
-FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
-"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
-factor (and bias) by which the similarities of a CLIP become logits."""
+FREEZABLE = (
+    *("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "layer_scale", "head", "scale"),
+)
+"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``layer_scale`` the
+factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
+the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
@@ -124,7 +127,8 @@ class FinetuneSettings(Prescribed, Several):
 
     recipe: str | None = length_option(
         "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
-        "clip-locked-image, or a YAML file [default: the built-in values, those of the recipe default]",
+        "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, or a "
+        "YAML file [default: the built-in values, those of the recipe default]",
         metavar="NAME|FILE",
         often=True,
     )
@@ -142,6 +146,18 @@ class FinetuneSettings(Prescribed, Several):
         "Split the training into this many cosine cycles, and write the weights at the end of each: a.1.st, a.2.st "
         "and so on for a.st [cycles; default: one cycle, one output]",
         at_least=2,
+    )
+    swa: str | None = length_option(
+        "Write the average of the weights after this share of the steps, at a constant learning rate: of N weights, "
+        "evenly spread, or of one for each epoch left [default: off]",
+        metavar="START[,N]",
+        pattern=r"0?\.(?=0*[1-9])[0-9]{1,6}(,([2-9]|[1-9][0-9]{1,5}))?",
+    )
+    swag: str | None = length_option(
+        "Write M members drawn by --seed from SWAG's Gaussian around the average of --swa, whose low-rank half is of "
+        "the last RANK weights, 20 by default: a.1.st, a.2.st and so on for a.st [default: the average itself]",
+        metavar="M[,RANK]",
+        pattern=r"([2-9]|[1-9][0-9]{1,2})(,([2-9]|[1-9][0-9]{1,2}))?",
     )
     min_delta: float = length_option(
         "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1
@@ -292,9 +308,9 @@ class FinetuneSettings(Prescribed, Several):
 
     @property
     def outputs(self) -> int | None:
-        """How many numbered outputs one training has; None: one without a number."""
-        of_members = next((value for name in TOGETHER if (value := getattr(self, name))), None)
-        return self.snapshots if of_members is None else int(str(of_members).partition(",")[0])
+        """How many models one training writes: its snapshots, or members; None: one."""
+        several = next((value for name in ("snapshots", "swag", *TOGETHER) if (value := getattr(self, name))), None)
+        return None if several is None else int(str(several).partition(",")[0])
 
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
@@ -314,7 +330,7 @@ class FinetuneSettings(Prescribed, Several):
     def inapplicable(self) -> dict[str, str]:
         """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy.
 
-        Of snapshots none is chosen.
+        Of snapshots none is chosen, and no average over part of a training.
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= super().inapplicable()
@@ -325,6 +341,9 @@ class FinetuneSettings(Prescribed, Several):
         if self.snapshots is not None:
             unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
+        if self.swa is not None:
+            unused |= dict.fromkeys(("patience", "min_delta"), "swa")
+            unused |= {"schedule": "swa"} if self.schedule == "linear" else {}
         return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
     def trackers(self) -> dict[str, str | None]:
@@ -337,13 +356,20 @@ class FinetuneSettings(Prescribed, Several):
         problems += self.twice_named("track")
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
         problems += self._several_conflicts() + self._caption_conflicts() + self._together_conflicts()
-        problems += self.goes_with("patience", "val")
+        problems += self.goes_with("patience", "val") + self.goes_with("swag", "swa")
+        problems += self.at_most_one("snapshots", "swa", *TOGETHER)
+        if self.swa is not None and self.schedule == "cosine" and not self._rank("lr_floor"):
+            problems.append(
+                f"--swa{self.where('swa')} needs the learning rate while it averages: --lr-floor, a fraction of --lr, "
+                "or --schedule constant"
+            )
         if self.classes is not None and not self.new_head:
             problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
         if len(self.lr) > 1 and not self.given("val"):
             problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
-        if len(self.lr) > 1 and self.snapshots is not None:
-            problems.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
+        for name in ("snapshots", "swa"):
+            if len(self.lr) > 1 and getattr(self, name) is not None:
+                problems.append(f"--{name} takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if len(self.betas) != 2:
             problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         kinds = [item.partition(":")[0] for item in self.augment]
@@ -364,7 +390,7 @@ class FinetuneSettings(Prescribed, Several):
 
     def _together_conflicts(self) -> list[str]:
         """Of several members by one training: what is not made for them."""
-        problems = self.at_most_one("snapshots", *TOGETHER)
+        problems = []
         for name in (name for name in TOGETHER if getattr(self, name)):
             told = f"{self.called(name)}{self.where(name)}"
             if self.members > 1:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 from hydractl.studies.steps import Step, Value
 
@@ -151,18 +150,6 @@ class Workshop:
         assert self.train is not None
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
         return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in SEEDS]
-
-    def of_one_training(
-        self, name: str, more: Mapping[str, Value], fusing: Mapping[str, Value] = MappingProxyType({})
-    ) -> Row:
-        """Three members that one training makes, fused."""
-        assert self.train is not None
-        options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
-        names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
-        step = self.step("finetune", [self.model], options, names, output=f"{name}.st")
-        models = [str(path) for path in step.outputs]
-        fused = self.step("fuse", models, {**fusing, "force": True}, [f"{name}.fused.st"], [step])
-        return Row(name, str(fused.outputs[0]), (fused,))
 
 
 @dataclass(frozen=True)
@@ -335,7 +322,48 @@ def batch_ensemble(shop: Workshop) -> list[Row]:
 @row("snapshots", default=False, train=True)
 def snapshots(shop: Workshop) -> list[Row]:
     """A snapshot ensemble: three cycles of one training."""
-    return [shop.of_one_training("snapshots", {"snapshots": str(len(SEEDS))})]
+    return [_of_one_training(shop, "snapshots", {"snapshots": str(len(SEEDS))})]
+
+
+def _of_one_training(shop: Workshop, name: str, more: Mapping[str, Value], **merge: Value) -> Row:
+    """Three members that one training of the whole model leaves, fused."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **more, "resume": True}
+    names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
+    step = shop.step("finetune", [shop.model], options, names, output=f"{name}.st")
+    fused = shop.step(
+        "fuse", [str(path) for path in step.outputs], {"force": True, **merge}, [f"{name}.fused.st"], [step]
+    )
+    return Row(name, str(fused.outputs[0]), (fused,))
+
+
+SWA: Mapping[str, Value] = {"swa": "0.5,20", "schedule": "constant"}
+"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
+
+
+@row("swa", default=False, train=True)
+def swa(shop: Workshop) -> list[Row]:
+    """One model: the average of weights of one training."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **SWA, "resume": True}
+    step = shop.step("finetune", [shop.model], options, ["swa.st"])
+    return [Row("swa", str(step.outputs[0]), (step,))]
+
+
+@row("swag", default=False, train=True)
+def swag(shop: Workshop) -> list[Row]:
+    """Three members drawn around that average."""
+    # Draws lie so close together that their MLPs would be averaged back to the mean.
+    return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
+
+
+@row("laplace", default=False, train=True)
+def last_layer_laplace(shop: Workshop) -> list[Row]:
+    """The whole model with a Laplace approximation over its last layer."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
+    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
+    return [Row("laplace", str(step.outputs[0]), (step,))]
 
 
 @row("mc-dropout", default=False)
@@ -347,16 +375,16 @@ def mc_dropout(shop: Workshop) -> list[Row]:
 @row("packed", default=False, train=True)
 def packed(shop: Workshop) -> list[Row]:
     """Packed-Ensembles with the paper's alpha, from random weights."""
-    return [shop.of_one_training("packed", {"packed": "3,2", "init": "random"}, {"merge": "none"})]
+    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
 
 
 @row("mimo", default=False, train=True)
 def mimo(shop: Workshop) -> list[Row]:
     """MIMO with three inputs."""
-    return [shop.of_one_training("mimo", {"mimo": "3"})]
+    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
 
 
 @row("heads", default=False, train=True)
 def heads(shop: Workshop) -> list[Row]:
     """Three classifiers on one body."""
-    return [shop.of_one_training("heads", {"classifiers": "3"})]
+    return [_of_one_training(shop, "heads", {"classifiers": "3"})]

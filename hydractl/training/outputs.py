@@ -35,7 +35,18 @@ from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # What the provenance of an output says beside what decided it.
-_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end", "member")
+_RESULTS = (
+    "history",
+    "kept_epoch",
+    "stopped_early",
+    "grid",
+    "parent",
+    "cycle",
+    "cycle_end",
+    "averaged",
+    "draw",
+    "member",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class RunFiles:
     """Paths that a training writes to.
 
     Attributes:
-        paths: the checkpoints, or the published folders: one, or one for each cycle or member.
+        paths: the checkpoints, or the published folders: one, or several of one training.
         folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
@@ -114,7 +125,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
-    """Write the weights that are kept, of each member, or the snapshot at the end of each cycle.
+    """Write the weights that are kept, of each member, or the snapshot at the end of each cycle, or each draw.
 
     Returns:
         The SHA-256 of each.
@@ -125,12 +136,14 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     """
     outcome, run = trained.outcome, trained.run
     details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    averaged = {} if run.averaging is None else {"averaged": run.moments.count}
     if not run.snapshots:
         results = {
             "history": outcome["epochs"],
             "kept_epoch": outcome["kept_epoch"],
             "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
+            **averaged,
         }
         if not isinstance(run.model, Together):
             return [_write(outputs[0], opened, run, run.model.stock_tensors(), {**details, **results})]
@@ -140,13 +153,13 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         ]
     assert not isinstance(run.model, Together)  # no snapshots of several members
     digests = []
-    for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
+    ends = run.cycles.ends if run.averaging is None else [run.total] * len(run.snapshots)
+    for number, (output, end) in enumerate(zip(outputs, ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
         results = {
             "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
             "stopped_early": False,
-            "cycle": number,
-            "cycle_end": end,
+            **({**averaged, "draw": number} if averaged else {"cycle": number, "cycle_end": end}),
         }
         digests.append(_write(output, opened, run, run.model.stock_tensors(), {**details, **results}))
     return digests

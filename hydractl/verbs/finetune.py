@@ -26,12 +26,14 @@ from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import ADAPTERS, TOGETHER, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
 from hydractl.training.adapters.zeros import keep_zeros
+from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
+    AverageOptions,
     Cycles,
     DataOptions,
     LossOptions,
@@ -165,8 +167,11 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
     if cycles > 1:
         ends = enumerate(zip(files.paths, Cycles(steps, cycles).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
-    if options.together is not None:
-        plan["together"] = [{"output": str(path), "member": m} for m, path in enumerate(files.paths, start=1)]
+    if options.average is not None:
+        Averaging(steps, options.steps_per_epoch(samples), options.average)  # refuses too few steps
+    kind = "member" if options.together is not None else "draw"
+    if options.together is not None or (options.average is not None and options.average.members):
+        plan["snapshots"] = [{"output": str(path), kind: n} for n, path in enumerate(files.paths, start=1)]
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
     passes = len(options.lr) * (1 if options.together is None else options.together.passes)
     work = f", about {3 * cost['macs'] * steps * options.per_step * passes:.2g} mult-adds"
@@ -234,9 +239,18 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         schedule=ScheduleOptions(
             shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
         ),
+        average=_average(settings),
         loss=settings.fill(LossOptions, name=settings.loss),
         together=next((make_method(name, value) for name in TOGETHER if (value := getattr(settings, name))), None),
     )
+
+
+def _average(settings: FinetuneSettings) -> AverageOptions | None:
+    if settings.swa is None:
+        return None
+    (start, _, count), rank = settings.swa.partition(","), (settings.swag or "").partition(",")[2]
+    drawn = {"members": settings.outputs or 0, **({"rank": int(rank)} if rank else {})}
+    return AverageOptions(start=float(start), count=int(count) if count else None, **drawn)
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
@@ -324,8 +338,8 @@ def _finished(files: RunFiles, made_by: dict[str, Any], plan: dict[str, Any]) ->
 def _document(
     plan: dict[str, Any], digests: list[str], outcome: dict[str, Any], lr: float, more: dict[str, Any]
 ) -> dict[str, Any]:
-    for key in {"snapshots", "together"} & plan.keys():
-        files = zip(plan[key], digests, strict=True)
-        plan = {**plan, key: [{**file, "sha256": digest} for file, digest in files]}
+    if "snapshots" in plan:
+        snapshots = zip(plan["snapshots"], digests, strict=True)
+        plan = {**plan, "snapshots": [{**snapshot, "sha256": digest} for snapshot, digest in snapshots]}
     course = {key: outcome[key] for key in ("epochs", "kept_epoch", "stopped_early")}
     return {"schema": SCHEMA, **plan, **course, "lr": lr, **more, "sha256": digests[-1]}

@@ -166,8 +166,9 @@ def _checked(
 def _plan_of(other: dict[str, Any], files: RunFiles) -> dict[str, Any]:
     """The plan of a member, from that of another one of the same model."""
     plan = {**other, "output": str(files.paths[-1])}
-    for key in {"snapshots", "together"} & plan.keys():
-        plan[key] = [{**file, "output": str(path)} for file, path in zip(plan[key], files.paths, strict=True)]
+    if "snapshots" in plan:
+        pairs = zip(plan["snapshots"], files.paths, strict=True)
+        plan["snapshots"] = [{**snapshot, "output": str(path)} for snapshot, path in pairs]
     return plan
 
 

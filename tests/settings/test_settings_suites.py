@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.expressions import CORRUPTIONS, SuiteChoice, parse_ood_suite
+from hydractl.settings.expressions import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
 from hydractl.settings.sources import merge
 
 
@@ -42,7 +42,8 @@ def test_values(tmp_path: Path) -> None:
     assert settings.suite() == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
     assert settings.corruption_names() == ["shot_noise", "fog"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
-    assert made(tmp_path, corruptions=["all"]).corruption_names() == list(CORRUPTIONS)
+    assert made(tmp_path, corruptions=["all"], photographs="d").corruption_names() == list(CORRUPTIONS)
+    assert set(CORRUPTIONS) - {*made(tmp_path, corruptions=["all"]).corruption_names()} == {FROST}
     assert parse_ood_suite("sst2-paper") == SuiteChoice("sst2-paper", (), False)
 
 
@@ -67,6 +68,14 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
     (
         {"corruptions": ["all,fog"]},
         ["--corruptions all names every corruption: leave out the others (flag)"],
+    ),
+    (
+        {"corruptions": ["frost"]},
+        [f"--corruptions frost (flag) needs --photographs, {PHOTOGRAPHS.format('the folder of photographs of frost')}"],
+    ),
+    (
+        {"corruptions": ["fog"], "photographs": "d"},
+        ["--photographs (flag) needs --corruptions frost, or all"],
     ),
     ({"severities": ["3"]}, ["--severities (flag) needs --corruptions"]),
     (

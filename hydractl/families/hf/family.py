@@ -142,6 +142,7 @@ class HFEncoder(ModelFamily):
         "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
         "class_token": r"(\w+\.)?embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
         "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
+        "layer_scale": r".*\.(layer_scale[12]\.lambda1|lambda_[12])$",
         "scale": r"logit_(scale|bias)$",
         "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
