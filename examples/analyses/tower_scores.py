@@ -54,14 +54,15 @@ def main() -> None:
     asked = parser.parse_args()
     towers, removed, sites = read(asked.model, asked.scores, asked.remove)
     layers = range(max(map(len, towers.values())))
-    means = {name: [sum(layer) / len(layer) for layer in own] for name, own in towers.items()}
-    show(["layer", *towers], [[i, *(m[i] if i < len(m) else None for m in means.values())] for i in layers])
+    means = {name: [1000 * sum(layer) / len(layer) for layer in own] for name, own in towers.items()}
+    lines = [[i, *(own[i] if i < len(own) else None for own in means.values())] for i in layers]
+    show(["layer", *(f"{name}, x 1000" for name in towers)], lines)
     of = {site.path: site.tower for site in sites}
     rows = []
     for name, own in towers.items():
         heads = sum(map(len, own))
-        rows.append([name, heads, sum(map(sum, own)) / heads, sum(of[path] == name for path, _ in removed)])
-    show(["tower", "heads", "mean score", f"of the {len(removed)} lowest heads"], rows)
+        rows.append([name, heads, 1000 * sum(map(sum, own)) / heads, sum(of[path] == name for path, _ in removed)])
+    show(["tower", "heads", "mean score, x 1000", f"of the {len(removed)} lowest heads"], rows)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axis = figure.subplots()
     for name, own in towers.items():

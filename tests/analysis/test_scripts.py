@@ -137,14 +137,14 @@ def test_the_scores_of_two_towers(
         "text": [own for path, own in sites.items() if path.startswith("transformer.")],
     }
     assert found[:3] == [
-        ["layer", "visual", "text"],
-        *([str(i), *(f"{sum(own[i]) / 3:.4f}" for own in towers.values())] for i in (0, 1)),
+        ["layer", "visual, x 1000", "text, x 1000"],
+        *([str(i), *(f"{1000 * sum(own[i]) / 3:.4f}" for own in towers.values())] for i in (0, 1)),
     ]
     edge = sorted(score for own in sites.values() for score in own)[4]
     assert found[3][-1] == "of the 5 lowest heads"
     for name, heads, mean, lowest in found[4:]:
         scores = np.array(towers[name])
-        assert (heads, mean, lowest) == ("6", f"{scores.mean():.4f}", str((scores <= edge).sum()))
+        assert (heads, mean, lowest) == ("6", f"{1000 * scores.mean():.4f}", str((scores <= edge).sum()))
     assert Path("out/tower_scores.png").is_file()
     assert main(["score", "clip", "--method", "magnitude", "--tower", "text", "-o", "text.json", "-q"]) == 0
     with pytest.raises(SystemExit, match="scores of text only"):
