@@ -27,7 +27,7 @@ ROWS = (
         "taylor",
         "circuits-tuned",
     ),
-    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "laplace", "swa", "swag", "mc-dropout"),
+    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
