@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,11 @@ class ModelFamily(ABC):
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
         """The configuration of the same model with so many heads of the same width at every site; None: it has none."""
+        return None
+
+    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+        """The configuration of the same model with a share of its width, of its heads and of its MLPs; None: it has
+        none. Whether the share is one of whole numbers is for the caller to see."""
         return None
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:

@@ -370,3 +370,21 @@ def last_layer_laplace(shop: Workshop) -> list[Row]:
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
+
+
+@row("packed", default=False, train=True)
+def packed(shop: Workshop) -> list[Row]:
+    """Packed-Ensembles with the paper's alpha, from random weights."""
+    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
+
+
+@row("mimo", default=False, train=True)
+def mimo(shop: Workshop) -> list[Row]:
+    """MIMO with three inputs."""
+    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
+
+
+@row("heads", default=False, train=True)
+def heads(shop: Workshop) -> list[Row]:
+    """Three classifiers on one body."""
+    return [_of_one_training(shop, "heads", {"classifiers": "3"})]
