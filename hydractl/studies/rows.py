@@ -357,7 +357,34 @@ def swag(shop: Workshop) -> list[Row]:
     return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
 
 
+@row("laplace", default=False, train=True)
+def last_layer_laplace(shop: Workshop) -> list[Row]:
+    """The whole model with a Laplace approximation over its last layer."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
+    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
+    return [Row("laplace", str(step.outputs[0]), (step,))]
+
+
 @row("mc-dropout", default=False)
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
+
+
+@row("packed", default=False, train=True)
+def packed(shop: Workshop) -> list[Row]:
+    """Packed-Ensembles with the paper's alpha, from random weights."""
+    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
+
+
+@row("mimo", default=False, train=True)
+def mimo(shop: Workshop) -> list[Row]:
+    """MIMO with three inputs."""
+    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
+
+
+@row("heads", default=False, train=True)
+def heads(shop: Workshop) -> list[Row]:
+    """Three classifiers on one body."""
+    return [_of_one_training(shop, "heads", {"classifiers": "3"})]

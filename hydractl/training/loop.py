@@ -17,7 +17,6 @@ from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
 from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
-from hydractl.model.runtime import HydraModel
 from hydractl.training.averaging import Averaging, Moments
 from hydractl.training.checkpointing import (
     Checkpointing,
@@ -34,6 +33,7 @@ from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import make_optimizer, trainable
+from hydractl.training.together.base import AnyModel
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -126,7 +126,7 @@ class Training:
     """
 
     def __init__(
-        self, model: HydraModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
+        self, model: AnyModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(options.seed + context.team.rank)
@@ -402,7 +402,7 @@ class Training:
 
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
-    model: HydraModel,
+    model: AnyModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
     team: Processes,
     before_batch: Callable[[], None],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hydractl.errors import UsageError
 from hydractl.training.adapters.base import Adapter
+from hydractl.training.together.base import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,7 @@ class TrainOptions:
         patience: epochs without a better validation accuracy before it stops; None: never.
         min_delta: how much better is better.
         average: of the weights at the end; None: those of one epoch.
+        together: how one training makes several members; None: it makes one model.
     """
 
     data: DataOptions
@@ -143,6 +145,7 @@ class TrainOptions:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     average: AverageOptions | None = None
     loss: LossOptions = field(default_factory=LossOptions)
+    together: Method | None = None
 
     @property
     def per_step(self) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
 from hydractl.files.checkpoint import DictTensors, TensorSource, write_checkpoint, write_tensors
@@ -27,11 +29,24 @@ from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
+from hydractl.training.together.base import Together
+from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # What the provenance of an output says beside what decided it.
-_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end", "averaged", "draw")
+_RESULTS = (
+    "history",
+    "kept_epoch",
+    "stopped_early",
+    "grid",
+    "parent",
+    "cycle",
+    "cycle_end",
+    "averaged",
+    "draw",
+    "member",
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
-    """Write the weights that are kept, or the snapshot at the end of each cycle, or each draw.
+    """Write the weights that are kept, of each member, or the snapshot at the end of each cycle, or each draw.
 
     Returns:
         The SHA-256 of each.
@@ -130,7 +145,13 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
             **averaged,
         }
-        return [_write(outputs[0], opened, run, {**details, **results})]
+        if not isinstance(run.model, Together):
+            return [_write(outputs[0], opened, run, run.model.stock_tensors(), {**details, **results})]
+        return [
+            _write(output, opened, run, run.model.stock_tensors(index), {**details, **results, "member": index + 1})
+            for index, output in enumerate(outputs)
+        ]
+    assert not isinstance(run.model, Together)  # no snapshots of several members
     digests = []
     ends = run.cycles.ends if run.averaging is None else [run.total] * len(run.snapshots)
     for number, (output, end) in enumerate(zip(outputs, ends, strict=True), start=1):
@@ -140,23 +161,24 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
             "stopped_early": False,
             **({**averaged, "draw": number} if averaged else {"cycle": number, "cycle_end": end}),
         }
-        digests.append(_write(output, opened, run, {**details, **results}))
+        digests.append(_write(output, opened, run, run.model.stock_tensors(), {**details, **results}))
     return digests
 
 
-def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
+def _write(
+    output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, Any]
+) -> str:
     """Write one output and commit it. Returns its SHA-256."""
     source, family = opened.source, opened.source.family
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
         family_version=family.version,
-        extra={},
+        extra={key: value for key, value in source.description.extra.items() if key == GROUPED},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
-    stock = run.model.stock_tensors()
     tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
     check_finite(f"{source.name} after training", tensors)
     if output.is_folder:

@@ -29,6 +29,7 @@ from hydractl.model.stored import sliced
 from hydractl.training.adapters.base import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
+from hydractl.training.together.base import AnyModel, Together
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Opened:
         train_set: the samples it is trained on.
         val_set: the samples it is validated on, or None.
         drawn: names of the tensors that a body did not have and that were drawn.
+        members: the start of each model that is trained; the first of them is ``source``. Empty: that one.
     """
 
     source: Source
     train_set: Dataset
     val_set: Dataset | None
     drawn: tuple[str, ...] = ()
+    members: tuple[Source, ...] = ()
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
@@ -84,7 +87,9 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
             hint="add --reset-head for a new classifier",
         )
     source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
-    return Opened(source, train_set, _validation(source, data, train_set, labels), _drawn_names(body, source, weights))
+    members = (source,) if options.together is None else options.together.sources(source, options.seed)
+    val_set = _validation(source, data, train_set, labels)
+    return Opened(members[0], train_set, val_set, _drawn_names(body, source, weights), members)
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
@@ -240,11 +245,11 @@ def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
         remove_idle(model)
 
 
-def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Parameter]:
+def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
 
     Args:
-        model: with one member.
+        model: with one member, or of members that are trained together.
         options: which of its weights; of these, only what the adapter says and the classifier.
 
     Returns:
@@ -253,6 +258,10 @@ def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Paramet
     Raises:
         UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
     """
+    if isinstance(model, Together):
+        for one in model.each:
+            trainable(one, options)
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
     model.requires_grad_(True)
     network = model.networks[0]
     names = [name for name, _ in network.named_parameters()]
