@@ -28,6 +28,7 @@ ROWS = (
         "circuits-tuned",
     ),
     *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
+    *("oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
