@@ -98,6 +98,22 @@ VERBS: dict[str, Verb] = {
   hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume
 """,
     ),
+    "laplace": Verb(
+        module="hydractl.verbs.laplace",
+        summary="Give a model a posterior of its last layer",
+        usage="MODEL --data SPEC [--val SPEC] [-o a.laplace.st] [options]",
+        about="Fit a Laplace approximation over the classifier, or over the projections of a CLIP (BayesVLM), and "
+        "write the model with it: its logits then are what the posterior makes of them. It comes last, behind pruning, "
+        "training and fusing.",
+        examples="""
+  # the prior of the highest marginal likelihood on the training data
+  hydractl laplace vit.st --data train/
+  # of every member of a fused model, the prior of the lowest NLL on validation data
+  hydractl laplace hydra.st --data train/ --val val/ -o hydra.laplace.st
+  # BayesVLM: pairs of images and captions
+  hydractl laplace clip.st --data captions:pairs.csv --pseudo-data 10 -o clip.laplace.st
+""",
+    ),
     "fuse": Verb(
         module="hydractl.verbs.fuse",
         summary="Fuse pruned members into one model",

@@ -166,10 +166,11 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
         parts += [_grid(document["grid"], document["lr"]), Text("")]
     parts.append(table("", columns, rows, left=0))
     if document.get("snapshots"):
-        cycles = [
-            [str(snapshot["cycle"]), str(snapshot["steps"]), snapshot["output"]] for snapshot in document["snapshots"]
-        ]
-        parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
+        key = next(key for key in ("draw", "member", "cycle") if key in document["snapshots"][0])
+        keys = ["cycle", "steps"] if key == "cycle" else [key]
+        files = [[str(one[key]) for key in (*keys, "output")] for one in document["snapshots"]]
+        title = "snapshots" if key == "cycle" else "members"
+        parts += [Text(""), table(title, (*keys, "file"), files, left=0)]
     curve = document.get("loss_curve")
     if curve:
         parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]

@@ -27,8 +27,8 @@ ROWS = (
         "taylor",
         "circuits-tuned",
     ),
-    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
-    *("oba", "magnitude", "random-weights"),
+    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
+    *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 

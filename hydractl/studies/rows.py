@@ -322,20 +322,72 @@ def batch_ensemble(shop: Workshop) -> list[Row]:
 @row("snapshots", default=False, train=True)
 def snapshots(shop: Workshop) -> list[Row]:
     """A snapshot ensemble: three cycles of one training."""
+    return [_of_one_training(shop, "snapshots", {"snapshots": str(len(SEEDS))})]
+
+
+def _of_one_training(shop: Workshop, name: str, more: Mapping[str, Value], **merge: Value) -> Row:
+    """Three members that one training of the whole model leaves, fused."""
     assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training}
-    options |= {"snapshots": str(len(SEEDS)), "resume": True}
-    names = [f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
-    step = shop.step("finetune", [shop.model], options, names, output="snapshots.st")
-    models = [str(path) for path in step.outputs]
-    fused = shop.step("fuse", models, {"force": True}, ["snapshots.fused.st"], [step])
-    return [Row("snapshots", str(fused.outputs[0]), (fused,))]
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **more, "resume": True}
+    names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
+    step = shop.step("finetune", [shop.model], options, names, output=f"{name}.st")
+    fused = shop.step(
+        "fuse", [str(path) for path in step.outputs], {"force": True, **merge}, [f"{name}.fused.st"], [step]
+    )
+    return Row(name, str(fused.outputs[0]), (fused,))
+
+
+SWA: Mapping[str, Value] = {"swa": "0.5,20", "schedule": "constant"}
+"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
+
+
+@row("swa", default=False, train=True)
+def swa(shop: Workshop) -> list[Row]:
+    """One model: the average of weights of one training."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **SWA, "resume": True}
+    step = shop.step("finetune", [shop.model], options, ["swa.st"])
+    return [Row("swa", str(step.outputs[0]), (step,))]
+
+
+@row("swag", default=False, train=True)
+def swag(shop: Workshop) -> list[Row]:
+    """Three members drawn around that average."""
+    # Draws lie so close together that their MLPs would be averaged back to the mean.
+    return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
+
+
+@row("laplace", default=False, train=True)
+def last_layer_laplace(shop: Workshop) -> list[Row]:
+    """The whole model with a Laplace approximation over its last layer."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
+    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
+    return [Row("laplace", str(step.outputs[0]), (step,))]
 
 
 @row("mc-dropout", default=False)
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
+
+
+@row("packed", default=False, train=True)
+def packed(shop: Workshop) -> list[Row]:
+    """Packed-Ensembles with the paper's alpha, from random weights."""
+    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
+
+
+@row("mimo", default=False, train=True)
+def mimo(shop: Workshop) -> list[Row]:
+    """MIMO with three inputs."""
+    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
+
+
+@row("heads", default=False, train=True)
+def heads(shop: Workshop) -> list[Row]:
+    """Three classifiers on one body."""
+    return [_of_one_training(shop, "heads", {"classifiers": "3"})]
 
 
 def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
