@@ -251,8 +251,8 @@ class FinetuneSettings(Prescribed, Several):
         pattern=r"([2-9]|[1-9][0-9])(,(0|0?\.[0-9]{1,6}|1)(\.0)?(,[1-9][0-9]?)?)?",
     )
     packed: str | None = weights_option(
-        "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups; ALPHA may be 9/4: a.1.st, "
-        "a.2.st and so on for a.st [default: off; GAMMA 1]",
+        "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
+        "a.2.st and so on for a.st; ALPHA may be 9/4 [default: off; GAMMA 1]",
         metavar="M,ALPHA[,GAMMA]",
         pattern=r"([2-9]|[1-9][0-9]),[1-9][0-9]?(\.[0-9]{1,3}|/[1-9][0-9]?)?(,[1-9][0-9]?)?",
     )
