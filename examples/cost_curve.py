@@ -25,8 +25,9 @@ import numpy as np
 from chain import OBJECTIVES, hydractl
 from matplotlib.figure import Figure
 
-from hydractl.evaluation.predictions.reading import Concatenated, Predictions, read_predictions
+from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import VAL, VAL_OOD
+from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, differences, draw
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
@@ -35,6 +36,7 @@ from hydractl.studies.choosing import AUROC, Candidate, own_score
 from hydractl.studies.measuring import measure
 
 ROUNDS, ACCURACY = 1000, "id.accuracy"
+PAIR = ("avg", "ood")
 DEPTH = 6
 """Sites of each of the models."""
 
@@ -47,7 +49,7 @@ class Kind:
         model: MODEL.
         heads: of each site.
         search, data, tuning: data and options of ``extract-circuit``, of ``eval`` (``--val`` chooses scores) and of
-            ``finetune``; without the latter no row is trained or searched again.
+            ``finetune``; without the latter no row is trained.
         more: options of every command.
         parts: of the heads of some last sites that a circuit beside the whole model loses.
     """
@@ -74,7 +76,7 @@ KINDS = {
         "--data test.npz --ood cifar100:far=cifar100.npz --ood mnist:far=mnist.npz --val val.npz?part=2/2 "
         "--val-ood cifar10=cifar10.npz?part=2/2 --val-ood made=val.npz?ood=auto&part=2/2 --fit train.npz?part=1/11 "
         "--batch-size 256",
-        "--data train.npz --val val.npz?part=1/2 --limit 10000 --epochs 1 --batch-size 64 --lr 5e-4",
+        "--data train.npz --val val.npz?part=1/2 --limit 6400 --epochs 1 --batch-size 64 --lr 5e-4",
     ),
     "sst2": Kind(
         "minilm-sst2",
@@ -100,11 +102,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One model: its name in the table, the way it is made, its MODEL, and those whose mean is what it answers."""
+    """One fused model: its name in the table, the way it is made, and its members."""
 
     name: str
     way: str
-    model: str
     members: tuple[str, ...]
 
 
@@ -132,79 +133,71 @@ class Bench:
 
     def tuned(self, member: str, last: int) -> str:
         """A member after a short training of its last blocks and its classifier."""
-        output = member.replace(".st", ".tuned.st")
+        output = f"{member.removesuffix('.st')}.tuned.st"
         how = [*shlex.split(self.kind.tuning), *(["--train-last", str(last)] if last < DEPTH else [])]
         hydractl("finetune", member, *self.more, *how, "--resume", "-q", "-o", output)
         return output
 
-    def predicted(self, model: str) -> Predictions:
-        """The predictions of a model on test and on validation data, with every score."""
-        stem = f"curve/{Path(model).stem}"
-        how = [*shlex.split(self.kind.data), "--ood-score", "all", "--allow-seen"]
-        hydractl("eval", model, *self.more, *how, "--predictions", f"{stem}.pred.st", "-q", "-o", f"{stem}.eval.json")
-        return read_predictions(f"{stem}.pred.st")
+    def row(self, name: str, way: str, members: list[str], *, whole: bool = False) -> Row:
+        """Members as one model, with or without the whole one."""
+        return Row(name, way, (*([self.kind.model] if whole else []), *members))
 
-    def row(self, name: str, way: str, members: list[str], *, whole: bool = False, tuned: int = 0) -> Row:
-        """Members as one model, with or without the whole one; ``tuned``: their last blocks that are trained first.
+    def paper(self) -> list[str]:
+        """The paper's three circuits."""
+        self.circuit("circuit", ",".join(OBJECTIVES), self.kind.third)
+        return [self.member(f"circuit.{one}", self.kind.third) for one in OBJECTIVES]
 
-        Members that were not trained have the same weights, so the fused model answers with their mean.
-        """
-        if tuned:
-            name, way = f"{name}, tuned", f"{way}, tuned"
-            members = [self.tuned(member, tuned) for member in members]
-        models = [*([self.kind.model] if whole else []), *members]
-        if len(models) == 1:
-            return Row(name, way, models[0], (models[0],))
-        output = f"curve/{name.replace(', ', '.').replace(' ', '-')}.fused.st"
-        hydractl("fuse", *models, *self.more, "-q", "-o", output)
-        return Row(name, way, output, (output,) if tuned else tuple(models))
-
-    def rows(self) -> Iterator[Row]:
-        """Every row, the single model and the paper's three circuits first."""
-        third = self.kind.third
-        self.circuit("circuit", ",".join(OBJECTIVES), third)
-        paper = [self.member(f"circuit.{one}", third) for one in OBJECTIVES]
+    def pruned_rows(self) -> Iterator[Row]:
+        """Every row of which nothing is trained, the single model and the paper's three circuits first."""
         yield self.row("single", "single", [self.kind.model])
-        yield self.row("three circuits", "three circuits", paper)
+        yield self.row("three circuits", "three circuits", self.paper())
         for last in (1, 2, 3):
             yield from self.beside(last)
-        for removed in (third // 2, third):
-            members = [self.member(f"circuit.{one}", removed) for one in ("avg", "ood")]
-            yield self.row(f"all, {removed} heads", "whole + one", members[:1], whole=True)
-            yield self.row(f"all, {removed} heads, two", "whole + two", members, whole=True)
-            yield self.row(f"all, {removed} heads, alone", "one circuit", members[:1])
-            yield self.row(f"all, {removed} heads, two alone", "two circuits", members)
+        for removed in (self.kind.third // 2, self.kind.third):
+            yield from self.with_and_without(f"all, {removed} heads", [f"circuit.{one}" for one in PAIR], removed)
         yield from self.apart(DEPTH - 2)
-        if self.kind.tuning:
-            yield self.row(f"all, {third} heads, alone", "one circuit", paper[-1:], tuned=DEPTH)
-            yield self.row("three circuits", "three circuits", paper, tuned=DEPTH)
+
+    def tuned_rows(self) -> Iterator[Row]:
+        """Some of them after a short training."""
+        removed = int(self.kind.parts[0] * 3 * self.kind.heads)
+        late = self.tuned(self.member("last3.avg", removed), 3)
+        yield self.row(f"last 3, {removed} heads, tuned", "whole + one, tuned", [late], whole=True)
+        yield self.row(f"last 3, {removed} heads, alone, tuned", "one circuit, tuned", [late])
+        members = [self.tuned(member, DEPTH) for member in self.paper()]
+        yield self.row("three circuits, tuned", "three circuits, tuned", members)
+        yield self.row(f"all, {self.kind.third} heads, alone, tuned", "one circuit, tuned", members[-1:])
+        members = [self.tuned(self.member(f"shared.{one}", self.kind.third), 2) for one in OBJECTIVES]
+        yield self.row(f"sharing {DEPTH - 2}, tuned", "three, shared, tuned", members)
+
+    def with_and_without(self, title: str, circuits: list[str], removed: int) -> Iterator[Row]:
+        """One circuit and two, beside the whole model and alone."""
+        members = [self.member(circuit, removed) for circuit in circuits]
+        yield self.row(title, "whole + one", members[:1], whole=True)
+        yield self.row(f"{title}, alone", "one circuit", members[:1])
+        if len(members) > 1:
+            yield self.row(f"{title}, two", "whole + two", members, whole=True)
+            yield self.row(f"{title}, two alone", "two circuits", members)
 
     def beside(self, last: int) -> Iterator[Row]:
-        """The whole model with circuits of the last sites: one, two, and two that differ in the last site alone."""
+        """Rows of circuits of the last sites."""
         heads, name = last * self.kind.heads, f"last{last}"
         counts = [int(part * heads) for part in self.kind.parts]
         for objective, budget in (("avg", counts[-1]), ("ood", counts[0])):
             self.circuit(name, objective, budget, "--sites", f"{DEPTH - last}-{DEPTH - 1}")
-        for removed in counts:
-            title, alone = f"last {last}, {removed} heads", [self.member(f"{name}.avg", removed)]
-            yield self.row(title, "whole + one", alone, whole=True)
-            yield self.row(f"{title}, alone", "one circuit", alone)
-        members = [self.member(f"{name}.{one}", counts[0]) for one in ("avg", "ood")]
-        title = f"last {last}, {counts[0]} heads"
-        yield self.row(f"{title}, two", "whole + two", members, whole=True)
-        yield self.row(f"{title}, two alone", "two circuits", members)
-        if last == 3 and self.kind.tuning:
-            yield self.row(title, "whole + one", members[:1], whole=True, tuned=last)
+        for place, removed in enumerate(counts):
+            circuits = [f"{name}.{one}" for one in PAIR[: 1 if place else 2]]
+            yield from self.with_and_without(f"last {last}, {removed} heads", circuits, removed)
+        if last == 3:
             yield self.from_one_start(last, counts[0])
 
     def from_one_start(self, last: int, removed: int) -> Row:
         """The whole model with two circuits of the last sites, searched again in the last one from one start."""
         before, name = removed - self.kind.heads // 2, f"last{last}"
         self.circuit(f"{name}.start", "avg", before, "--sites", f"{DEPTH - last}-{DEPTH - 2}")
-        mask = self.member(f"{name}.start.avg", before).replace(".st", ".mask.json")
+        mask = mask_of(self.member(f"{name}.start.avg", before))
         where = ["--sites", f"{DEPTH - 1}", "--start-mask", mask]
         self.circuit(f"{name}.next", "avg,ood", removed, *where)
-        members = [self.member(f"{name}.next.{one}", removed) for one in ("avg", "ood")]
+        members = [self.member(f"{name}.next.{one}", removed) for one in PAIR]
         title = f"last {last}, {removed} heads, two from one start"
         return self.row(title, "whole + two, one start", members, whole=True)
 
@@ -215,15 +208,17 @@ class Bench:
         self.circuit("shared", objectives, third, *how)
         members = [self.member(f"shared.{one}", third) for one in OBJECTIVES]
         yield self.row(f"sharing {shared}", "three, shared", members)
-        if not self.kind.tuning:
-            return
-        yield self.row(f"sharing {shared}", "three, shared", members, tuned=DEPTH - shared)
         first = 2 * third // 3  # the shared sites searched alone, and the rest again from there
         self.circuit("first", "avg", first, "--sites", f"0-{shared - 1}")
-        mask = self.member("first.avg", first).replace(".st", ".mask.json")
+        mask = mask_of(self.member("first.avg", first))
         self.circuit("again", objectives, third, "--sites", f"{shared}-{DEPTH - 1}", "--start-mask", mask)
         members = [self.member(f"again.{one}", third) for one in OBJECTIVES]
         yield self.row(f"sharing {shared}, from one start", "three, one start", members)
+
+
+def mask_of(member: str) -> str:
+    """The mask that ``prune`` writes beside a member."""
+    return f"{member.removesuffix('.st')}.mask.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +230,39 @@ class Figures:
     auroc: dict[str, tuple[str, Resampled]]
 
 
-def figures(bench: Bench, row: Row) -> Figures:
-    """Take the predictions of a row, choose its scores on validation data, and resample test data."""
-    parts = [bench.predicted(model) for model in row.members]
-    predictions = parts[0] if len(parts) == 1 else Concatenated(parts)
+@dataclass(frozen=True)
+class Members:
+    """Some members of a predictions file, which :func:`measure` reads like the file."""
+
+    of: Predictions
+    which: list[int]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of, name)
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        """``(members, N, classes)`` of a set."""
+        return len(self.which), *self.of.shape(index)[1:]
+
+    def batches(self, index: int) -> Iterator[Piece]:
+        """A set in pieces."""
+        for rows, logits, scores in self.of.batches(index):
+            yield rows, logits[self.which], {name: values[self.which] for name, values in scores.items()}
+
+
+def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:
+    """The predictions of all members of some rows, from one pass of them fused: what they share runs once."""
+    pool, more = list(dict.fromkeys(model for row in rows for model in row.members)), shlex.split(kind.more)
+    stem = f"curve/{name}"
+    hydractl("fuse", *pool, *more, "--merge", "none", "-q", "-o", f"{stem}.st")
+    how = [*shlex.split(kind.data), "--ood-score", "all", "--allow-seen", "--predictions", f"{stem}.pred.st"]
+    hydractl("eval", f"{stem}.st", *more, *how, "-q", "-o", f"{stem}.eval.json")
+    predictions = read_predictions(f"{stem}.pred.st")
+    return {row: Members(predictions, [pool.index(model) for model in row.members]) for row in rows}
+
+
+def figures(row: Row, predictions: Any) -> Figures:
+    """Choose the scores of a row on validation data, resample test data, and count the mult-adds of its fused model."""
     validation, test = measure(predictions, None, (VAL, VAL_OOD)), measure(predictions, None)
     candidates = [Candidate("", one, 1, None, 0, 0, validation.aurocs(one, ROUNDS, 0)) for one in validation.scores]
     chosen = {
@@ -248,20 +272,22 @@ def figures(bench: Bench, row: Row) -> Figures:
     correct, draws = test.inside.correct, draw(0, "id", len(test.inside))
     rounds = np.array([next(draws) @ correct / len(correct) for _ in range(ROUNDS)])
     accuracy = Resampled({ACCURACY: float(correct.mean())}, {ACCURACY: rounds})
-    source = open_source(row.model)
-    work = macs(source.description, source.tensors)
-    return Figures(work, accuracy, {of: (one, test.aurocs(one, ROUNDS, 0)) for of, one in chosen.items()})
+    sources = [open_source(model) for model in row.members]
+    model = plan_fusion(sources, []) if len(sources) > 1 else sources[0]
+    aurocs = {of: (one, test.aurocs(one, ROUNDS, 0)) for of, one in chosen.items()}
+    return Figures(macs(model.description, model.tensors), accuracy, aurocs)
 
 
 def study(kind: Kind) -> None:
     """Write every row on test data, with its differences to the single model and to the paper's circuits."""
-    bench, rows = Bench(kind), {}
     Path("curve").mkdir(exist_ok=True)
-    for row in bench.rows():
-        rows[row] = figures(bench, row)
-        against = dict(zip(("single", "three circuits"), rows.values(), strict=False))
-        made = [cells(row, found, against) for row, found in rows.items()]
-        Path("curve/curve.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    bench, rows = Bench(kind), {}
+    for name, makers in (("pruned", bench.pruned_rows), ("tuned", bench.tuned_rows)):
+        if name == "pruned" or kind.tuning:
+            rows |= {row: figures(row, found) for row, found in predicted(kind, name, list(makers())).items()}
+            against = dict(zip(("single", "three circuits"), rows.values(), strict=False))
+            made = [cells(row, found, against) for row, found in rows.items()]
+            Path("curve/curve.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def cells(row: Row, found: Figures, against: dict[str, Figures]) -> dict[str, Any]:

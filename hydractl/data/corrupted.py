@@ -46,11 +46,11 @@ class CorruptedImages(Dataset):
         clean: the images.
         name: of the corruption.
         severity: 1 to 5.
-        photographs: the folder of those of frost.
+        photographs: the folder of those of frost, which are held in memory.
 
     Raises:
         UsageError: for texts.
-        InputError: for a folder without images.
+        InputError: for a folder without images, or one that cannot be read.
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
@@ -60,8 +60,11 @@ class CorruptedImages(Dataset):
         if photographs is not None:
             spec = with_setting(spec, f"photographs={setting_value(photographs)}")
         super().__init__(spec, clean.where, clean.ids)
+        # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
         folder = None if photographs is None else Spec(photographs, "photographs", "path", photographs)
-        self.photographs = None if folder is None else read_folder(folder, None)[0]
+        frost = None if folder is None else read_folder(folder, None)[0]
+        self.photographs = None if frost is None else [frost[i] for i in range(len(frost))]
+        self._frost = b"" if frost is None else bytes.fromhex(frost.fingerprint())
         self.clean, self.name, self.severity = clean, name, severity
         self.labels, self.label_names = clean.labels, clean.label_names
         self.skipped = None if clean.skipped is None else {}
@@ -83,8 +86,7 @@ class CorruptedImages(Dataset):
     def _content(self, i: int) -> Iterable[bytes]:
         # The clean images are read once for all corruptions of them.
         yield f"corruption/{_VERSION} {self.name} {self.severity} {i}\n".encode()
-        if self.photographs is not None:
-            yield bytes.fromhex(self.photographs.fingerprint())
+        yield self._frost
         yield bytes.fromhex(self.clean.sample_fingerprints()[i])
 
 

@@ -116,9 +116,7 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
         larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
         photograph = photograph.resize(larger, Image.Resampling.BILINEAR)
     pixels = np.asarray(photograph)[every // 2 :: every, every // 2 :: every]
-    top, left = (
-        random.randint(there - wanted + 1) for there, wanted in zip(pixels.shape, (height, width), strict=False)
-    )
+    top, left = random.randint(pixels.shape[0] - height + 1), random.randint(pixels.shape[1] - width + 1)
     part = pixels[top : top + height, left : left + width].reshape(x.shape)  # a grey one gets its channel
     return share * x + amount * part / 255
 

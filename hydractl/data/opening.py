@@ -25,18 +25,19 @@ _READERS = {
     "text": ("hydractl.data.text", "read_text", "text"),
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
+    "openood": ("hydractl.data.suites", "read_openood", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
     "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
     "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision", "hf", "image parquet", "memory")
+_DRAWN = ("npz", "folder", "list", "torchvision", "openood", "hf", "image parquet", "memory")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
-    "image": "folders, .npz and .parquet files, image lists, builtin:, torchvision: and hf: sets, wds: shards",
+    "image": "folders, .npz, .parquet, image lists, builtin:, torchvision:, openood: and hf: sets, wds: shards",
     "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, hf: sets",
     PAIRS: "captions: files and shards",
 }

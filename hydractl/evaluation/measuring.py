@@ -119,6 +119,11 @@ class Measuring:
         scores = self._scores(model)
         if scores.on_features:
             model.fit_scores(scores.on_features, next(iter(self._training), None), self._options.fit.knn_k)
+            self.warnings += [
+                f"{model.name}: {name} learns from wrong and right predictions, and those on --fit are all alike: it "
+                "is constant; give data that the model was not trained on"
+                for name in ([] if model.detector is None else model.detector.constant)
+            ]
         fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
         self._fitted[model.name] = fitted
         how: dict[str, Any] = {"scores": scores, "calibration": fitted.calibration}

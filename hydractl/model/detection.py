@@ -116,6 +116,11 @@ class Detector:
         """The scores."""
         return list(self.members[0])
 
+    @property
+    def constant(self) -> list[str]:
+        """The scores that are the same for every sample, as the training data had nothing to teach them."""
+        return [name for name in self.names if all("constant" in fitted[name] for fitted in self.members)]
+
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
         """By name the scores ``[M, B]`` of samples, float64, from what :func:`read_features` gives."""
         each = [(fitted, _numbers(x), _numbers(z)) for fitted, x, z in zip(self.members, features, logits, strict=True)]

@@ -149,7 +149,9 @@ class Validated(Measured, Batched):
 class Shown(Validated):
     """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
 
-    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "report", "plots", "card", "card_model")
+    of_showing: ClassVar[tuple[str, ...]] = (
+        *(*Measured.of_showing, "report", "plots", "card", "card_model", "openood_csv"),
+    )
 
     mc_dropout: float | None = dropout_option(
         "Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure the "
@@ -172,6 +174,12 @@ class Shown(Validated):
         check=ends_in(".md", any_case=True),
     )
     card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
+    openood_csv: str | None = show_option(
+        "Also write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has "
+        "its name in the file's",
+        metavar="FILE",
+        check=ends_in(".csv", any_case=True),
+    )
     from_file: str | None = show_option(
         "Measure nothing: show, draw or check an eval.json written before", metavar="FILE", flag="--from"
     )
@@ -276,8 +284,8 @@ class EvalSettings(Shown):
         split=True,
     )
     ood_suite: str | None = eval_option(
-        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, or partial to "
-        "continue without those that are missing",
+        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
+        "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
         metavar="NAME[:SET,...]",
         check=parse_ood_suite,
     )

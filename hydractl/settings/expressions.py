@@ -21,7 +21,7 @@ _REQUIREMENT = re.compile(
 _CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
 _SET_NAME = re.compile(r"[\w.+-]+")
 
-OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
+OOD_SUITES = ("openood-imagenet", "openood-imagenet200", "openood-cifar100", "openood-cifar10", "sst2-paper")
 """Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
 
 CORRUPTIONS = (
@@ -41,7 +41,7 @@ AUTO = "auto"
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
 
-_PARTIAL = "partial"
+_PARTIAL, _OFFICIAL = "partial", "official"
 
 
 FROST = "frost"
@@ -182,15 +182,17 @@ class SuiteChoice(NamedTuple):
         name: one of :data:`OOD_SUITES`.
         sets: the sets asked for by name, in the order given; () for all of them.
         partial: whether to go on without the sets that are not there.
+        official: whether to test all that the benchmark itself tests.
     """
 
     name: str
     sets: tuple[str, ...]
     partial: bool
+    official: bool = False
 
 
 def parse_ood_suite(text: str) -> SuiteChoice:
-    """Read ``NAME``, ``NAME:partial`` or ``NAME:SET,SET,...``."""
+    """Read ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``."""
     name, colon, rest = text.strip().partition(":")
     if name not in OOD_SUITES:
         raise ValueError(f"must be one of {', '.join(OOD_SUITES)}, not {name!r}")
@@ -200,4 +202,7 @@ def parse_ood_suite(text: str) -> SuiteChoice:
     twice = sorted({word for word in words if words.count(word) > 1})
     if twice:
         raise ValueError(f"names {twice[0]!r} twice in {text!r}")
-    return SuiteChoice(name, tuple(word for word in words if word != _PARTIAL), _PARTIAL in words)
+    sets = tuple(word for word in words if word not in (_PARTIAL, _OFFICIAL))
+    if sets and _OFFICIAL in words:
+        raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
+    return SuiteChoice(name, sets, _PARTIAL in words, _OFFICIAL in words)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydractl.evaluation.predictions.reading import Concatenated, Piece, Predictions, read_predictions
+from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
 from hydractl.evaluation.sets import ID, OOD
 from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
 from hydractl.metrics.calibrators import Calibration, fit
@@ -75,10 +75,8 @@ def fitted_temperature(path: Path) -> Calibration:
     return fit("temperature", pooled_log_probs(logits), labels)
 
 
-def measure(
-    row: Path | Predictions | Concatenated, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)
-) -> Measured:
-    """A row from its predictions file, or from several as one ensemble; probabilities are taken with the calibration.
+def measure(row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)) -> Measured:
+    """A row from its predictions file; probabilities are taken with the calibration.
 
     ``roles`` are those of the ID set and of the OOD sets.
     """
@@ -97,7 +95,7 @@ def measure(
     return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), inside, outside, groups)
 
 
-def _all(predictions: Predictions | Concatenated, index: int) -> tuple[Any, Any, dict[str, Any]]:
+def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:
     """The logits ``[members, N, classes]`` of a set, its labels ``[N]`` and its scores on features ``[N]``.
 
     Without samples that could not be read.

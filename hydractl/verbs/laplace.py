@@ -53,8 +53,9 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
         fits = _fits(model, data, val, named, settings, log)
         labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
         priors = [_prior(member, fit, count, labels, settings, log) for member, fit in enumerate(fits)]
-        chosen_by = "marginal likelihood" if val is None else "nll"
-        found = {"prior": priors, "chosen_by": "given" if settings.prior else chosen_by, "pseudo_data": count}
+        chosen_by = "given" if settings.prior else "marginal likelihood" if val is None else "nll"
+        log.info(f"prior ({chosen_by}): {'; '.join(', '.join(f'{t} {p:g}' for t, p in own.items()) for own in priors)}")
+        found = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": count}
         posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
         tensors = replaced(source.tensors, stored_tensors(posteriors))
         digest = write_checkpoint(output, tensors, _described(source, settings, found, data, val).to_json())
@@ -79,7 +80,7 @@ def _described(
     source: Source, settings: LaplaceSettings, found: dict[str, Any], data: Dataset, val: Dataset | None
 ) -> Description:
     used = {"calibration": data, **({} if val is None else {"val": val})}
-    details = {**found, **asked_classes(source, None), "data": data.fingerprint()}
+    details = {**found, **asked_classes(source, None), "dtype": settings.dtype, "data": data.fingerprint()}
     details["val"] = None if val is None else val.fingerprint()
     return replace(
         source.description,
@@ -118,8 +119,7 @@ def _fits(
         return fit_classifier(model, _read(model, data, settings, log), validation)
     labels, prompt = named.description.labels, named.description.prompt
     classes = None if labels is None or val is None else model.zero_shot(labels, prompt)
-    read = Reader(model, data, settings.batch_size, settings.workers)
-    return fit_pairs(model, read(range(len(data)), 0), validation, classes)
+    return fit_pairs(model, _read_pairs(model, data, settings, log), validation, classes)
 
 
 def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
@@ -131,3 +131,12 @@ def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log)
         ):
             yield move(batch.inputs, parameter.device, parameter.dtype), batch.indices
             progress.advance(len(batch.indices))
+
+
+def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+    """Images and captions on the model's device."""
+    read = Reader(model, data, settings.batch_size, settings.workers)
+    with log.progress(data.where, len(data), "pairs") as progress:
+        for images, captions in read(range(len(data)), 0):
+            yield images, captions
+            progress.advance(images.shape[0])

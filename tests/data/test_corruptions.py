@@ -330,6 +330,9 @@ def test_frost_by_spec(photographs: str) -> None:
     assert np.array_equal(np.array(data[3]), np.array(frost[3])) and data.fingerprint() == frost.fingerprint()
     Image.new("L", (400, 400)).save(f"{photographs}/frost0.png")
     assert open_data(frost.spec, limit=4).fingerprint() != frost.fingerprint()
+    Path(photographs, "frost1.png").write_bytes(b"")
+    with pytest.raises(InputError, match="frost1.png: the file is empty"):
+        open_data(frost.spec, on_bad="skip")
     with pytest.raises(InputError, match="photographs .*none: cannot list"):
         open_data(frost.spec + "/none")
 

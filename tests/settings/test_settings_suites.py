@@ -53,13 +53,20 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
     (
         {"ood_suite": "openood", "ood_root": "d"},
         [
-            "--ood-suite must be one of openood-imagenet, openood-cifar100, openood-cifar10, sst2-paper, "
-            "not 'openood' (flag)"
+            "--ood-suite must be one of openood-imagenet, openood-imagenet200, openood-cifar100, openood-cifar10, "
+            "sst2-paper, not 'openood' (flag)"
         ],
     ),
     (
         {"ood_suite": "sst2-paper:trec,", "ood_root": "d"},
         ["--ood-suite has an empty name of a set in 'sst2-paper:trec,' (flag)"],
+    ),
+    (
+        {"ood_suite": "openood-cifar10:official,tin", "ood_root": "d"},
+        [
+            "--ood-suite has official, which is all sets, beside names of sets in 'openood-cifar10:official,tin' "
+            "(flag)",
+        ],
     ),
     (
         {"ood_suite": "sst2-paper:rte,rte", "ood_root": "d"},

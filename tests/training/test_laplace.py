@@ -23,6 +23,7 @@ from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
 from hydractl.model.runtime import HydraModel
 from hydractl.training.laplace import compared_factor, fit_classifier
+from hydractl.verbs.info import describe
 from tests.pico import close, images, inputs, shared_stock, source_of
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import quiet
@@ -145,6 +146,20 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
             again = hydractl.load(path, device="cpu")
             close(again(batch), model(batch))
             assert again.ood_score(batch).shape == (9,)
+    # What was fitted to these logits is not kept beside another posterior.
+    with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
+        hydractl.laplace(kept, data=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
+    info = describe(tmp_path / "anew.st")
+    assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
+    assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
+
+
+@pytest.mark.long
+def test_an_exported_file_has_it(fused: Path, tmp_path: Path) -> None:
+    hydractl.export(fused / "with.st", tmp_path / "with.pt2")
+    batch = images(4)
+    found = torch.export.load(str(tmp_path / "with.pt2")).module()(pixel_values=batch)["member_logits"]
+    torch.testing.assert_close(found.double().softmax(dim=-1), naive(fused, batch), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", ["missing", "shape", "negative"])
@@ -298,6 +313,7 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
                 expected = scale * g @ h / lengths.sqrt() / (1 + math.pi / 8 * variance).sqrt()
                 assert float(found[i, c]) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
         assert float((found - plain.member_logits(batch)[0]).abs().max()) > 1e-2
+        close(pickle.loads(pickle.dumps(model)).member_logits(batch)[0], found)
         # The precision is 40 of the mean curvature of the pairs, and the prior.
         captions = plain.family.prompts(plain.description.config, {}, [row["caption"] for row in rows], ["{label}"])
         pixels = plain.preprocess([Image.open(row["image"]) for row in rows])
