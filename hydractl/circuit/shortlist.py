@@ -108,9 +108,11 @@ class Shortlist(GreedySearch):
         columns, all_slopes = self._slopes_for(group, number)
         change = all_slopes.of([columns.index(head) for head in heads])
         now = current_quantities(self.evaluator, needed(group))
+        rows = [rows_of(self.evaluator, task) for task in range(len(self.evaluator.weights))]
         listed: set[Candidate] = set()
         for objective in group:
-            values = dict(zip(heads, forecast(objective, now, change), strict=True))
+            tasks = [forecast(objective, now.at(own), change.at(own)) for own in rows]
+            values = dict(zip(heads, np.average(tasks, axis=0, weights=self.evaluator.weights), strict=True))
             listed.update(sorted(heads, key=lambda head: (-values[head], head))[: self.size])
         return listed
 
@@ -196,6 +198,14 @@ class Quantities:
     inside: dict[str, Tensor]
     outside: dict[str, Tensor]
 
+    def at(self, rows: tuple[Tensor, Tensor]) -> Quantities:
+        """Those of some ID and some OOD samples."""
+        inside, outside = rows
+        return Quantities(
+            {name: values[inside] for name, values in self.inside.items()},
+            {name: values[outside] for name, values in self.outside.items()},
+        )
+
     def of(self, columns: Sequence[int]) -> Quantities:
         """The slopes by some of the heads."""
         index = torch.tensor(list(columns), dtype=torch.long)
@@ -203,6 +213,14 @@ class Quantities:
             {name: values[:, index].double() for name, values in self.inside.items()},
             {name: values[:, index].double() for name, values in self.outside.items()},
         )
+
+
+def rows_of(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
+    """Which ID and which OOD samples belong to a task, bool ``[N]`` each."""
+    sides: tuple[list[bool], list[bool]] = ([], [])
+    for batch in evaluator.batches:
+        sides[batch.labels is None].extend([task in batch.tasks] * batch.size)
+    return torch.tensor(sides[0], dtype=torch.bool), torch.tensor(sides[1], dtype=torch.bool)
 
 
 def needed(objectives: Sequence[str]) -> list[str]:
