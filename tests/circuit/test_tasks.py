@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hydractl.circuit.evaluator import Evaluator
@@ -12,6 +15,8 @@ from hydractl.circuit.search import GreedySearch
 from tests.circuit import naive
 from tests.circuit.test_search import HEADS, model_of, names, samples
 from tests.pico import stock, without_heads
+from tests.pico_clip import pico_clip, publish_clip
+from tests.running import quiet as run
 
 WEIGHTS = (2, 1)
 DRAW = 4
@@ -60,3 +65,22 @@ def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
     assert evaluator.size == 11 + 7 + 5
     exact = sum(Fraction(naive.score(stock("class-token"), "avg", task)) for task in both) / 2
     assert found.base.score("avg") == pytest.approx(float(exact), abs=1e-12)
+
+
+def test_each_id_set_of_a_zero_shot_model_has_classes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    publish_clip(pico_clip(), "clip", tmp_path / "model")
+    draw = np.random.default_rng(0)
+    for name, classes in (("a", ["cat", "dog", "owl"]), ("b", ["car", "ship", "cat", "tree"])):
+        pixels = draw.integers(0, 256, (9, 16, 16, 3), dtype=np.uint8)
+        np.savez(f"{name}.npz", x=pixels, y=np.arange(9) % len(classes), classes=np.array(classes))
+        np.savez(f"{name}.ood.npz", x=draw.integers(0, 99, (6, 16, 16, 3), dtype=np.uint8))
+    sets = {name: ["--data", f"{name}.npz", "--ood", f"{name}.ood.npz"] for name in "ab"}
+    how = ["--tower", "visual", "--budget", "1"]
+    for name, options in (("a", sets["a"]), ("b", sets["b"]), ("both", [*sets["a"], *sets["b"], "--paired"])):
+        run("extract-circuit", "./model", *options, *how, "-o", f"{name}.json")
+    a, b, both = (json.loads(Path(f"{name}.json").read_text())["base"]["score"] for name in ("a", "b", "both"))
+    assert both == pytest.approx((a + b) / 2, abs=1e-12)
