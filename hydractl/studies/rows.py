@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
@@ -173,8 +174,8 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     """The scale that was asked for, and smaller and smaller ones."""
     yield scale
     if scale.approx is None:
-        text = "the search is approximated (shortlist:8)"
-        yield (scale := replace(scale, approx="shortlist:8", cut=[*scale.cut, text]))
+        text = "the search is approximated (lazy:8)"
+        yield (scale := replace(scale, approx="lazy:8", cut=[*scale.cut, text]))
     for samples in (1000, 400):
         if scale.samples is None or scale.samples > samples:
             text = f"the search takes {samples} samples of each set"
@@ -374,8 +375,10 @@ def mc_dropout(shop: Workshop) -> list[Row]:
 
 @row("packed", default=False, train=True)
 def packed(shop: Workshop) -> list[Row]:
-    """Packed-Ensembles with the paper's alpha, from random weights."""
-    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
+    """Packed-Ensembles from random weights, with the paper's alpha of 2, or near it where that gives no whole heads."""
+    heads = next(iter(shop.heads.values()))
+    alpha = Fraction(max(1, round(heads * 2 / 3)) * 3, heads)
+    return [_of_one_training(shop, "packed", {"packed": f"3,{alpha}", "init": "random"}, merge="none")]
 
 
 @row("mimo", default=False, train=True)
@@ -388,3 +391,32 @@ def mimo(shop: Workshop) -> list[Row]:
 def heads(shop: Workshop) -> list[Row]:
     """Three classifiers on one body."""
     return [_of_one_training(shop, "heads", {"classifiers": "3"})]
+
+
+def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
+    """One model with the share of its weights that a ViT-B/16 keeps without a third of its heads, fine-tuned."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"method": method, "weights": "0.891", "force": True}
+    if method == "oba":
+        options["data"] = shop.train
+    common = "prune" if method == "oba" else "prune --circuit"
+    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"], common=common))
+    return [Row(name, str(tuned.outputs[0]), (tuned,))]
+
+
+@row("oba", default=False, train=True)
+def oba(shop: Workshop) -> list[Row]:
+    """Single weights pruned by OBA."""
+    return _weights(shop, "oba", "oba")
+
+
+@row("magnitude", default=False, train=True)
+def magnitude(shop: Workshop) -> list[Row]:
+    """Single weights pruned by magnitude."""
+    return _weights(shop, "magnitude", "magnitude")
+
+
+@row("random-weights", default=False, train=True)
+def random_weights(shop: Workshop) -> list[Row]:
+    """Single weights pruned at random."""
+    return _weights(shop, "random-weights", "random")
