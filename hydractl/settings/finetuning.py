@@ -252,9 +252,9 @@ class FinetuneSettings(Prescribed, Several):
     )
     packed: str | None = weights_option(
         "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
-        "a.2.st and so on for a.st [default: off; GAMMA 1]",
+        "a.2.st and so on for a.st; ALPHA may be 9/4 [default: off; GAMMA 1]",
         metavar="M,ALPHA[,GAMMA]",
-        pattern=r"([2-9]|[1-9][0-9]),[0-9]{0,3}[1-9](\.[0-9]{1,3})?(,[1-9][0-9]?)?",
+        pattern=r"([2-9]|[1-9][0-9]),[1-9][0-9]?(\.[0-9]{1,3}|/[1-9][0-9]?)?(,[1-9][0-9]?)?",
     )
     augment: list[str] = augment_option(
         "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",

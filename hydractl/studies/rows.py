@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
@@ -374,8 +375,10 @@ def mc_dropout(shop: Workshop) -> list[Row]:
 
 @row("packed", default=False, train=True)
 def packed(shop: Workshop) -> list[Row]:
-    """Packed-Ensembles with the paper's alpha, from random weights."""
-    return [_of_one_training(shop, "packed", {"packed": "3,2", "init": "random"}, merge="none")]
+    """Packed-Ensembles from random weights, with the paper's alpha of 2, or near it where that gives no whole heads."""
+    heads = next(iter(shop.heads.values()))
+    alpha = Fraction(max(1, round(heads * 2 / 3)) * 3, heads)
+    return [_of_one_training(shop, "packed", {"packed": f"3,{alpha}", "init": "random"}, merge="none")]
 
 
 @row("mimo", default=False, train=True)

@@ -433,3 +433,4 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(**more)
+    assert settings(packed="10,9/4").outputs == 10
