@@ -66,7 +66,8 @@ VERBS: dict[str, Verb] = {
         module="hydractl.verbs.prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
-        about="Cut heads out of a model and write the smaller model and its mask.",
+        about="Cut heads out of a model and write the smaller model and its mask; or with --weights set single weights "
+        "to zero.",
         examples="""
   # 8 heads per site by Taylor scores
   hydractl prune vit.st --method taylor --data cal.npz --keep 8
@@ -74,6 +75,8 @@ VERBS: dict[str, Verb] = {
   hydractl prune --method taylor --keep 8 --seed 1 -o b.st
   # follow a circuit
   hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st
+  # zeros for single weights, as many parameters left as without a third of the heads
+  hydractl prune vit.st --weights 0.891 --method oba --data cal.npz -o oba.st
 """,
     ),
     "finetune": Verb(

@@ -104,7 +104,7 @@ def _parts(own: str, folder: str, val_ood: Member, **shifted: Sequence[str]) -> 
         val_ood: its OOD validation set.
         shifted: lists by set, the first that is there is taken.
     """
-    parts = {part: [_openood(own, f"{part}_{own}", None, folder, f"{part}_{own}")] for part in ("train", "val", "test")}
+    parts = {part: [_openood(own, own, None, folder, f"{part}_{own}")] for part in ("train", "val", "test")}
     sets = {name: _openood(own, name, None, folder, *lists) for name, lists in shifted.items()}
     full = {FULL_SPECTRUM: [*parts["test"], *sets.values()]} if sets else {}
     return {**parts, "val-ood": [val_ood], **full, **{name: [member] for name, member in sets.items()}}
@@ -290,8 +290,10 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     root = os.path.expanduser(spec.query.get("root", ""))
     if not root:
         raise UsageError(f"{spec.where} needs the folder of the data", hint=f"openood:{spec.path}?root=FOLDER")
-    looked = [_look(root, member) for member in parts[benchmark][name]]
-    problems = [why for found, why in looked if found is None]
+    wanted = parts[benchmark][name]
+    looked = [_listed(root, member.files, member.folder or "") for member in wanted]
+    lacking = [(member, why) for member, (found, why) in zip(wanted, looked, strict=True) if found is None]
+    problems = [f"{why}; it comes from {member.origin}" for member, why in lacking]
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
     lists = [parse_spec(found, spec.option) for found, _ in looked if found is not None]

@@ -29,7 +29,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
-from hydractl.model.cost import dense_macs, macs, parameters, staged_macs
+from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
 from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
 from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel, move
@@ -209,8 +209,10 @@ class RunningModel(Model):
         ]
         whole = options.whole_last_block
         work = [macs(source.description, source.tensors, whole_last_block=whole) for source in argument.sources]
+        counts = [(parameters(source.tensors), source.description.params_nonzero) for source in argument.sources]
         self.cost = {
-            "params": sum(parameters(source.tensors) for source in argument.sources),
+            "params": sum(count for count, _ in counts),
+            **total_nonzero(counts),
             "macs": passes * sum(work),
             "single_macs": dense_macs(first, whole_last_block=whole),
         }

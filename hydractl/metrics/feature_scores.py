@@ -1,7 +1,8 @@
 """Out-of-distribution scores on features, which enter the final linear classifier: higher = more OOD.
 
 A score is one declaration: how it is fitted on training data, and how it is taken of samples. Both are about one
-member; the score of an ensemble is the mean over its members. All arithmetic is float64.
+member; the score of an ensemble is the mean over its members. All arithmetic is float64, but for the training of a
+network.
 """
 
 from __future__ import annotations

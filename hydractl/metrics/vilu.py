@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from hydractl.metrics.probabilities import Floats
 
 HIDDEN = (512, 256, 128)
-_STEPS, _BATCH, _PEAK, _DECAY = 300, 256, 1e-3, 1e-2
+_STEPS, _EPOCHS, _BATCH, _PEAK, _DECAY = 300, 15, 256, 1e-3, 1e-2
 
 
 def logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) -> Tensor:
@@ -66,8 +66,9 @@ def fit(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict[str,
         x, t, y = (torch.from_numpy(part.astype(np.float32)) for part in (features, texts, wrong))
         weight = torch.log1p((1 - y).sum() / y.sum())  # of an error
         optimizer = torch.optim.AdamW(weights.values(), lr=_PEAK, weight_decay=_DECAY)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
-        for _ in range(_STEPS):
+        steps = max(_STEPS, _EPOCHS * len(x) // _BATCH)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in range(steps):
             chosen = torch.randint(len(x), (min(_BATCH, len(x)),), generator=generator)
             optimizer.zero_grad()
             F.binary_cross_entropy_with_logits(logits(weights, x[chosen], t), y[chosen], pos_weight=weight).backward()

@@ -88,7 +88,7 @@ class LastLayer:
         tower: as in :class:`hydractl.heads.mask.Site`.
         owner: the module that holds the posterior.
         weight: ``[k, d]``, with the bias as its last column.
-        bias: whether there is one.
+        bias: that column by itself; None where there is none.
     """
 
     tower: str

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hydractl.report import eval_tables as tables
 from hydractl.report.rich_parts import table
-from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number
+from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number, params_text
 
 # --- evals ------------------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             row.get("kind", "model"),
             str(row.get("members", "-")),
             *([input_text(row.get("input"))] if apart else []),
-            count_text(row["params"]),
+            params_text(row),
             count_text(row["macs"]),
             bytes_text(row.get("checkpoint_bytes")),
             bytes_text(row.get("peak_memory_bytes")),

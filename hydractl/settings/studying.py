@@ -28,7 +28,7 @@ ROWS = (
         "circuits-tuned",
     ),
     *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
-    *("packed", "mimo", "heads"),
+    *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 

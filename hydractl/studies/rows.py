@@ -391,3 +391,32 @@ def mimo(shop: Workshop) -> list[Row]:
 def heads(shop: Workshop) -> list[Row]:
     """Three classifiers on one body."""
     return [_of_one_training(shop, "heads", {"classifiers": "3"})]
+
+
+def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
+    """One model with the share of its weights that a ViT-B/16 keeps without a third of its heads, fine-tuned."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"method": method, "weights": "0.891", "force": True}
+    if method == "oba":
+        options["data"] = shop.train
+    common = "prune" if method == "oba" else "prune --circuit"
+    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"], common=common))
+    return [Row(name, str(tuned.outputs[0]), (tuned,))]
+
+
+@row("oba", default=False, train=True)
+def oba(shop: Workshop) -> list[Row]:
+    """Single weights pruned by OBA."""
+    return _weights(shop, "oba", "oba")
+
+
+@row("magnitude", default=False, train=True)
+def magnitude(shop: Workshop) -> list[Row]:
+    """Single weights pruned by magnitude."""
+    return _weights(shop, "magnitude", "magnitude")
+
+
+@row("random-weights", default=False, train=True)
+def random_weights(shop: Workshop) -> list[Row]:
+    """Single weights pruned at random."""
+    return _weights(shop, "random-weights", "random")

@@ -65,7 +65,7 @@ class Curvature:
     def of(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
         """From the factors ``[d, d]`` and ``[k, k]``."""
         (along_a, basis), (along_b, outer) = torch.linalg.eigh(a), torch.linalg.eigh(b)
-        squares = float(layer.weight.double().square().sum())
+        squares = float(layer.weight.cpu().double().square().sum())
         return cls(along_a.clamp(min=0), basis, along_b.clamp(min=0), outer, squares)
 
     def precision(self, prior: float, count: float) -> Tensor:

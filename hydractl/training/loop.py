@@ -32,7 +32,7 @@ from hydractl.training.distribution import backward, placed, shared, unshard, wh
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
-from hydractl.training.start import make_optimizer, trainable
+from hydractl.training.start import kept_weights, make_optimizer, trainable
 from hydractl.training.together.base import AnyModel
 
 _SIGNALS_APART_S = 0.5
@@ -132,6 +132,7 @@ class Training:
         torch.manual_seed(options.seed + context.team.rank)
         self.model, self.data, self.options, self.lr, self.context = model, data, options, lr, context
         self.parameters = trainable(model, options.weights)
+        self._kept_weights = kept_weights(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
         self._shared_loss = shared(self.loss, context.team)
@@ -226,6 +227,9 @@ class Training:
         if self.context.team.size > 1:
             value = self._agreed(value)
         self._check_loss(value)
+        for parameter, kept in self._kept_weights:
+            if parameter.grad is not None:
+                parameter.grad.mul_(kept)
         if self.options.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
         self.optimizer.step()

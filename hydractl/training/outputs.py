@@ -17,20 +17,21 @@ from torch import Tensor
 
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
-from hydractl.files.checkpoint import DictTensors, TensorSource, write_checkpoint, write_tensors
+from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.jsonio import differences
 from hydractl.log import Log
-from hydractl.model.stored import check_finite, zeroed
+from hydractl.model.cost import nonzero_parameters
+from hydractl.model.source import write_model
+from hydractl.model.stored import check_finite
 from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
 from hydractl.training.together.base import Together
-from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
@@ -169,27 +170,22 @@ def _write(
     output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, Any]
 ) -> str:
     """Write one output and commit it. Returns its SHA-256."""
-    source, family = opened.source, opened.source.family
+    source = opened.source
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
-        family_version=family.version,
-        extra={key: value for key, value in source.description.extra.items() if key == GROUPED},
+        family_version=source.family.version,
+        extra={},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
     tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
     check_finite(f"{source.name} after training", tensors)
-    if output.is_folder:
-        mask = description.mask
-        tensors = zeroed(tensors, family, source.sites, mask, mask)
-        weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
-        with open(output.temporary / weights, "wb") as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-        output.commit()
-        return digest
-    return write_checkpoint(output, tensors, description.to_json())
+    if source.description.params_nonzero is not None:
+        sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
+        description = replace(description, extra={**description.extra, "sparse": sparse})
+    return write_model(output, description, tensors)
 
 
 def _seen(opened: Opened) -> list[dict[str, Any]]:

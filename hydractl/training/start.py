@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hydractl.criteria.weights import matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
@@ -59,6 +60,10 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         UsageError: for a start that the model does not have.
     """
     data, weights = options.data, options.weights
+    filled = "an adapter" if weights.adapter is not None else None if options.together is None else "members together"
+    if filled is not None and source.description.params_nonzero is not None:
+        hint = "train its weights, or take the model as it was before they were pruned"
+        raise UsageError(f"{source.name} has pruned weights, which {filled} would fill", hint=hint)
     if weights.init == "random":
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":
@@ -154,7 +159,9 @@ def drawn(source: Source, seed: int) -> Source:
     description, family = source.description, source.family
     tensors = DictTensors(family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
-    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn_by=seed)
+    present = sliced(tensors, family, source.sites, full, description.mask)
+    extra = {key: value for key, value in description.extra.items() if key != "sparse"}  # of the weights before
+    return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
@@ -291,6 +298,21 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
     return trained
+
+
+def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
+    """Of a model with pruned weights, the matrices that are trained, each with where it is not zero; else nothing.
+
+    A classifier that starts from zeros is no pruned one. Weights of zero without a gradient stay zero: no optimizer
+    moves them, nor does weight decay.
+    """
+    if isinstance(model, Together):
+        return [pair for one in model.each for pair in kept_weights(one, options)]
+    if model.description.params_nonzero is None:
+        return []
+    found = {name: p for name, p in matrices(model.networks[0]).items() if p.requires_grad}
+    new = part_names(model, "head", list(found)) if options.reset_head else ()
+    return [(p, p.detach() != 0) for name, p in found.items() if name not in new]
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
