@@ -200,10 +200,10 @@ class CircuitSettings(Dropping):
         choices=("greedy", "headmap"),
     )
     approx: str | None = search_option(
-        "Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests "
+        "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient suggests "
         "[default: exact]",
-        metavar="shortlist:N",
-        pattern=r"shortlist:[1-9][0-9]{0,8}",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
         often=True,
     )
     check_against: str | None = search_option(

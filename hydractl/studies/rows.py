@@ -174,8 +174,8 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     """The scale that was asked for, and smaller and smaller ones."""
     yield scale
     if scale.approx is None:
-        text = "the search is approximated (shortlist:8)"
-        yield (scale := replace(scale, approx="shortlist:8", cut=[*scale.cut, text]))
+        text = "the search is approximated (lazy:8)"
+        yield (scale := replace(scale, approx="lazy:8", cut=[*scale.cut, text]))
     for samples in (1000, 400):
         if scale.samples is None or scale.samples > samples:
             text = f"the search takes {samples} samples of each set"

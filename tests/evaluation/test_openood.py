@@ -23,7 +23,7 @@ imagenet/test_imagenet_v2  images_largescale/imagenet_v2/3                  8
 imagenet/test_imagenet_c   images_largescale/imagenet_c/gaussian_noise/1    9
 imagenet/test_imagenet_r   images_largescale/imagenet_r/n01443537           11
 imagenet/val_imagenet      images_largescale/imagenet_1k/val/n01443537      7
-imagenet/val_openimage_o   images_largescale/openimage_o/images/val         7
+imagenet/val_openimage_o   images_largescale/openimage_o/images/val         -7
 imagenet/test_ssb_hard     images_largescale/ssb_hard/n00005787             -23
 imagenet/test_ninco        images_largescale/ninco/amphiuma_means           -13
 imagenet/test_inaturalist  images_largescale/inaturalist/images             -19
@@ -136,3 +136,5 @@ def test_the_full_spectrum_and_a_limit(download: Any) -> None:
     sizes, taken = (Counter(name.split("/")[0] for name in one.ids) for one in (whole, some))
     assert len(some) == 25 and all(abs(taken[name] - 25 / 49 * size) < 1 for name, size in sizes.items())
     assert {*open_data(spec, limit=12).ids} < {*some.ids}
+    outside = open_data("openood:imagenet/val-ood?root=data", ignore_labels=True)
+    assert len(outside) == 7 and outside.labels is None
