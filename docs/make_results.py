@@ -8,7 +8,8 @@ A table stands between ``<!-- study: NAME ROW ... -->`` and ``<!-- end -->``: ro
 stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`` writes, and by seed those of
 ``joint-circuits.json``, which ``examples/joint_circuits.py`` writes; between ``<!-- cascade: NAME -->`` and
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
-bench. A test fails where a page differs from what this makes.
+bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
+``examples/cost_curve.py`` writes. A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers"
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CURVE = re.compile(r"(<!-- curve: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -100,12 +102,12 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
-    return _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text)))
+    return _CURVE.sub(curve, _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text))))
 
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
 
-_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash")
+_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 
 
 def recipe(match: re.Match[str]) -> str:
@@ -213,6 +215,31 @@ def times(rows: list[dict[str, Any]]) -> str:
         cells = [f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{row['mac_ratio']:.2f}"]
         made.append([row["model"], str(row["batch_size"]), *cells])
     return markdown(["", "batch", "time", "mult-adds"], made)
+
+
+# --- cost curves ------------------------------------------------------------------------------------------------------
+
+
+def curve(match: re.Match[str]) -> str:
+    """One model of ``cost-curve.json``, its rows by what they cost: differences in bold where they exclude 0."""
+    rows = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))[match[2]]
+    columns = ["", "mult-adds", "accuracy", "minus single"]
+    for part in ("best score on logits", "best score on any"):
+        columns += [part, "AUROC", "minus single", "minus three circuits"]
+    made = []
+    for row in sorted(rows, key=lambda row: row["mac_ratio"]):
+        cells = [row["name"], f"{row['mac_ratio']:.2f}", f"{row['accuracy']:.3f}", bold(row["accuracy minus single"])]
+        for own in (row["logits"], row["any"]):
+            gained = [bold(own[f"minus {other}"]) for other in ("single", "three circuits")]
+            cells += [own["score"], f"{own['auroc']:.3f}", *gained]
+        made.append(cells)
+    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+
+
+def bold(difference: dict[str, Any]) -> str:
+    """A paired difference with its interval, in bold where that excludes 0; empty for a row minus itself."""
+    low, high = difference["ci"]
+    return "" if low == high == 0 else f"**{interval(difference)}**" if low > 0 or high < 0 else interval(difference)
 
 
 if __name__ == "__main__":

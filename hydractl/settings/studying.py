@@ -27,7 +27,8 @@ ROWS = (
         "taylor",
         "circuits-tuned",
     ),
-    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
+    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
+    *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.evaluation.predictions.reading import Piece, Predictions, read_predictions
+from hydractl.evaluation.sets import ID, OOD
 from hydractl.metrics.bootstrap import Resampled, resample, resample_auroc
 from hydractl.metrics.calibrators import Calibration, fit
 from hydractl.metrics.ood_scores import SCORES
@@ -74,18 +75,24 @@ def fitted_temperature(path: Path) -> Calibration:
     return fit("temperature", pooled_log_probs(logits), labels)
 
 
-def measure(path: Path, calibration: Calibration | None) -> Measured:
-    """A row from its predictions file; probabilities are taken with the calibration."""
-    predictions = read_predictions(path)
-    samples = {}
+def measure(row: Path | Predictions, calibration: Calibration | None, roles: tuple[str, str] = (ID, OOD)) -> Measured:
+    """A row from its predictions file; probabilities are taken with the calibration.
+
+    ``roles`` are those of the ID set and of the OOD sets.
+    """
+    predictions = read_predictions(row) if isinstance(row, Path) else row
+    samples, groups = {}, {}
     for index, entry in enumerate(predictions.sets):
-        logits, labels, given = _all(predictions, index)
-        own: dict[str, Any] = {"beside": [*SCORES, *given], "given": given, "calibration": calibration, "pairs": False}
-        samples[entry.name] = samples_of(logits, labels if entry.role == "id" else None, **own)
-    groups = {entry.name: entry.group for entry in predictions.sets if entry.role == "ood"}
+        if entry.role in roles:
+            logits, labels, given = _all(predictions, index)
+            own: dict[str, Any] = {"beside": [*SCORES, *given], "given": given, "calibration": calibration}
+            samples[entry.name] = samples_of(logits, labels if entry.role == roles[0] else None, pairs=False, **own)
+        if entry.role == roles[1]:
+            groups[entry.name] = entry.group
     cost: Mapping[str, Any] = predictions.model.get("cost") or {}
+    (inside,) = (samples[name] for name in samples if name not in groups)
     outside = {name: samples[name] for name in groups}
-    return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), samples["id"], outside, groups)
+    return Measured(predictions.shape(0)[0], cost.get("macs"), cost.get("params"), inside, outside, groups)
 
 
 def _all(predictions: Predictions, index: int) -> tuple[Any, Any, dict[str, Any]]:

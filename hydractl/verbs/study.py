@@ -36,7 +36,7 @@ from hydractl.studies.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.jobs import check_places, run_side_by_side
-from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
+from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, laplace, prune
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -46,6 +46,7 @@ _RUNS = {
     "extract-circuit": extract_circuit.run,
     "prune": prune.run,
     "finetune": finetune.run,
+    "laplace": laplace.run,
     "fuse": fuse.run,
     "eval": eval.run,
     "bench": bench.run,
@@ -56,6 +57,7 @@ _COMMON = {
     "extract-circuit": (*_BATCHES, "tower"),
     "prune": (*_BATCHES, "tower"),
     "finetune": _BATCHES,
+    "laplace": _BATCHES,
     "fuse": _MODEL,
     "eval": (*_BATCHES, "limit"),
     "bench": (*_MODEL, "max_length"),
