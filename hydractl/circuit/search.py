@@ -351,11 +351,10 @@ def _is_record(
             return False
         if "ended" in record:
             return record["ended"] in objectives
-        if "listed" in record:
-            return all(_is_candidate(tuple(pair), heads) for pair in record["heads"])
         step = step_of(record)
         sound = record["of" if "of" in record else "removed"] in objectives
         sound = sound and ("of" not in record or isinstance(record["given_up"], list))
+        sound = sound and all(type(off) is float for off in record.get("off", {}).values())
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
         return False
     return sound and all(
