@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-APPROXIMATIONS = "shortlist:8,shortlist:4,shortlist:2"
+APPROXIMATIONS = "lazy:8,lazy:4,lazy:2"
 EXACT = {"exact, no bounds": ["--no-bounds"], "exact": []}
 
 
@@ -115,7 +115,7 @@ def main() -> None:
             print(f"{name}: {times[name][-1][0]:.1f} s, CPU {times[name][-1][1]:.1f} s", file=sys.stderr, flush=True)
             return found
 
-        search(asked, Path(folder), "warm", ["--approx", "shortlist:2"])  # imports, and files in memory
+        search(asked, Path(folder), "warm", ["--approx", "lazy:2"])  # imports, and files in memory
         for _ in range(asked.rounds):
             order = [*sides, *(["plain"] if asked.plain else [])]
             draw.shuffle(order)

@@ -2,8 +2,9 @@
 
     python benchmarks/big_models.py                                    # ViT-L/16, float32
     python benchmarks/big_models.py vit_huge_patch14_224 --dtype float16 --folder /tmp -o FILE.json
+    python benchmarks/big_models.py llama16 --dtype bfloat16 --shards 4         # a Llama of 16 blocks, width 2,048
 
-Makes a checkpoint with random weights, prunes it three times and fuses the members. Each command runs in a process of
+Makes a checkpoint with random weights, scores and prunes it and fuses the members. Each command runs in a process of
 its own, watched through /proc/PID/status (so: Linux), and its memory is that above a process which has only imported
 torch, timm and what hydractl needs of itself to run a model.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -26,47 +28,56 @@ from typing import Any
 
 MIB = 1 << 20
 
-IMPORTS = (
-    "import torch, hydractl.families.timm, hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune"
-)
+IMPORTS = """
+import hydractl.families.timm, hydractl.families.hf.family
+import hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune
+"""
 
 MAKE = """
-import sys, zlib
+import json, sys, zlib
 import torch
-from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import write_tensors
-from hydractl.files.header import tensor_info
-from hydractl.files.description import Description
-from hydractl.families import get_family
-from hydractl.heads.mask import HeadMask
-from hydractl.families.timm import _preprocess, _published_config, timm
+import hydractl.families.hf.family  # transformers is imported as hydractl imports it
+import transformers
+from pathlib import Path
+from safetensors.torch import save_file
 
-name, dtype, path = sys.argv[1:]
-with torch.device("meta"):
-    model = timm.create_model(name, pretrained=False, num_classes=1000)
-config, family = _published_config(model), get_family("timm")
+name, dtype, folder, shards = *sys.argv[1:4], int(sys.argv[4])
+folder = Path(folder)
+folder.mkdir()
+if name.startswith("llama"):
+    from tokenizers import Tokenizer, models
+    words = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a").save_pretrained(folder)
+    width = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 5632}
+    layers = {"num_hidden_layers": int(name.removeprefix("llama")), "pad_token_id": 0, "num_labels": 2}
+    config = transformers.LlamaConfig(**width, **layers, architectures=["LlamaForSequenceClassification"])
+    with torch.device("meta"):
+        model = transformers.LlamaForSequenceClassification(config)
+    config.save_pretrained(folder)
+else:
+    from hydractl.families.timm import timm
+    with torch.device("meta"):
+        model = timm.create_model(name, pretrained=False, num_classes=1000)
+    written = {"architecture": name, "num_classes": 1000, "pretrained_cfg": dict(model.pretrained_cfg)}
+    (folder / "config.json").write_text(json.dumps(written))
 
-class Drawn:
-    tensors = {n: t.to(getattr(torch, dtype)) for n, t in model.state_dict().items()}
+def drawn(name, like):
+    values = torch.randn(like.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.02
+    return (values + 1 if "norm" in name and name.endswith("weight") else values).to(getattr(torch, dtype))
 
-    def names(self):
-        return sorted(self.tensors)
-
-    def info(self, name):
-        return tensor_info(self.tensors[name])
-
-    def read(self, name):
-        like, generator = self.tensors[name], torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        drawn = torch.randn(like.shape, generator=generator) * 0.02
-        return (drawn + 1 if "norm" in name and name.endswith("weight") else drawn).to(like.dtype)
-
-masks = [HeadMask.full(family.sites(config))]
-description = Description(
-    kind="dense", family="timm", family_version=family.version, arch=config["architecture"], config=config,
-    preprocess=_preprocess(model, None), labels=None, masks=masks,
-)
-with Output(path) as output:
-    write_with(output, lambda handle: write_tensors(handle, Drawn(), description.to_json()) and None)
+whole = model.state_dict()
+size, parts, held = sum(t.numel() for t in whole.values()) / shards, [{}], 0
+for key, like in whole.items():
+    if held + like.numel() > size * 1.02 and parts[-1] and len(parts) < shards:
+        parts, held = [*parts, {}], 0
+    parts[-1][key], held = like, held + like.numel()
+names = [f"model-{n + 1:05d}-of-{shards:05d}.safetensors" for n in range(shards)]
+names = ["model.safetensors"] if shards == 1 else names
+for file, part in zip(names, parts, strict=True):
+    save_file({key: drawn(key, like) for key, like in part.items()}, folder / file, {"format": "pt"})
+if shards > 1:
+    places = {key: file for file, part in zip(names, parts, strict=True) for key in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 """
 
 REFERENCE = """
@@ -162,10 +173,14 @@ class Bench:
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
         self.asked, self.folder = asked, folder
-        self.base = folder / "base.st"
+        self.base = folder / "base"
         self.rows: list[dict[str, Any]] = []
-        python(asked.threads, MAKE, asked.model, asked.dtype, str(self.base))
-        print(f"{asked.model} {asked.dtype}: {self.base.stat().st_size / MIB:.0f} MiB", file=sys.stderr)
+        python(asked.threads, MAKE, asked.model, asked.dtype, str(self.base), str(asked.shards))
+        self.files = sorted(self.base.glob("*.safetensors"))
+        self.shard = max(path.stat().st_size for path in self.files)
+        self.block = largest_block(self.files)
+        size = sum(path.stat().st_size for path in self.files) / MIB
+        print(f"{asked.model} {asked.dtype}: {size:.0f} MiB in {len(self.files)} files", file=sys.stderr)
         bare = [watched("imports", [sys.executable, "-c", IMPORTS], asked.threads) for _ in range(asked.repeat)]
         self.bare = min(bare, key=lambda run: run.peak)
         self.bare.seconds = statistics.median(run.seconds for run in bare)
@@ -181,15 +196,18 @@ class Bench:
             max(getattr(r, field) for r in runs) for field in ("peak", "anonymous", "file_backed")
         )
         scratch = self.folder / "reference"
-        plain = [sys.executable, "-c", REFERENCE, str(scratch), str(output.stat().st_size), *map(str, inputs)]
+        read = self.files if inputs == [self.base] else inputs
+        plain = [sys.executable, "-c", REFERENCE, str(scratch), str(output.stat().st_size), *map(str, read)]
         reference = [watched("reference", plain, 1) for _ in range(self.asked.repeat)]
         scratch.unlink()
         reference.sort(key=lambda r: r.seconds)
-        self.rows.append(compared(run, reference[len(reference) // 2], self.bare, inputs, output))
+        row = compared(run, reference[len(reference) // 2], self.bare, read, output)
+        self.rows.append({**row, "peak_over_shard_and_block": (run.peak - self.bare.peak) / (self.shard + self.block)})
         print(f"{name}: {run.seconds:.1f} s, {(run.peak - self.bare.peak) / MIB:.0f} MiB", file=sys.stderr, flush=True)
 
     def all(self) -> None:
-        """Three members by prune, then fuse, each also as a dry run."""
+        """A score, three members by prune, then fuse, each also as a dry run."""
+        self.command("score magnitude", [self.base], self.folder / "scores.json", "score", "--method", "magnitude")
         keep, members = str(self.asked.keep), [self.folder / f"member{m}.st" for m in range(3)]
         methods = [("random", "0"), ("random", "1"), ("magnitude", "0")]
         for member, (method, seed) in zip(members, methods, strict=True):
@@ -202,6 +220,19 @@ class Bench:
         self.command("fuse --dry-run", members, fused, "fuse", "--device", "cpu", "--dry-run")
 
 
+def largest_block(files: Sequence[Path]) -> int:
+    """Bytes of the largest block of a model: of all tensors whose names have the same number in them."""
+    sizes: dict[str, int] = {}
+    for path in files:
+        with open(path, "rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        for name, entry in header.items():
+            if (number := re.search(r"\.\d+\.", name)) is not None:
+                begin, end = entry["data_offsets"]
+                sizes[number.group()] = sizes.get(number.group(), 0) + end - begin
+    return max(sizes.values())
+
+
 def python(threads: int, code: str, *arguments: str) -> None:
     """Run Python code in a process of its own: what this process holds would hide what its children do."""
     subprocess.run(
@@ -212,13 +243,15 @@ def python(threads: int, code: str, *arguments: str) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows in Markdown; memory as ratios to the output file; bare is importing torch, then reading and writing."""
     lines = [
-        "| command | output, MiB | peak | anonymous | file-backed | s | CPU, s | bare: s | CPU, s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| command | output, MiB | peak, MiB | over output | anonymous | file-backed | over shard + block "
+        "| s | CPU, s | bare: s | CPU, s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['name']} | {row['output_bytes'] / MIB:.0f} | {row['peak_ratio']:.2f} "
-            f"| {row['anonymous_ratio']:.2f} | {row['file_backed_ratio']:.2f} "
+            f"| {row['name']} | {row['output_bytes'] / MIB:.0f} | {row['peak_ratio'] * row['output_bytes'] / MIB:.0f} "
+            f"| {row['peak_ratio']:.2f} | {row['anonymous_ratio']:.2f} | {row['file_backed_ratio']:.2f} "
+            f"| {row['peak_over_shard_and_block']:.2f} "
             f"| {row['seconds']:.1f} | {row['cpu']:.1f} "
             f"| {row['bare_seconds'] + row['reference_seconds']:.1f} | {row['bare_cpu'] + row['reference_cpu']:.1f} |"
         )
@@ -228,8 +261,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def arguments() -> argparse.Namespace:
     """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="vit_large_patch16_224", help="a vision transformer of timm")
+    parser.add_argument("model", nargs="?", default="vit_large_patch16_224", help="of timm, or llamaN")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--shards", type=int, default=1, metavar="N", help="files of the checkpoint [1]")
     parser.add_argument("--keep", type=int, default=8, metavar="N", help="heads that each site keeps [8]")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of each command [1]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch [1]")

@@ -17,10 +17,10 @@ from functools import partial
 import numpy as np
 import torch
 
+import hydractl
 from hydractl.metrics.feature_scores import FEATURE_SCORES, Training
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.samples import samples_of
-from hydractl.model.loading import load
 
 
 def timed(work: Callable[[], object], rounds: int) -> float:
@@ -46,7 +46,7 @@ def main() -> None:
     batch = rng.normal(size=(asked.batch, asked.width))
     logits = batch @ weight.T
 
-    model = load("timm:vit_base_patch16_224?pretrained=0", device="cpu")
+    model = hydractl.load("timm:vit_base_patch16_224?pretrained=0", device="cpu")
     images = model.example_inputs(asked.batch)
     with torch.inference_mode():
         forward = timed(lambda: model.member_logits(images), max(1, asked.rounds // 2))

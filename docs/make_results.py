@@ -107,7 +107,7 @@ def filled(text: str) -> str:
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
 
-_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash")
+_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 
 
 def recipe(match: re.Match[str]) -> str:

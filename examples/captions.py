@@ -87,7 +87,9 @@ def run() -> None:
     parser.add_argument("--model", help="a CLIP to start from; else a small one is trained on the pairs")
     parser.add_argument("--remove", type=int, default=8, help="heads to remove from the image tower of each member")
     parser.add_argument(
-        "--tuning", default="--lr 2e-3 --batch-size 125 --epochs 4", help="options of the members' training"
+        "--tuning",
+        default="--lr 2e-3 --batch-size 125 --accumulate 1 --epochs 4",
+        help="options of the members' training",
     )
     study(parser.parse_args())
 

@@ -14,7 +14,19 @@ from hydractl.files.version import __version__
 if TYPE_CHECKING:
     from hydractl.api.documents import Document
     from hydractl.api.models import HydraModel, Model, load, open, save
-    from hydractl.api.verbs import bench, evaluate, export, extract_circuit, finetune, fuse, prune, push, score, study
+    from hydractl.api.verbs import (
+        bench,
+        evaluate,
+        export,
+        extract_circuit,
+        finetune,
+        fuse,
+        laplace,
+        prune,
+        push,
+        score,
+        study,
+    )
 
 __all__ = [
     "Document",
@@ -28,6 +40,7 @@ __all__ = [
     "extract_circuit",
     "finetune",
     "fuse",
+    "laplace",
     "load",
     "open",
     "prune",

@@ -81,7 +81,7 @@ def test_eval_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
     assert set(single["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"}
     assert single["id"]["n"] == 60
     letters = hydra["ood"]["letters"]
-    assert set(letters) == {"group", "n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"}
+    assert set(letters) == {"group", "n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in"}
     assert letters["group"] == "near" and hydra["ood"]["x"]["group"] is None
     assert hydra["near_avg"]["auroc"] == letters["auroc"]
     mean = sum(entry["auroc"] for entry in hydra["ood"].values()) / 3

@@ -21,9 +21,10 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import named
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
+from hydractl.files.checkpoint import DictTensors, FileTensors, beside, replaced, write_checkpoint
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import entry, merged
+from hydractl.model.laplace import KEY
 from hydractl.model.loading import build_model, load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
@@ -253,14 +254,15 @@ def save(
             with held_data({"trained_on": trained_on}) as spec:
                 seen = merged(seen, [entry("save", "train", open_data(spec["trained_on"], ignore_labels=True))])
         description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
-        write_checkpoint(output, source.tensors, description.to_json())
+        tensors = replaced(source.tensors, beside(source.tensors))
+        write_checkpoint(output, tensors, description.to_json())
     return output.path
 
 
 def _source_of(model: HydraModel) -> Source:
     """A module as a source: its weights as they are now."""
     description = model.description
-    for left in ("calibration", "cascade"):
+    for left in ("calibration", "cascade", KEY):
         if left in description.extra:
             warnings.warn(f"the {left} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
     tensors = DictTensors(model.stock_tensors())

@@ -188,6 +188,23 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
     return _made("finetune", models, "" if len(models) > 1 else "tuned.st", options, as_files=several)
 
 
+@_documented("laplace")
+def laplace(model: ModelLike, **options: Any) -> Model:
+    """Give a model a Laplace approximation over its last layer, or over the projections of a CLIP (BayesVLM).
+
+    Args:
+        model: any one, also a fused one: each member has its own posterior.
+
+    Returns:
+        The model with it; ``result`` holds the priors. Without ``output`` its file is temporary.
+
+    Raises:
+        UsageError: the model does not end in one linear layer.
+        OutputError: ``output`` exists, and ``force`` is not set.
+    """
+    return _made("laplace", [model], "laplace.st", options)
+
+
 @_documented("fuse")
 def fuse(models: ModelLike | Sequence[ModelLike], **options: Any) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.

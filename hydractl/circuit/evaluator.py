@@ -28,6 +28,7 @@ class Evaluator:
         ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
+        aside: whether models are tried beside them (see :meth:`begin`), whose states need as much memory again.
 
     Attributes:
         keeps_data: whether the samples stay in memory, as they are before the first block.
@@ -43,6 +44,7 @@ class Evaluator:
         ood_score: str = "msp",
         memory_bytes: int = sys.maxsize,
         lanes: int = 1,
+        aside: bool = False,
     ) -> None:
         self.model = model
         self.batches = list(batches)
@@ -54,6 +56,8 @@ class Evaluator:
         self._stems: dict[int, State] = {}
         self.keeps_data = True
         self._traces: dict[int, list[Trace]] = {}
+        self._tried: dict[int, Trace] = {}
+        self._copies, self._aside = 1 + aside, False
         self._label_traces: list[Trace] = []
         self._classes: Tensor | None = None
         self._of_text: tuple[tuple[Candidate, ...], list[Tensor]] | None = None
@@ -65,6 +69,7 @@ class Evaluator:
         """Give the model its heads back and let go of what was kept."""
         self._install([])
         self._traces.clear()
+        self._tried.clear()
         self._stems.clear()
 
     @property
@@ -106,9 +111,10 @@ class Evaluator:
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def begin(self, removed: Sequence[Candidate]) -> None:
-        """Go to the model without these heads."""
+    def begin(self, removed: Sequence[Candidate], *, aside: bool = False) -> None:
+        """Go to the model without these heads; ``aside``, to try it, which leaves the states of the one before."""
         self._install(removed)
+        self._aside = aside
         self._of_text = None
         if self.labels is None:
             return
@@ -116,6 +122,13 @@ class Evaluator:
         pairs = zip(self._label_stems, known, strict=True)
         self._label_traces = [self.labels.trace(stem, trace) for stem, trace in pairs]
         self._classes = torch.cat([trace.read for trace in self._label_traces])
+
+    @torch.inference_mode()
+    def keep_tried(self) -> None:
+        """Go on with the model that was tried last."""
+        self._aside = False
+        for batch in list(self._tried):
+            self._trace(batch)
 
     @torch.inference_mode()
     def current(self, batch: int) -> Values:
@@ -190,7 +203,7 @@ class Evaluator:
             elif self.keeps_data:
                 self._stems[batch] = stem
         # A state, joined heads and an output per block, and the state before the last.
-        traces = [size * (3 * len(self.samples.sites) + 1) for size in sizes]
+        traces = [self._copies * size * (3 * len(self.samples.sites) + 1) for size in sizes]
         self._stem_bytes = sum(sizes) if self.keeps_data else 0
         self._trace_bytes = sum(traces)
         left = memory_bytes - self._stem_bytes
@@ -226,24 +239,32 @@ class Evaluator:
     def _trace(self, batch: int) -> Trace:
         """The trace of the model as it is, made from the nearest one there is."""
         kept = self._traces.setdefault(batch, [])
-        tower = self.samples
-        nearest = max(kept, key=lambda trace: agreeing(trace.kept, tower.kept), default=None)
-        if nearest is not None and nearest.kept == tower.kept:
-            return nearest
-        trace = tower.trace(self._stem(batch), nearest)
-        # A model with more of the same heads removed follows the one before it; another one stands beside it.
-        if nearest is not None and all(set(n) <= set(o) for n, o in zip(trace.kept, nearest.kept, strict=True)):
-            kept.remove(nearest)
-        while kept and len(kept) >= self._kept_traces:
-            kept.pop(0)
-        kept.append(trace)
-        return trace
+        tower, tried = self.samples, self._tried.pop(batch, None)
+
+        def agreement(trace: Trace) -> int:
+            return agreeing(trace.kept, tower.kept)
+
+        nearest = max([*kept, *([tried] if tried else [])], key=agreement, default=None)
+        if nearest is None or nearest.kept != tower.kept:
+            nearest = tower.trace(self._stem(batch), nearest)
+        if self._aside:
+            self._tried[batch] = nearest
+        elif not any(trace is nearest for trace in kept):
+            # A model with more of the same heads removed follows the one before it; another one stands beside it.
+            last = max(kept, key=agreement, default=None)
+            if last is not None and all(set(n) <= set(o) for n, o in zip(nearest.kept, last.kept, strict=True)):
+                kept.remove(last)
+            while kept and len(kept) >= self._kept_traces:
+                kept.pop(0)
+            kept.append(nearest)
+        return nearest
 
     def forget(self, batches: Sequence[int]) -> None:
         """Let go of the traces of a chunk, where not all of them fit into memory."""
         if len(self.chunks) > 1:
             for batch in batches:
                 self._traces.pop(batch, None)
+                self._tried.pop(batch, None)
 
 
 def _shape(tower: Tower, stem: State, size: int) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.lazy import ASKED, EVERY
 from hydractl.circuit.objective import OBJECTIVES
 from hydractl.circuit.scope import SearchOptions
 from hydractl.circuit.search import evaluations
@@ -27,10 +28,10 @@ class Plan:
     """What a search by Algorithm 1 takes.
 
     Attributes:
-        evaluations_per_objective: of the whole data.
+        evaluations_per_objective: of the whole data, at most.
         sample_blocks_naive: sample-block evaluations of the plain algorithm, one objective after another.
         sample_blocks: about those of an exact search without bounds and without what objectives have in common, the
-            removed heads taken evenly from all sites.
+            removed heads taken evenly from all sites; of an approximate one, those that were seen to be usual.
         seconds: about how long that takes.
         memory_bytes: of what is kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
@@ -61,7 +62,10 @@ def plan_of(
     The evaluator may have a part of the data; ``sizes`` are the samples of all of it, ``id`` and ``ood``.
     """
     headmap = options.algorithm == "headmap"
-    count = len(heads) if headmap else evaluations(len(heads), budget)
+    count = naive_count = len(heads) if headmap else evaluations(len(heads), budget)
+    size = None if options.approx is None else int(options.approx.partition(":")[2])
+    if size is not None:
+        count = sum(min(size, len(heads) - step) for step in range(budget))
     rounds = len({site for site, _ in heads}) if headmap else budget
     present = sum(len(kept) for kept in evaluator.samples.full)
     constrained = [parse_constraint(text).key for text in options.subject_to]
@@ -69,11 +73,15 @@ def plan_of(
     for objective in options.objective:
         reads_ood = any(OBJECTIVES[key].needs_ood for key in (objective, *constrained))
         samples = sizes["id"] + (sizes.get("ood", 0) if reads_ood else 0)
-        naive += count * evaluator.naive_work(samples, [site for site, _ in heads])
+        naive += naive_count * evaluator.naive_work(samples, [site for site, _ in heads])
         for step in range(rounds):
             share = 1.0 if headmap else 1 - step / present
             left = 1 / rounds if headmap else (len(heads) - step) / len(heads)
-            most += evaluator.price(None, samples, share)
+            passes = 1.0  # of the model itself
+            if size is not None:
+                # The states of the winner are kept; slopes take a pass forward and about two backward.
+                left, passes = min(left, size / len(heads), ASKED / len(heads)), 3 / EVERY
+            most += passes * evaluator.price(None, samples, share)
             most += left * sum(evaluator.price(site, samples, share) for site, _ in heads)
     everything = sum(sizes.values())
     return Plan(
@@ -86,9 +94,12 @@ def plan_of(
     )
 
 
-def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int) -> Plan:
-    """A plan under a limit of memory in bytes, as :class:`Evaluator` lays batches of one size out for so many lanes."""
-    trace = 3 * blocks + 1  # in sizes of a stem
+def with_memory(plan: Plan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False) -> Plan:
+    """A plan under a limit of memory in bytes, as :class:`Evaluator` lays batches of one size out for so many lanes.
+
+    ``tried``: whether the states of as many models are kept beside them.
+    """
+    trace = (3 * blocks + 1) * (1 + tried)  # in sizes of a stem
     stems = plan.memory_bytes // (1 + lanes * trace)
     held = stems if stems <= limit // 4 else 0
     left = limit - held

@@ -30,12 +30,12 @@ from hydractl.circuit.documents import (
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
+from hydractl.circuit.lazy import Lazy
 from hydractl.circuit.plan import Plan, free_memory, plan_of, tell_plan, tell_work, with_memory
 from hydractl.circuit.race import Step
 from hydractl.circuit.samples import SampleSet, logits_of, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found, GreedySearch, check_records
-from hydractl.circuit.shortlist import Shortlist
 from hydractl.circuit.tower import Candidate
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, report_classes
@@ -86,6 +86,11 @@ class Session:
         }
         self._memory = self._memory_bytes()
 
+    @property
+    def _bounds(self) -> bool:
+        """Whether candidates are given up early: only an exact search does."""
+        return self.options.bounds and self.options.algorithm == "greedy" and self.options.approx is None
+
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _open_sets(self) -> dict[str, Dataset]:
@@ -126,7 +131,7 @@ class Session:
             return journal.order
         options = self.options
         order: dict[str, list[int]] = {}
-        if options.bounds and options.algorithm == "greedy":
+        if self._bounds:
             certain = {}
             total = sum(self._sizes.values())
             with self.log.progress("finding what is undecided", total, "samples") as progress:
@@ -166,6 +171,7 @@ class Session:
             ood_score=options.ood_score,
             memory_bytes=memory_bytes,
             lanes=len(options.objective),
+            aside=options.approx is not None,
         )
 
     def _memory_bytes(self) -> int:
@@ -198,7 +204,8 @@ class Session:
             part[name] = order[middle : middle + self.options.batch_size]
         plan = self._plan(self._evaluator(part, sys.maxsize))
         batches = sum(-(-size // self.options.batch_size) for size in self._sizes.values())
-        return with_memory(plan, batches, len(self.model.sites), len(self.options.objective), self._memory)
+        lanes, tried = len(self.options.objective), self.options.approx is not None
+        return with_memory(plan, batches, len(self.model.sites), lanes, self._memory, tried=tried)
 
     def _plan(self, evaluator: Evaluator) -> Plan:
         return plan_of(evaluator, list(self.names), self.scope.budget, self.options, self._sizes, self.team.size)
@@ -210,8 +217,7 @@ class Session:
             beside = self._beside()
             evaluator = self._evaluator(self._order(journal, beside), self._memory, beside)
             plan = self._plan(evaluator)
-            bounds = options.bounds and options.algorithm == "greedy"
-            tell_plan(self.log, plan, bounds)
+            tell_plan(self.log, plan, self._bounds)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             before = evaluator.work
@@ -249,9 +255,8 @@ class Session:
             by_index = {index: kept[site.path] for index, site in enumerate(self.model.sites) if site.path in kept}
             return Headmap(evaluator, heads, kept=by_index, **common)
         if options.approx is None:
-            return GreedySearch(evaluator, heads, bounds=options.bounds, **common)
-        size = int(options.approx.removeprefix("shortlist:"))
-        return Shortlist(evaluator, heads, size=size, bounds=options.bounds, **common)
+            return GreedySearch(evaluator, heads, bounds=self._bounds, **common)
+        return Lazy(evaluator, heads, size=int(options.approx.removeprefix("lazy:")), **common)
 
     @cached_property
     def _cost(self) -> FusedCost | None:

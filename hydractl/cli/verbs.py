@@ -66,7 +66,8 @@ VERBS: dict[str, Verb] = {
         module="hydractl.verbs.prune",
         summary="Cut heads out of a model",
         usage="MODEL (--method NAME | --scores FILE | --circuit FILE | --mask FILE) [-o a.st] [options]",
-        about="Cut heads out of a model and write the smaller model and its mask.",
+        about="Cut heads out of a model and write the smaller model and its mask; or with --weights set single weights "
+        "to zero.",
         examples="""
   # 8 heads per site by Taylor scores
   hydractl prune vit.st --method taylor --data cal.npz --keep 8
@@ -74,6 +75,8 @@ VERBS: dict[str, Verb] = {
   hydractl prune --method taylor --keep 8 --seed 1 -o b.st
   # follow a circuit
   hydractl prune vit.st --circuit circuit.avg.json --keep 8 -o c.st
+  # zeros for single weights, as many parameters left as without a third of the heads
+  hydractl prune vit.st --weights 0.891 --method oba --data cal.npz -o oba.st
 """,
     ),
     "finetune": Verb(
@@ -93,6 +96,22 @@ VERBS: dict[str, Verb] = {
   hydractl finetune vit.st --data train/ --val val/ --members 3 --devices 0,1,2 -o deep.st
   # resume after a kill
   hydractl finetune a.st --data train/ --val val/ --recipe imagenet1k --resume
+""",
+    ),
+    "laplace": Verb(
+        module="hydractl.verbs.laplace",
+        summary="Give a model a posterior of its last layer",
+        usage="MODEL --data SPEC [--val SPEC] [-o a.laplace.st] [options]",
+        about="Fit a Laplace approximation over the classifier, or over the projections of a CLIP (BayesVLM), and "
+        "write the model with it: its logits then are what the posterior makes of them. It comes last, behind pruning, "
+        "training and fusing.",
+        examples="""
+  # the prior of the highest marginal likelihood on the training data
+  hydractl laplace vit.st --data train/
+  # of every member of a fused model, the prior of the lowest NLL on validation data
+  hydractl laplace hydra.st --data train/ --val val/ -o hydra.laplace.st
+  # BayesVLM: pairs of images and captions
+  hydractl laplace clip.st --data captions:pairs.csv --pseudo-data 10 -o clip.laplace.st
 """,
     ),
     "fuse": Verb(

@@ -9,7 +9,7 @@ from hydractl.criteria.base import Calibration, Criterion, CriterionOption, Deci
 from hydractl.errors import UsageError
 from hydractl.files.plugins import Registry
 
-CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("base",))
+CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("base", "weights"))
 
 
 def get_criterion(name: str) -> Criterion:

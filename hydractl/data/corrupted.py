@@ -1,4 +1,7 @@
-"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images."""
+"""A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images.
+
+Of ``frost`` also ``&photographs=FOLDER``.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import numpy as np
 from PIL import Image
 
 from hydractl.data.base import Dataset, Spec
+from hydractl.data.files import read_folder
 from hydractl.errors import UsageError
 from hydractl.families.pixels import in_mode
-from hydractl.settings.expressions import CORRUPTIONS, SEVERITIES, with_setting
+from hydractl.settings.expressions import CORRUPTIONS, FROST, PHOTOGRAPHS, SEVERITIES, setting_value, with_setting
 
-QUERY = ("corruption", "severity")
+QUERY = ("corruption", "severity", "photographs")
 
 SMALL_SIDE = 64
 """An image whose shorter side has fewer pixels gets the constants of CIFAR-C, any other those of ImageNet-C."""
@@ -38,15 +42,29 @@ class CorruptedImages(Dataset):
     Random numbers are drawn from a generator seeded by the corruption, the severity and the sample's index, so that
     neither the order of reading nor the number of workers matters. Ids and labels are those of the clean images.
 
+    Args:
+        clean: the images.
+        name: of the corruption.
+        severity: 1 to 5.
+        photographs: the folder of those of frost, which are held in memory.
+
     Raises:
         UsageError: for texts.
+        InputError: for a folder without images, or one that cannot be read.
     """
 
-    def __init__(self, clean: Dataset, name: str, severity: int) -> None:
+    def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         spec = with_setting(clean.spec, f"corruption={name}&severity={severity}")
+        if photographs is not None:
+            spec = with_setting(spec, f"photographs={setting_value(photographs)}")
         super().__init__(spec, clean.where, clean.ids)
+        # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
+        folder = None if photographs is None else Spec(photographs, "photographs", "path", photographs)
+        frost = None if folder is None else read_folder(folder, None)[0]
+        self.photographs = None if frost is None else [frost[i] for i in range(len(frost))]
+        self._frost = b"" if frost is None else bytes.fromhex(frost.fingerprint())
         self.clean, self.name, self.severity = clean, name, severity
         self.labels, self.label_names = clean.labels, clean.label_names
         self.skipped = None if clean.skipped is None else {}
@@ -61,11 +79,14 @@ class CorruptedImages(Dataset):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         kind = TABLE[self.name]
         constants = (kind.small if min(image.size) < SMALL_SIDE else kind.large)[self.severity - 1]
+        if self.photographs is not None:
+            constants = (*constants, self.photographs)
         return to_image(kind.apply(to_pixels(image), constants, _random(self.name, self.severity, i)))
 
     def _content(self, i: int) -> Iterable[bytes]:
         # The clean images are read once for all corruptions of them.
         yield f"corruption/{_VERSION} {self.name} {self.severity} {i}\n".encode()
+        yield self._frost
         yield bytes.fromhex(self.clean.sample_fingerprints()[i])
 
 
@@ -74,16 +95,16 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
     return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
-def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
-    """The SPEC of the clean images, and the corruption that its query asks for.
+def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int, str | None] | None]:
+    """The SPEC of the clean images, and the corruption that its query asks for: name, severity, folder of photographs.
 
     Raises:
-        UsageError: for one of the two settings without the other, or what there is not.
+        UsageError: for settings that do not go together, or what there is not.
     """
     asked = {key: spec.query[key] for key in QUERY if key in spec.query}
     if not asked:
         return spec, None
-    if len(asked) < len(QUERY):
+    if not {"corruption", "severity"} <= asked.keys():
         raise UsageError(
             f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
         )
@@ -96,8 +117,12 @@ def take_corruption(spec: Spec) -> tuple[Spec, tuple[str, int] | None]:
         )
     if severity not in map(str, SEVERITIES):
         raise UsageError(f"{spec.where}: severity {severity} is not in {SEVERITIES[0]} .. {SEVERITIES[-1]}")
+    photographs = asked.get("photographs")
+    if (name == FROST) != (photographs is not None):
+        problem = "needs photographs of frost" if photographs is None else "takes no photographs: frost does"
+        raise UsageError(f"{spec.where}: {name} {problem}", hint=PHOTOGRAPHS.format("&photographs=FOLDER"))
     rest = {key: value for key, value in spec.query.items() if key not in QUERY}
-    return replace(spec, query=rest), (name, int(severity))
+    return replace(spec, query=rest), (name, int(severity), photographs)
 
 
 def _random(name: str, severity: int, index: int) -> Any:

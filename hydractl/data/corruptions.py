@@ -2,8 +2,7 @@
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019
 (arXiv 1903.12261); the constants are those of the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
-(https://github.com/hendrycks/robustness). Missing is ``frost``, which needs the authors' photographs: a mean over
-what is here is not their mCE.
+(https://github.com/hendrycks/robustness). Their photographs of frost are not here: :func:`frost` is given some.
 
 Each function takes an image as float64 ``[height, width, channels]`` in [0, 1], one channel or three, the constants of
 a severity and a random generator, and returns an array of the same shape, not yet clipped.
@@ -13,13 +12,15 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
+
+from hydractl.families.pixels import in_mode
 
 Pixels = npt.NDArray[np.float64]
 Random = np.random.RandomState
@@ -99,6 +100,25 @@ def snow(x: Pixels, constants: tuple[float, ...], random: Random) -> Pixels:
     grey = x if x.shape[2] == 1 else 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
     whitened = keep * x + (1 - keep) * np.maximum(x, grey * 1.5 + 0.5)
     return whitened + flakes + flakes[::-1, ::-1]
+
+
+def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: Random) -> Pixels:
+    """A part of a photograph of frost, added; (share of the image, of the frost, every n-th pixel, photographs).
+
+    The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
+    takes the middle one of every five pixels. A photograph that is too small is enlarged.
+    """
+    share, amount, every, photographs = constants
+    height, width, channels = x.shape
+    photograph = in_mode(photographs[random.randint(len(photographs))], "L" if channels == 1 else "RGB")
+    factor = max(1.0, every * width / photograph.width, every * height / photograph.height)
+    if factor > 1:
+        larger = (math.ceil(photograph.width * factor), math.ceil(photograph.height * factor))
+        photograph = photograph.resize(larger, Image.Resampling.BILINEAR)
+    pixels = np.asarray(photograph)[every // 2 :: every, every // 2 :: every]
+    top, left = random.randint(pixels.shape[0] - height + 1), random.randint(pixels.shape[1] - width + 1)
+    part = pixels[top : top + height, left : left + width].reshape(x.shape)  # a grey one gets its channel
+    return share * x + amount * part / 255
 
 
 def fog(x: Pixels, constants: tuple[float, float], random: Random) -> Pixels:
@@ -214,6 +234,11 @@ TABLE: dict[str, Severities] = {
             (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
         ),
+    ),
+    "frost": Severities(
+        frost,
+        ((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
+        ((1, 0.2, 5), (1, 0.3, 5), (0.9, 0.4, 5), (0.85, 0.4, 5), (0.75, 0.45, 5)),
     ),
     "fog": Severities(
         fog,

@@ -132,18 +132,47 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
         InputError: not a text, nothing listed, or listed files that do not exist (all of them).
     """
     spec.check_query(("root",))
-    path = Path(os.path.expanduser(spec.path))
+    entries = _entries_of(spec, spec.path)
+    return _listed(spec, entries, limited([label for _, _, label in entries], len(entries), limit, seed))
+
+
+def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open several image lists as one set, in their order; a limit takes the same share of each, its first images.
+
+    Args:
+        spec: with the ``root`` of all.
+        files: the lists.
+        limit: how many images.
+
+    Raises:
+        InputError: as of :func:`read_image_list`.
+    """
+    lists = [_entries_of(spec, file, f"{os.path.basename(file)} ") for file in files]
+    shares = [(i + 1) / len(own) for own in lists for i in range(len(own))]
+    rows = sorted(sorted(range(len(shares)), key=shares.__getitem__)[:limit])
+    return _listed(spec, [entry for own in lists for entry in own], rows)
+
+
+_Listed = tuple[str, str, str | None]
+"""The place of an image in its list, its path and its label."""
+
+
+def _entries_of(spec: Spec, file: str, name: str = "") -> list[_Listed]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = Path(os.path.expanduser(file)).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{spec.where}: line {line} of the image list is not UTF-8 text") from error
-    entries = [(f"line {n}", *split_line(line)) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        raise InputError(f"{spec.where}: {name}line {line} of the image list is not UTF-8 text") from error
+    lines = enumerate(text.split("\n"), start=1)
+    entries = [(f"{name}line {n}", *split_line(line)) for n, line in lines if line.strip()]
     if not entries:
-        raise InputError(f"{spec.where}: the image list is empty")
-    rows = limited([label for _, _, label in entries], len(entries), limit, seed)
+        raise InputError(f"{spec.where}: the image list {name}is empty")
+    return entries
+
+
+def _listed(spec: Spec, entries: list[_Listed], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
     raw = _labels(entries, rows)
     places, names, _ = zip(*(entries[row] for row in rows), strict=True)
     return listed_images(spec, names, places, raw.problems), raw
@@ -161,7 +190,7 @@ def split_line(line: str) -> tuple[str, str | None]:
     return path.rstrip(), label
 
 
-def _labels(entries: list[tuple[str, str, str | None]], rows: Sequence[int]) -> RawLabels:
+def _labels(entries: list[_Listed], rows: Sequence[int]) -> RawLabels:
     """The labels of some entries of a list: all integers, all names, or none at all."""
     labelled = [(place, label) for place, _, label in entries if label is not None]
     if not labelled:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
 from hydractl.data.labels import RawLabels, limited, resolve_labels
-from hydractl.data.part import Part, part_rows, take_part
+from hydractl.data.part import part_of, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
 
@@ -25,18 +25,19 @@ _READERS = {
     "text": ("hydractl.data.text", "read_text", "text"),
     "builtin": ("hydractl.data.builtin", "read_builtin", "image"),
     "torchvision": ("hydractl.data.torchvision_sets", "read_torchvision", "image"),
+    "openood": ("hydractl.data.suites", "read_openood", "image"),
     "wds": ("hydractl.data.shards", "read_shards", "image"),
     "hf": ("hydractl.data.hub", "read_hub_set", ""),  # known once it is open
     "captions": ("hydractl.data.captions", "read_captions", PAIRS),
     "memory": ("hydractl.data.memory", "read_memory", ""),  # known once it is open
     "image parquet": ("hydractl.data.hub", "read_image_parquet", "image"),
 }
-_DRAWN = ("npz", "folder", "list", "torchvision", "hf", "image parquet", "memory")
+_DRAWN = ("npz", "folder", "list", "torchvision", "openood", "hf", "image parquet", "memory")
 """Kinds whose reader takes a seed: all labels are known before a sample is read."""
 _FILES = ("npz", "text")  # kinds whose path has to be there
 
 _FORMS = {
-    "image": "folders, .npz and .parquet files, image lists, builtin:, torchvision: and hf: sets, wds: shards",
+    "image": "folders, .npz, .parquet, image lists, builtin:, torchvision:, openood: and hf: sets, wds: shards",
     "text": ".csv, .tsv and .jsonl files, each also .gz, and .parquet files, hf: sets",
     PAIRS: "captions: files and shards",
 }
@@ -57,7 +58,8 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set: corrupted with ``?corruption=``, a part of it with ``?part=K/N``, made OOD with ``?ood=KIND``.
+    """Open a data set: corrupted with ``?corruption=``, some of its samples (:mod:`hydractl.data.part`), made OOD with
+    ``?ood=KIND``.
 
     Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
     ``classes``. Names are mapped to ``labels`` by name, never by position.
@@ -91,7 +93,7 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
-    parsed, part = take_part(parse_spec(spec, option))
+    parsed, wanted = take_rows(parse_spec(spec, option))
     parsed, ood = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
     kind = _kind(parsed)
@@ -99,8 +101,11 @@ def open_data(
     if samples:
         _check_reads(parsed, samples, reads or {})
     reader: Reader = getattr(importlib.import_module(module), function)
-    first = limit if part is None else None  # of a part, the limit comes after it
-    dataset, raw = reader(parsed, first, seed) if kind in _DRAWN else reader(parsed, first)
+    first = limit if wanted is None else None  # of a part, the limit comes after it
+    if kind in _DRAWN:
+        dataset, raw = reader(parsed, first, seed)
+    else:
+        dataset, raw = reader(parsed, wanted.reach if wanted else first)
     _check_reads(parsed, dataset.kind, reads or {})
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -109,10 +114,11 @@ def open_data(
     dataset.skipped = {} if on_bad == "skip" else None
     if corruption is not None:
         dataset = CorruptedImages(dataset, *corruption)
-    if part is not None:
-        rows = part_rows(len(dataset), part, parsed.where)
-        own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[list(rows)].tolist()
-        dataset = Part(dataset, spec, [rows[i] for i in limited(own, len(rows), limit, seed)])
+    if wanted is not None:
+        # By the labels as they stand in the data, so that every model has the same samples.
+        rows = wanted.of(raw.values, len(dataset))
+        own = None if dataset.labels is None or kind not in _DRAWN else dataset.labels[rows].tolist()
+        dataset = part_of(dataset, spec, [rows[i] for i in limited(own, len(rows), limit, seed)])
     if ood is not None:
         if need_labels:
             raise UsageError(

@@ -1,16 +1,31 @@
-"""A part of a data set: ``?part=K/N`` after the SPEC of any set."""
+"""Some samples of a data set: ``?from=&take=``, ``?fraction=&seed=`` and ``?part=K/N`` after the SPEC of any set."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
-from hydractl.data.base import PAIRS, Dataset, Spec
+import numpy as np
+
+from hydractl.data.base import Dataset, Spec
+from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
 
-_PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+QUERY = ("from", "take", "fraction", "seed", "part")
+
+_NUMBER = r"[0-9]{1,9}"
+_SHARE = r"[0-9]*\.?[0-9]+"
+# key -> what its value looks like, and what messages say of that
+_FORMS = {
+    "from": (re.compile(_NUMBER), "a number of samples to leave out at the start, 0 or more"),
+    "take": (re.compile(_NUMBER), "a number of samples, 1 or more"),
+    "fraction": (re.compile(f"({_SHARE}):({_SHARE})"), "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1"),
+    "seed": (re.compile(_NUMBER), "a seed, 0 or more"),
+    "part": (re.compile(f"({_NUMBER})/({_NUMBER})"), "K/N with K from 1 to N, for example 1/2"),
+}
 
 
 class Part(Dataset):
@@ -20,14 +35,9 @@ class Part(Dataset):
         whole: the data set, with its labels.
         spec: of the part.
         rows: places of its samples in the data set.
-
-    Raises:
-        UsageError: for pairs of images and captions.
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
-        if whole.kind == PAIRS:
-            raise UsageError(f"{whole.where}: {PAIRS}s are not divided", hint="write the part as a table of its own")
         super().__init__(spec, whole.where, [whole.ids[row] for row in rows])
         self.kind, self._whole, self._rows = whole.kind, whole, list(rows)
         self.labels = None if whole.labels is None else whole.labels[self._rows]
@@ -49,29 +59,115 @@ class Part(Dataset):
         return None if lengths is None else [lengths[row] for row in self._rows]
 
 
-def take_part(spec: Spec) -> tuple[Spec, tuple[int, int] | None]:
-    """The SPEC of the whole set, and the K and N of ``part=K/N`` in its query: samples K - 1, K - 1 + N, ...
+def part_of(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
+    """The samples at some places of a data set; images with captions stay such."""
+    if isinstance(whole, CaptionedImages):
+        part = CaptionedImages(Part(whole.images, spec, rows), [whole.captions[row] for row in rows])
+        part.skipped = None if whole.skipped is None else {}
+        return part
+    return Part(whole, spec, rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which samples of a set its SPEC asks for; the settings apply in the order of the attributes.
+
+    Attributes:
+        where: the name of the set in messages.
+        start, count: ``count`` samples from place ``start`` on; None: all of them.
+        share: of these the share from A to B in an order drawn by ``seed``, spread evenly over the classes.
+        part: of these samples K - 1, K - 1 + N, ...
+    """
+
+    where: str
+    start: int
+    count: int | None
+    share: tuple[Fraction, Fraction]
+    seed: int
+    part: tuple[int, int]
+
+    @property
+    def reach(self) -> int | None:
+        """Up to which place the set is read; None: to its end."""
+        return None if self.count is None else self.start + self.count
+
+    def of(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
+        """Places of the samples, in the order of the set.
+
+        Args:
+            labels: of all samples as they stand in the data, ``[total]``; None where there are none.
+            total: number of samples that were read.
+
+        Raises:
+            InputError: the set has fewer samples, or nothing is left.
+        """
+        if total < (self.reach or self.start + 1):
+            wanted = f"from={self.start}" + ("" if self.count is None else f"&take={self.count}")
+            raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
+        rows = np.arange(self.start, total if self.reach is None else self.reach)
+        low, high = (round(bound * len(rows)) for bound in self.share)
+        if (low, high) != (0, len(rows)):
+            own = None if labels is None else np.asarray(labels)[rows]
+            rows = np.sort(rows[_drawn(own, len(rows), self.seed)[low:high]])
+            if not len(rows):
+                raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
+        part, parts = self.part
+        if part > len(rows):
+            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
+        return [int(row) for row in rows[part - 1 :: parts]]
+
+
+def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
+    """All places in an order of which every stretch has the classes in the proportion of the whole, ``[total]``."""
+    random = np.random.RandomState(seed)  # its stream never changes between numpy versions
+    order = random.permutation(total)
+    if labels is None:
+        return order
+    _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    by_class = np.argsort(classes, kind="stable")
+    within = np.empty(total)
+    within[by_class] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    # The samples of a class stand at equal distances, each class from a place of its own on.
+    return order[np.argsort((within + random.uniform(size=len(counts))[classes]) / counts[classes], kind="stable")]
+
+
+def take_rows(spec: Spec) -> tuple[Spec, Rows | None]:
+    """The SPEC of the whole set, and which samples of it its query asks for; None: all.
 
     Raises:
-        UsageError: for what is no part.
+        UsageError: for what makes no sense.
     """
-    if "part" not in spec.query:
+    asked = {key: spec.query[key] for key in QUERY if key in spec.query}
+    if not asked:
         return spec, None
-    text = spec.query["part"]
-    match = _PART.fullmatch(text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"{spec.where}: part {text!r} is not K/N with K from 1 to N", hint="for example ?part=1/2")
-    rest = {key: value for key, value in spec.query.items() if key != "part"}
-    return replace(spec, query=rest), (int(match[1]), int(match[2]))
+    for key, text in asked.items():
+        if not _is_sound(key, text):
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key][1]}")
+    if "seed" in asked and "fraction" not in asked:
+        raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
+    low, high = _pair("fraction", asked.get("fraction", "0:1"))
+    part, parts = _pair("part", asked.get("part", "1/1"))
+    rest = {key: value for key, value in spec.query.items() if key not in QUERY}
+    return replace(spec, query=rest), Rows(
+        spec.where,
+        int(asked.get("from", 0)),
+        int(asked["take"]) if "take" in asked else None,
+        (low, high),
+        int(asked.get("seed", 0)),
+        (int(part), int(parts)),
+    )
 
 
-def part_rows(total: int, part: tuple[int, int], where: str) -> range:
-    """Places of the samples of part K of N.
+def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
+    match = _FORMS[key][0].fullmatch(text)
+    assert match is not None
+    return Fraction(match[1]), Fraction(match[2])
 
-    Raises:
-        InputError: the set has no such sample.
-    """
-    rows = range(part[0] - 1, total, part[1])
-    if not rows:
-        raise InputError(f"{where}: part {part[0]}/{part[1]} is empty, the set has {total} samples")
-    return rows
+
+def _is_sound(key: str, text: str) -> bool:
+    if _FORMS[key][0].fullmatch(text) is None:
+        return False
+    if key in ("fraction", "part"):
+        low, high = _pair(key, text)
+        return low < high <= 1 if key == "fraction" else 1 <= low <= high
+    return key != "take" or int(text) > 0

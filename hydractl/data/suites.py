@@ -1,11 +1,13 @@
 """``--ood-suite``: from the name of a benchmark and a folder to the named OOD sets that are to be opened.
 
+``openood:NAME/PART?root=FOLDER`` opens the in-distribution data, alone or with the sets of shifted covariates.
+
 Nothing is downloaded: every set that is missing is named at once, with where it was looked for and where it comes from.
 
 OpenOOD's layout and lists: https://github.com/Jingkang50/OpenOOD (v1.5, arXiv 2306.09301), ``configs/datasets`` and
 ``scripts/download/download.py``. Which of its sets are for validation follows the Hydra Ensembles paper: the set that
-circuits are chosen on (OpenImage-O, TinyImageNet, AG News) is not tested, although OpenOOD itself also counts a test
-part of the first as far and of the second as near.
+circuits are chosen on (OpenImage-O, TinyImageNet, AG News) is not tested, unless it is asked for (``:official``):
+OpenOOD itself also counts a test part of the first as far and of the second as near.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hydractl.data.base import TEXT_SUFFIXES
-from hydractl.data.files import split_line
+from hydractl.data.base import TEXT_SUFFIXES, Dataset, Spec, parse_spec
+from hydractl.data.files import read_image_list, read_image_lists, split_line
+from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
-from hydractl.settings.expressions import OodSet, SuiteChoice
+from hydractl.settings.expressions import OodSet, SuiteChoice, setting_value
 
 # --- what is in each suite --------------------------------------------------------------------------------------------
 
@@ -39,6 +42,7 @@ class Member:
         origin: where it comes from, for the message when it is missing.
         folder: the folder below the root that the paths in the list start from; None for texts.
         stands_in: whether it is taken only in place of a missing set of its group.
+        official: whether it is taken only when asked for: the paper leaves it out, OpenOOD does not.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Member:
     origin: str
     folder: str | None = None
     stands_in: bool = False
+    official: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,14 @@ class Suite:
         samples: ``images`` or ``texts``.
         members: its sets, those for validation only among them.
         id_lists: OpenOOD's lists of the in-distribution images, and what each is: not the full test set.
-        note: how the suite differs from others of its name.
+        parts: the sets that each PART of ``openood:NAME/PART`` is made of.
+        note: how the suite differs from others of its name, where its official sets are left out.
     """
 
     samples: str
     members: tuple[Member, ...]
     id_lists: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[Member]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -70,10 +77,10 @@ _OPENOOD = "OpenOOD v1.5, scripts/download/download.py of https://github.com/Jin
 _CLASSIC, _LARGE = "images_classic", "images_largescale"
 
 
-def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: str) -> Member:
+def _openood(benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False) -> Member:
     data_set = "texture" if name == "textures" else name  # as the download names it
     files = tuple(f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists)
-    return Member(name, group, files, f"{data_set} of {_OPENOOD}", folder)
+    return Member(name, group, files, f"{data_set} of {_OPENOOD}", folder, official=official)
 
 
 def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str]:
@@ -85,19 +92,60 @@ def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str
     }
 
 
-def _cifar(own: str, other: str, classes: int) -> Suite:
+FULL_SPECTRUM = "full-spectrum"
+
+
+def _parts(own: str, folder: str, val_ood: Member, **shifted: Sequence[str]) -> dict[str, Sequence[Member]]:
+    """What ``openood:`` opens: the lists of the ID data, those of shifted covariates, and test data with all of these.
+
+    Args:
+        own: the benchmark.
+        folder: of its images.
+        val_ood: its OOD validation set.
+        shifted: lists by set, the first that is there is taken.
+    """
+    parts = {part: [_openood(own, own, None, folder, f"{part}_{own}")] for part in ("train", "val", "test")}
+    sets = {name: _openood(own, name, None, folder, *lists) for name, lists in shifted.items()}
+    full = {FULL_SPECTRUM: [*parts["test"], *sets.values()]} if sets else {}
+    return {**parts, "val-ood": [val_ood], **full, **{name: [member] for name, member in sets.items()}}
+
+
+def _imagenet(own: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> Suite:
+    val_ood = _openood(own, "openimage_o", None, _LARGE, "val_openimage_o")
     return Suite(
         samples="images",
         members=(
+            val_ood,
+            _openood(own, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
+            _openood(own, "ninco", NEAR, _LARGE, "test_ninco"),
+            _openood(own, "inaturalist", FAR, _LARGE, "test_inaturalist"),
+            _openood(own, "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
+            _openood(own, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
+        ),
+        id_lists=_id_lists(own, test, val, images),
+        parts=_parts(own, _LARGE, val_ood, **shifted),
+        note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only, unless "
+        f"openood-{own}:official is asked for",
+    )
+
+
+def _cifar(own: str, other: str, classes: int, **shifted: Sequence[str]) -> Suite:
+    val_ood = _openood(own, "tin", None, _CLASSIC, "val_tin")
+    return Suite(
+        samples="images",
+        members=(
+            val_ood,
             _openood(own, other, NEAR, _CLASSIC, f"test_{other}"),
+            _openood(own, "tin", NEAR, _CLASSIC, "test_tin", official=True),
             _openood(own, "mnist", FAR, _CLASSIC, "test_mnist"),
             _openood(own, "svhn", FAR, _CLASSIC, "test_svhn"),
             _openood(own, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
             _openood(own, "places365", FAR, _CLASSIC, "test_places365"),
-            _openood(own, "tin", None, _CLASSIC, "val_tin"),
         ),
         id_lists=_id_lists(own, 9_000, 1_000, f"test images of CIFAR-{classes}"),
-        note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only",
+        parts=_parts(own, _CLASSIC, val_ood, **shifted),
+        note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only, unless "
+        f"openood-{own}:official is asked for",
     )
 
 
@@ -107,20 +155,16 @@ _CUSTOMER_REVIEWS = Member(
 _NEWSGROUPS = ("20ng", "20_newsgroups", "20newsgroups", "newsgroups")
 
 SUITES: dict[str, Suite] = {
-    "openood-imagenet": Suite(
-        samples="images",
-        members=(
-            _openood("imagenet", "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
-            _openood("imagenet", "ninco", NEAR, _LARGE, "test_ninco"),
-            _openood("imagenet", "inaturalist", FAR, _LARGE, "test_inaturalist"),
-            _openood("imagenet", "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
-            _openood("imagenet", "openimage_o", None, _LARGE, "val_openimage_o"),
-        ),
-        id_lists=_id_lists("imagenet", 45_000, 5_000, "validation images of ImageNet-1k"),
-        note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only",
+    "openood-imagenet": _imagenet(
+        *("imagenet", 45_000, 5_000, "validation images of ImageNet-1k"),
+        {f"imagenet_{one}": (f"test_imagenet_{one}", f"test_imagenet{one}") for one in ("v2", "c", "r")},
+    ),
+    "openood-imagenet200": _imagenet(
+        *("imagenet200", 9_000, 1_000, "validation images of 200 classes of ImageNet-1k"),
+        {f"imagenet_{one}": (f"test_imagenet200_{one}", f"test_imagenet_{one}") for one in ("v2", "c", "r")},
     ),
     "openood-cifar100": _cifar("cifar100", "cifar10", 100),
-    "openood-cifar10": _cifar("cifar10", "cifar100", 10),
+    "openood-cifar10": _cifar("cifar10", "cifar100", 10, cifar10c=("test_cifar10c",)),
     "sst2-paper": Suite(
         samples="texts",
         members=(
@@ -188,7 +232,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     looked = {member: _look(folder, member) for member in wanted}
     specs = {member: spec for member, (spec, _) in looked.items() if spec is not None}
     gone = {member: why for member, (spec, why) in looked.items() if spec is None}
-    notes = [suite.note] if suite.note else []
+    notes = [suite.note] if suite.note and not any(member.official for member in wanted) else []
     if not choice.sets:
         notes += _stand_in(suite, folder, specs, gone)
     if gone and not (choice.partial and specs):
@@ -215,11 +259,48 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 def id_list_of(spec: str) -> str | None:
     """A sentence that describes an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
     path = spec.partition("?")[0].replace(os.sep, "/")
+    benchmark, _, part = path.removeprefix("openood:").partition("/")
+    named = SUITES.get(f"openood-{benchmark}") if path.startswith("openood:") else None
+    if named is not None and part in named.parts:
+        path, *shifted = (f"/{member.files[0]}" for member in named.parts[part])
+        if shifted:
+            names = ", ".join(member.name for member in named.parts[part][1:])
+            return f"OpenOOD's full spectrum: {named.id_lists[path[1:]]}, and {names}"
     for suite in SUITES.values():
         for name, sentence in suite.id_lists.items():
             if path.endswith(name):
                 return sentence
     return None
+
+
+def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
+    """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark; nothing is downloaded.
+
+    Raises:
+        UsageError: no such benchmark or part, or no root.
+        InputError: data that are not there.
+    """
+    spec.check_query(("root",))
+    benchmark, _, name = spec.path.partition("/")
+    parts = {own.removeprefix("openood-"): suite.parts for own, suite in SUITES.items() if suite.parts}
+    if benchmark not in parts or name not in parts[benchmark]:
+        known = parts.get(benchmark)
+        hint = f"there are {', '.join(parts)}" if known is None else f"{benchmark} has {', '.join(known)}"
+        raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
+    root = os.path.expanduser(spec.query.get("root", ""))
+    if not root:
+        raise UsageError(f"{spec.where} needs the folder of the data", hint=f"openood:{spec.path}?root=FOLDER")
+    wanted = parts[benchmark][name]
+    looked = [_listed(root, member.files, member.folder or "") for member in wanted]
+    lacking = [(member, why) for member, (found, why) in zip(wanted, looked, strict=True) if found is None]
+    problems = [f"{why}; it comes from {member.origin}" for member, why in lacking]
+    if problems:
+        raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
+    lists = [parse_spec(found, spec.option) for found, _ in looked if found is not None]
+    images = replace(spec, query=lists[0].query)
+    if len(lists) > 1:
+        return read_image_lists(images, [one.path for one in lists], limit)
+    return read_image_list(replace(images, path=lists[0].path), limit, seed)
 
 
 def _is(members: Collection[Member]) -> str:
@@ -229,8 +310,10 @@ def _is(members: Collection[Member]) -> str:
 def _wanted(choice: SuiteChoice, suite: Suite) -> list[Member]:
     """The sets asked for: all that are tested, or those named."""
     tested = [member for member in suite.members if member.group is not None]
+    if choice.official and not any(member.official for member in tested):
+        raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
     if not choice.sets:
-        return [member for member in tested if not member.stands_in]
+        return [member for member in tested if not member.stands_in and (choice.official or not member.official)]
     known = {member.name: member for member in suite.members}
     problems = []
     for name in choice.sets:
@@ -276,8 +359,7 @@ def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | N
                 continue
             first = _first_path(path)
             if first is not None and os.path.isfile(os.path.join(images, first)):
-                root = images.replace("%", "%25").replace("&", "%26")
-                return f"{path}?root={root}", ""
+                return f"{path}?root={setting_value(images)}", ""
             why = f"{name} is there, and its first image is not: {os.path.join(below_root, first or '(none)')}"
     return None, why
 

@@ -23,13 +23,14 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, FIT, VAL, EvalSet, fitted_entries, of_role, tested
 from hydractl.files.atomic import Output, write_with
-from hydractl.files.checkpoint import TensorSource, replaced, write_checkpoint
+from hydractl.files.checkpoint import TensorSource, beside, replaced, write_checkpoint
 from hydractl.files.fingerprints import merged
 from hydractl.log import Log
 from hydractl.metrics import bootstrap
 from hydractl.metrics.conformal import SetCounts
 from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.samples import Samples
+from hydractl.model.laplace import START as POSTERIOR
 
 
 class Measuring:
@@ -118,6 +119,11 @@ class Measuring:
         scores = self._scores(model)
         if scores.on_features:
             model.fit_scores(scores.on_features, next(iter(self._training), None), self._options.fit.knn_k)
+            self.warnings += [
+                f"{model.name}: {name} learns from wrong and right predictions, and those on --fit are all alike: it "
+                "is constant; give data that the model was not trained on"
+                for name in ([] if model.detector is None else model.detector.constant)
+            ]
         fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
         self._fitted[model.name] = fitted
         how: dict[str, Any] = {"scores": scores, "calibration": fitted.calibration}
@@ -193,7 +199,7 @@ class Measuring:
         if calibration is not None:
             calibration["stored"] = True
         own: dict[str, Any] = {"calibration": calibration, "threshold": fitted.threshold, "ood_score": None}
-        tensors: TensorSource = source.tensors
+        tensors: TensorSource = replaced(source.tensors, beside(source.tensors, POSTERIOR))
         scores, detector = row_scores(model, self._options), model.detector
         if self._options.fit.scores.told or model.stored.score:
             own["ood_score"] = {"score": scores.leading}

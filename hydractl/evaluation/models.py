@@ -29,7 +29,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.threshold import stored as stored_threshold
 from hydractl.metrics.threshold import stored_score
-from hydractl.model.cost import dense_macs, macs, parameters, staged_macs
+from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
 from hydractl.model.detection import Detector, ensemble_features, fit_detector, readout
 from hydractl.model.loading import ModelArgument
 from hydractl.model.runtime import HydraModel, move
@@ -97,6 +97,7 @@ class Model(ABC):
         mc_dropout: ``p``, ``samples`` and ``seed`` where its members are passes of MC dropout, else None.
         on_features: the OOD scores on features that can be had without training data.
         detector: what those of this command were fitted to; None for none.
+        zero_shot: whether it is measured by its own classifier of class texts.
         probe: the classifier of features that it is measured by, as its row has it; None for its own.
         cascade: when its first member answers alone (``member``, ``score``, ``value``), and the mult-adds of that
             (``first_macs``) and of the other members (``rest_macs``); None where all members run.
@@ -104,6 +105,7 @@ class Model(ABC):
 
     on_features: Sequence[str] = ()
     detector: Detector | None = None
+    zero_shot: bool = False
     probe: Mapping[str, Any] | None = None
     cascade: Mapping[str, Any] | None = None
     name: str
@@ -200,14 +202,17 @@ class RunningModel(Model):
         self.members = len(masks) * passes
         same = all(mask.heads == masks[0].heads for mask in masks)
         towers = {site.path: site.tower for site in argument.sources[0].sites}
+        self.zero_shot = probed is None and len(set(towers.values())) > 1
         self.heads = [
             {"site": p, "tower": towers[p], "heads": n, "kept": [list(mask.kept[p]) for mask in masks]}
             for p, n in (masks[0].heads.items() if same else ())
         ]
         whole = options.whole_last_block
         work = [macs(source.description, source.tensors, whole_last_block=whole) for source in argument.sources]
+        counts = [(parameters(source.tensors), source.description.params_nonzero) for source in argument.sources]
         self.cost = {
-            "params": sum(parameters(source.tensors) for source in argument.sources),
+            "params": sum(count for count, _ in counts),
+            **total_nonzero(counts),
             "macs": passes * sum(work),
             "single_macs": dense_macs(first, whole_last_block=whole),
         }

@@ -45,6 +45,7 @@ class DataOptions:
         on_bad: what to do with samples that cannot be read.
         label_map: file of an object from labels of the data to labels of the model.
         corruptions, severities: of ``data``, measured as well.
+        photographs: the folder of those of frost, where it is among the corruptions.
         allow_seen: whether samples may be tested on that something was chosen on.
     """
 
@@ -59,6 +60,7 @@ class DataOptions:
     label_map: str | None = None
     corruptions: Sequence[str] = ()
     severities: Sequence[int] = ()
+    photographs: str | None = None
     allow_seen: bool = False
 
 

@@ -15,7 +15,7 @@ from hydractl.evaluation.predictions.reading import Concatenated, is_predictions
 from hydractl.evaluation.sets import FIT, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OF_CLASSIFIER, ON_FEATURES
+from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES
 from hydractl.model.loading import ModelArgument, find_models, with_classes
 from hydractl.model.source import ModelOptions, split_model
 
@@ -60,6 +60,9 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
                 raise UsageError(f"--ood-score {name} is of all members, and {model.name} is a cascade", hint=hint)
             elif options.fit.probe == "knn" and name in OF_CLASSIFIER:
                 raise UsageError(f"--ood-score {name} is of a linear classifier", hint="--probe linear")
+            elif name in OF_ZERO_SHOT and not model.zero_shot:
+                hint = "for a classifier use vim, mahalanobis, ..."
+                raise UsageError(f"--ood-score {name} is of class texts, and {model.name} is not zero-shot", hint=hint)
             elif data is None and ON_FEATURES[name] and name not in model.on_features:
                 raise UsageError(f"--ood-score {name} needs --fit SPEC, training data of {model.name}")
             elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
@@ -70,8 +73,8 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
     """The OOD scores of a row."""
     fitted = options.data.fit is not None and isinstance(model, RunningModel) and model.mc_dropout is None
-    every = [name for name in ON_FEATURES if options.fit.probe != "knn" or name not in OF_CLASSIFIER]
-    known = every if fitted else model.on_features
+    barred = (*(OF_CLASSIFIER if options.fit.probe == "knn" else ()), *(() if model.zero_shot else OF_ZERO_SHOT))
+    known = [name for name in ON_FEATURES if name not in barred] if fitted else model.on_features
     return options.fit.scores.of(model.name, model.members, model.stored.score, known)
 
 

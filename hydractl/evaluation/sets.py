@@ -18,7 +18,7 @@ from hydractl.evaluation.predictions.store import SetEntry
 from hydractl.files.fingerprints import Entry, entry, marked, who_saw
 from hydractl.jsonio import read_json_file
 from hydractl.model.agreement import label_differences
-from hydractl.settings.expressions import AUTO
+from hydractl.settings.expressions import AUTO, FROST
 
 ID, OOD, VAL, VAL_OOD, CORRUPTION, FIT = "id", "ood", "val", "val_ood", "corruption", "fit"
 
@@ -89,7 +89,9 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> list[EvalSe
         for name, group, spec in options.ood:
             sets.append(_of(name, OOD, open_data(spec, option=f"--ood {name}", ignore_labels=True, **common), group))
         for kind, severity in itertools.product(options.corruptions, options.severities):
-            sets.append(_of(f"{kind}/{severity}", CORRUPTION, CorruptedImages(inside, kind, severity)))
+            photographs = options.photographs if kind == FROST else None
+            corrupted = CorruptedImages(inside, kind, severity, photographs)
+            sets.append(_of(f"{kind}/{severity}", CORRUPTION, corrupted))
     validation = None
     if options.val is not None:
         sets.append(_of("val", VAL, open_data(options.val, option="--val", need_labels=True, **known)))

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ class State:
 
 
 @dataclass(frozen=True)
+class Projection:
+    """The linear layer that ends a tower whose features are compared.
+
+    Attributes:
+        inputs: the state after the last block to what enters it, ``[B, prompts, d]``; a sample is one prompt.
+        parameters: its weight ``[D, d]`` and its bias ``[D]``, or None.
+    """
+
+    inputs: Callable[[State], Tensor]
+    parameters: Callable[[], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
 class Stages:
     """One tower of a model, cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))``.
 
@@ -58,6 +72,7 @@ class Stages:
         tower: as in :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
         prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
+        projection: of features that are compared, the layer before they are normalised; None where it is not linear.
     """
 
     stem: Callable[[Any], State]
@@ -74,6 +89,7 @@ class Stages:
     prefixes: tuple[str, ...] = ("",)
     merging: Mapping[int, str] = field(default_factory=dict)
     spans: Sequence[tuple[float, int]] = ()
+    projection: Projection | None = None
 
     def prefixes_of(self, block: int) -> tuple[str, ...]:
         """How the names of the parameters of a block start, those of what makes fewer tokens before it included."""
@@ -252,7 +268,7 @@ class ModelFamily(ABC):
     product."""
     named_parts: Mapping[str, str] = {}
     """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
-    ``words`` and ``head``, which is the last layer of the classifier."""
+    ``words``, ``layer_scale``, ``scale`` and ``head``, which is the last layer of the classifier."""
 
     parts: Mapping[str, str] = {}
     """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits
@@ -416,6 +432,11 @@ class ModelFamily(ABC):
 
     def with_heads(self, config: Mapping[str, Any], heads: int) -> dict[str, Any] | None:
         """The configuration of the same model with so many heads of the same width at every site; None: it has none."""
+        return None
+
+    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+        """The configuration of the same model with a share of its width, of its heads and of its MLPs; None: it has
+        none. Whether the share is one of whole numbers is for the caller to see."""
         return None
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:

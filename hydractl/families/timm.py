@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class TimmViT(ModelFamily):
         "patch": r"patch_embed\.",
         "position": r"pos_embed$",
         "class_token": r"(cls|reg|dist)_token$",
+        "layer_scale": r"(layers\.\d+\.)?blocks\.\d+\.(ls[12]\.gamma|gamma_[12])$",
         "head": r"head(_dist)?\.",
     }
 
@@ -265,6 +267,17 @@ class TimmViT(ModelFamily):
             return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
         except InputError:  # the model takes no such argument
             return None
+
+    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+        """With ``embed_dim`` and ``num_heads``, of a plain ViT."""
+        model = _build(config)
+        if not isinstance(model, VisionTransformer):
+            return None
+        width, heads = int(model.embed_dim * share), int(model.blocks[0].attn.num_heads * share)
+        if not heads or width % heads:
+            return None
+        arguments = {**(config.get("model_args") or {}), "embed_dim": width, "num_heads": heads}
+        return {**config, "model_args": arguments, **({"num_features": width} if "num_features" in config else {})}
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """Behind every dense layer of a block but queries, keys and values, and behind the positions (ViT, B.1)."""

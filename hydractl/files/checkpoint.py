@@ -248,10 +248,16 @@ def replaced(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> Mappe
     return MappedTensors(infos, lambda name: tensors[name] if name in tensors else source.read(name))
 
 
+def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]:
+    """The tensors that lie beside the weights in a file, those whose names start so."""
+    listed = source.header.tensors if isinstance(source, FileTensors) else ()
+    return {name: source.read(name) for name in listed if name.startswith(start)}
+
+
 def shapes_only(source: TensorSource) -> MappedTensors:
     """The tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
     infos = {name: source.info(name) for name in source.names()}
-    return MappedTensors(infos, lambda name: meta_tensor(infos[name]))
+    return MappedTensors(infos, lambda name: meta_tensor(source.info(name)))
 
 
 def page_buffer(count: int) -> torch.Tensor:

@@ -102,6 +102,13 @@ class Description:
         """What the model reads: ``image`` or ``text``."""
         return "text" if self.preprocess.get("kind") == "text" else "image"
 
+    @property
+    def params_nonzero(self) -> int | None:
+        """Of a model with pruned weights, how many parameters are not zero; None: they are not counted."""
+        sparse = self.extra.get("sparse")
+        count = sparse.get("params_nonzero") if isinstance(sparse, Mapping) else None
+        return count if type(count) is int else None
+
     def to_json(self) -> dict[str, Any]:
         """The JSON form ``hydractl.checkpoint/1``."""
         members = []

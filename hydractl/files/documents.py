@@ -174,6 +174,7 @@ class Cost(Form):
     """The cost of one sample."""
 
     params: Count | None = Field(None, description="Number of stored parameters.")
+    params_nonzero: Count | None = Field(None, description="Those that are not zero, where single weights were pruned.")
     macs: Count | None = Field(None, description="Multiply-adds of one sample.")
     single_macs: Count | None = Field(None, description="Multiply-adds of the model with all its heads.")
 
@@ -298,6 +299,7 @@ class BenchRow(Form):
     ratio_ci: list[Positive] = Field(min_length=2, max_length=2, description="95 % bootstrap interval of the ratio.")
     noisy: bool | None = Field(None, description="Whether the runs scatter too far; null for fewer than five rounds.")
     params: Positive | None = Field(description="Number of stored parameters of all members; null where not known.")
+    params_nonzero: Count | None = Field(None, description="Those that are not zero, where single weights were pruned.")
     macs: Positive | None = Field(description="Multiply-adds of one sample; null where they are not known.")
     share: Number = Field(None, description="Of a cascade, the share of samples that run all members.")
     first_macs: Count | None = Field(None, description="Of a cascade, those of its first member.")

@@ -17,9 +17,10 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
     """The trainings of the members of one row or file, of those that came straight from one.
 
     Returns:
-        For each: ``member`` (its number), ``steps``, ``kept_epoch``, ``n`` and ``n_val`` (samples, null where they are
-        not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the steps of the
-        epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about 60 epochs.
+        For each: ``member`` (its number), ``steps``, ``kept_epoch`` (null of an average), ``n`` and ``n_val`` (samples,
+        null where they are not known) and ``epochs``: ``epoch``, ``steps`` made by its end, ``loss`` (the mean over the
+        steps of the epoch), ``val_accuracy`` and ``val_nll`` where it was validated. Of long trainings at most about
+        60 epochs.
     """
     trainings, first = [], 0
     for description in descriptions:
@@ -37,7 +38,8 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
 def training_text(training: Mapping[str, Any]) -> str:
     """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
     epochs, kept = training["epochs"], training["kept_epoch"]
-    text = f"epoch {kept} of {epochs[-1]['epoch']} kept, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
+    weights = "average of weights" if kept is None else f"epoch {kept} of {epochs[-1]['epoch']} kept"
+    text = f"{weights}, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
     accuracy = next((e.get("val_accuracy") for e in epochs if e["epoch"] == kept), None)
     return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"
 
@@ -72,9 +74,9 @@ def _training(provenance: Any, seen: Iterable[Mapping[str, Any]]) -> dict[str, A
     if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
         return None
     assert isinstance(settings, Mapping)  # there is a history in it
-    # Of snapshots none is chosen: the weights are those at the end.
+    # Of snapshots none is chosen: the weights are those at the end. An average is of no epoch.
     kept = history[-1]["epoch"] if "cycle" in settings else settings.get("kept_epoch")
-    if type(kept) is not int:
+    if type(kept) is not (type(None) if "averaged" in settings else int):
         return None
     every, last = -(-len(history) // _POINTS), len(history) - 1
     chosen = [e for i, e in enumerate(history) if i % every == 0 or i == last or e["epoch"] == kept]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, NonFiniteError
-from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
+from hydractl.files.checkpoint import LentTensors, TensorSource
+from hydractl.files.description import Description
 from hydractl.files.header import torch_dtype
 from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
 from hydractl.metrics.rows import diversity_block
 from hydractl.metrics.samples import samples_of
-from hydractl.model.attention import HeadAttention
 from hydractl.model.runtime import HydraModel, move, pooled_log_probs
 from hydractl.model.source import Source
 from hydractl.model.stored import check_finite
@@ -36,36 +36,42 @@ Classes = tuple[Sequence[str], Sequence[str]]
 
 
 class _Averages:
-    """The averaged tensors of a plan, on a device and in the dtype that they are kept in."""
+    """The averaged tensors of a plan, on a device and in the dtype that they have there."""
 
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
-        self.names = set(plan.averaged)
+        self.names, self._tensors = sorted(plan.averaged), plan.tensors
         self.device, self.dtype = device, storage_dtype(plan.tensors)
-        self.held: dict[str, Tensor] = {}
+        self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
-        """Tensors on the device, of which the averaged ones are read once and stay, for all models made of them.
+        """Tensors on the device, with the averages in the places of those that are averaged.
 
-        The fused model has them from the plan. A member's own tensors with these in their places are what the fused
-        member must equal.
+        A member's own tensors with these are what the fused member must equal.
         """
+        names = set(self.names)
+        infos = {name: tensors.info(name) for name in tensors.names()}
+        return LentTensors(infos, lambda n: self.read(n) if n in names else self.on_device(tensors.read(n)))
 
-        def read(name: str) -> Tensor:
-            if name in self.held:
-                return self.held[name]
-            tensor = self.on_device(tensors.read(name))
-            if name in self.names:
-                self.held[name] = tensor
-            return tensor
+    def read(self, name: str) -> Tensor:
+        """One average. They stay in memory for all models made of them, but for weights of 16 bits, which never do."""
+        if name not in self._held:
+            tensor = self.on_device(self._tensors.read(name))
+            if self.dtype in _SIXTEEN_BITS:
+                return tensor
+            self._held[name] = tensor
+        return self._held[name]
 
-        return LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
+    def drop(self) -> None:
+        """From now on nothing is averaged."""
+        self._held.clear()
+        self.names.clear()
 
     def on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def same_in(self, source: Source) -> bool:
         """Whether averaging has left all weights of this member as they were."""
-        return all(torch.equal(self.on_device(source.tensors.read(name)), held) for name, held in self.held.items())
+        return all(torch.equal(self.on_device(source.tensors.read(n)), self.read(n)) for n in self.names)
 
 
 @torch.no_grad()
@@ -102,8 +108,7 @@ def self_check(
             runtime_error.append(float((together[member] - alone[member]).abs().max()))
             progress.advance()
         same = [averages.same_in(source) for source in sources]
-        averages.held.clear()
-        averages.names.clear()
+        averages.drop()
     # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
     before = torch.stack(
         [
@@ -154,13 +159,12 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
 
 
 def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
-    """The inputs of a check, and the logits of the fused model ``[M, B, classes]``; the averages are held from then on.
+    """The inputs of a check, and the logits of the fused model ``[M, B, classes]``.
 
     Between them class names and templates of the prompts, of a model whose classes are given by name.
     """
     device, dtype = averages.device, averages.dtype
-    fused = HydraModel(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
-    compute_in_float32(fused)
+    fused = float32_model(plan.description, averages.in_place(plan.tensors), device, dtype).with_classes()
     inputs = move(fused.family.example_inputs(plan.description.preprocess, BATCH, seed), device, torch.float32)
     classes = None if fused.prompted is None else (fused.prompted.labels, fused.prompted.templates)
     return inputs, classes, fused.member_logits(inputs)
@@ -169,10 +173,10 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, C
 def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classes | None) -> Tensor:
     """The logits ``[B, classes]`` in float64 of a member alone, with the averages that are held in their places."""
     gc.collect()  # models refer to themselves, so the one before would stay in memory beside this one
-    model = HydraModel(source.description, averages.in_place(source.tensors), averages.device, averages.dtype)
+    tensors = averages.in_place(source.tensors)
+    model = float32_model(source.description, tensors, averages.device, averages.dtype)
     if classes is not None:
         model = model.zero_shot(*classes)
-    compute_in_float32(model)
     return model.member_logits(inputs)[0].double()
 
 
@@ -186,7 +190,7 @@ def three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-# --- weights of 16 bits that compute in float32: half the memory, the same numbers ------------------------------------
+# --- weights of 16 bits: blocks read theirs when they run, and compute in float32 -------------------------------------
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
@@ -195,58 +199,23 @@ def storage_dtype(tensors: TensorSource) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_SIXTEEN_BITS) else torch.float32
 
 
-def compute_in_float32(model: HydraModel) -> HydraModel:
-    """Let a model that was built in 16 bits compute in float32, for inference only.
+def float32_model(
+    description: Description, tensors: TensorSource, device: torch.device, dtype: torch.dtype
+) -> HydraModel:
+    """A model that computes in float32, and whose weights of 16 bits are hardly in memory; for inference only.
 
-    Weights inside its blocks are widened when their module runs and dropped again; tables of embeddings are looked up
-    as they are, and what was found is widened; everything else, which is small, is widened for good. A weight that is
-    read past its module is NaN, so that it cannot go unseen.
-
-    Returns:
-        The model itself. One that is not in 16 bits stays as it is.
+    The blocks of one in 16 bits read their weights when they run; tables of embeddings are looked up as they are, and
+    what was found is widened; everything else, which is small, is widened for good.
     """
-    if next(model.parameters()).dtype not in _SIXTEEN_BITS:
+    streamed = dtype in _SIXTEEN_BITS
+    model = HydraModel(description, tensors, device, dtype, streamed=streamed)
+    if not streamed:
         return model
     model.batched = False  # stacked weights would be read past their modules
-    blocks = {id(m) for path in model.block_paths for m in model.networks[0].get_submodule(path).modules()}
-    done: set[int] = set()
     for module in model.modules():
-        # The projections of members are no modules that are called, so their attention answers for them.
-        whole = isinstance(module, HeadAttention)
-        weights = list(module.parameters(recurse=whole))
-        if not weights or id(module) in done:
-            continue
-        done.update(id(m) for m in (module.modules() if whole else [module]))
         if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
-        elif id(module) in blocks or isinstance(module, nn.Embedding):  # a library's own computes what it looks up
-            _widen_while_running(module, weights)
-        else:
-            for weight in weights:
-                weight.data = weight.data.float()
+            continue
+        for weight in module.parameters(recurse=False):
+            weight.data = weight.data.float()  # in blocks they are float32, and without numbers
     return model
-
-
-def _wide(kept: Tensor) -> Tensor:
-    """A copy in float32 that is gone from memory at once when it is dropped."""
-    if kept.device.type != "cpu":
-        return kept.float()
-    return page_buffer(4 * kept.numel()).view(torch.float32).reshape(kept.shape).copy_(kept)
-
-
-def _widen_while_running(module: nn.Module, weights: list[nn.Parameter]) -> None:
-    """Keep the weights of one module aside, and give them to it in float32 around every call."""
-    kept = [weight.data for weight in weights]
-
-    def give(*_: Any) -> None:
-        for weight, own in zip(weights, kept, strict=True):
-            weight.data = _wide(own)
-
-    def take(*_: Any) -> None:
-        """Leave the shape, dtype and device of the weights and not one number."""
-        for weight in weights:
-            weight.data = torch.full((), float("nan"), device=weight.device).expand(weight.shape)
-
-    module.register_forward_pre_hook(give)
-    module.register_forward_hook(take)
-    take()

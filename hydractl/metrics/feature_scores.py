@@ -1,7 +1,8 @@
 """Out-of-distribution scores on features, which enter the final linear classifier: higher = more OOD.
 
 A score is one declaration: how it is fitted on training data, and how it is taken of samples. Both are about one
-member; the score of an ensemble is the mean over its members. All arithmetic is float64.
+member; the score of an ensemble is the mean over its members. All arithmetic is float64, but for the training of a
+network.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.errors import InputError
+from hydractl.metrics import vilu
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 
@@ -211,3 +213,17 @@ def _ash(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     np.put_along_axis(pruned, places, np.take_along_axis(features, places, axis=1), axis=1)
     before, after = features.sum(axis=1), pruned.sum(axis=1)
     return _classified(fitted, pruned * np.exp(before / after)[:, None])
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _fit_vilu(data: Training) -> Statistics:
+    assert data.labels is not None  # checked when --fit is opened
+    return vilu.fit(unit(data.features), data.labels, unit(data.weight))
+
+
+@_declare("vilu", "probability that the prediction is wrong, by a network on image and class texts (ViLU)", _fit_vilu)
+def _vilu(fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Lafon et al. 2025, section 3."""
+    return vilu.score(fitted, unit(features))

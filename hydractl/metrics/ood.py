@@ -55,6 +55,12 @@ class Curve:
         """N, the ID samples; at least 1."""
         return int(self.false_positives[-1])
 
+    def of_id(self) -> Curve:
+        """The curve with ID positive: how many of each side are at or below each threshold, from the lowest."""
+        sides = (self.false_positives, self.true_positives)
+        inside, outside = (side[-1] - np.concatenate([[0], side[:-1]]) for side in sides)
+        return Curve(inside[::-1], outside[::-1])
+
     @property
     def precision(self) -> Floats:
         """Share of OOD among the flagged samples, [T]; 1 where none is flagged."""
@@ -133,6 +139,15 @@ def aupr_trapezoid(curve: Curve) -> float:
     precision = np.concatenate([[1.0], curve.precision])
     steps = np.diff(curve.true_positives, prepend=0) * (precision[1:] + precision[:-1]) / 2
     return float(steps.sum() / curve.positives)
+
+
+@metric("ood", direction="higher")
+def aupr_in(curve: Curve) -> float:
+    """The area under the precision-recall curve with ID positive, lower scores first, by trapezoids (OpenOOD).
+
+    Its AUPR_IN; AUPR_OUT is ``aupr_trapezoid``.
+    """
+    return float(aupr_trapezoid(curve.of_id()))
 
 
 def _sorted(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[Floats, Floats]:

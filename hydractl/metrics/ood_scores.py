@@ -38,11 +38,21 @@ SCORES: dict[str, OodScore] = {}
 """The scores by name, in the order of their declarations."""
 
 
-ON_FEATURES = {"mahalanobis": "labels", "rmd": "labels", "knn": "data", "vim": "data", "react": "data", "ash": ""}
+ON_FEATURES = {
+    "mahalanobis": "labels",
+    "rmd": "labels",
+    "knn": "data",
+    "vim": "data",
+    "react": "data",
+    "ash": "",
+    "vilu": "labels",
+}
 """Scores on features (:mod:`hydractl.metrics.feature_scores`) by name, and what they need of ``--fit``: labelled
 training data, training data, or nothing."""
 OF_CLASSIFIER = ("vim", "react", "ash")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
+OF_ZERO_SHOT = ("vilu",)
+"""Those that take the weight of the classifier to be the features of class texts."""
 
 
 def says_nothing(name: str, members: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON, HeadWeights
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
+from hydractl.model.late import LateWeights
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
 from hydractl.model.stacking import PerMember, PerMemberScale
 from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, union
@@ -29,6 +31,12 @@ class Assembly:
             run; those of the others are wrapped in them, or shared with them.
         attentions: one for each site, in model order.
         chains: one for each tower, in the order of the sites.
+
+    Args:
+        description, family: of the model.
+        tensors: its weights.
+        device, dtype: where they go, and as what.
+        streamed: leave those of blocks where they are until they run (:mod:`hydractl.model.late`).
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class Assembly:
         tensors: TensorSource,
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        streamed: bool = False,
     ) -> None:
         count = len(description.masks)
         self._family, self._masks = family, description.masks
@@ -46,10 +56,12 @@ class Assembly:
         self._views = [MemberTensors(tensors, m) for m in range(count)]
         self._own = {name for view in self._views for name, stored in view.stored.items() if name != stored}
         self._reader = _Reader(tensors, device, dtype)
+        self._late = LateWeights(tensors, device) if streamed else None
         self.networks = [family.build(description.config) for _ in range(count)]
         for network, view in zip(self.networks, self._views, strict=True):
             names = [name for name, _ in network.named_parameters() if not self._is_attention(name)]
-            stored: dict[str, Tensor] = {name: self._reader.parameter(view.stored[name]) for name in names}
+            late = self._late_names(network)
+            stored: dict[str, Tensor] = {n: late.get(n, self._reader).parameter(view.stored[n]) for n in names}
             statistics = network.state_dict().keys() - dict(network.named_parameters()).keys()
             stored |= {name: self._reader.tensor(view.stored[name]) for name in statistics}
             network.load_state_dict(stored, strict=False, assign=True)  # in the place of meta parameters
@@ -59,6 +71,8 @@ class Assembly:
             for index in start.sites:
                 self._install(self._sites[index], start, index)
         self._own_blocks()
+        if self._late is not None:
+            self._late.attach(self.networks)
         merged = not any(family.part(name, self._sites) == "mlp" for name in self._own)
         for network in self.networks[1:]:
             self._drop_blocks(network)
@@ -70,6 +84,15 @@ class Assembly:
     def _is_attention(self, name: str) -> bool:
         """Whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
         return self._family.part(name, self._sites) == "attention"
+
+    def _late_names(self, network: nn.Module) -> dict[str, LateWeights]:
+        """What is read when it runs: blocks, and tables of a library's own, which computes what it looks up."""
+        if self._late is None:
+            return {}
+        tables = {path: type(m) for path, m in network.named_modules() if isinstance(m, nn.Embedding)}
+        own = [path for path, kind in tables.items() if kind is not nn.Embedding]
+        inside = tuple(f"{path}." for path in (*self._block_paths, *own))
+        return {name: self._late for name, _ in network.named_parameters() if name.startswith(inside)}
 
     # --- what is the same in all members ------------------------------------------------------------------------------
 
@@ -103,12 +126,11 @@ class Assembly:
             held = union(self._masks, site.path)
             kept = [mask.kept[site.path] for mask in self._masks[: 1 if start.once(index) else None]]
             order = neighbours(kept)
-            bank = self._bank(self._weights(site, 0).select([held.index(head) for head in order]), site, 0)
+            bank = self._bank(site, 0, [held.index(head) for head in order])
             each = {heads: MemberProjections(bank, [order.index(head) for head in heads]) for heads in kept}
             members = [each[heads] for heads in kept]
         else:
-            banks = [self._bank(self._weights(site, m), site, m) for m in range(len(self.networks))]
-            members = [MemberProjections(bank) for bank in banks]
+            members = [MemberProjections(self._bank(site, m)) for m in range(len(self.networks))]
         of_weights, of_output = self._family.dropouts(self.networks[0], site)
         pooled = start.pooled(index)
         attention = HeadAttention(members, pooled=pooled, attention_dropout=of_weights, output_dropout=of_output)
@@ -116,19 +138,27 @@ class Assembly:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
 
-    def _weights(self, site: Site, member: int) -> HeadWeights:
+    def _weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
         view = self._views[member]
         names = attention_names(self._family, view, self._sites, site)
         kept = held_mask(self._masks, member, self._once).kept[site.path]
-        weights = read_heads(self._family, {n: self._reader.tensor(view.stored[n]) for n in names}, site, kept)
+        weights = read_heads(self._family, {n: read(view.stored[n]) for n in names}, site, kept)
         return replace(weights, number=torch.tensor(kept, dtype=torch.long))
 
-    def _bank(self, weights: HeadWeights, site: Site, member: int) -> HeadBank:
+    def _bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
+        """The heads of a member, or of those that are stored the ones at some places."""
         common = self._family.common(self.networks[member], site)
-        for name, module in zip(COMMON, common, strict=True):
-            stored = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
-            module.load_state_dict(stored, assign=True)
-        return HeadBank(weights, *common)
+
+        def made(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
+            weights = self._weights(site, member, read)
+            return _filled(weights if places is None else weights.select(places), common)
+
+        late = self._late
+        if late is None:
+            return made(self._reader.tensor, common)
+        bank = made(late.hollow, common)
+        late.bank(bank, lambda: made(late.read, copy.deepcopy(common)))
+        return bank
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -169,6 +199,14 @@ class Assembly:
         """Only the first member's blocks run."""
         for path in self._block_paths:
             network.set_submodule(path, nn.Identity())
+
+
+def _filled(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
+    """Heads, and what belongs to none of them with the weights that it has here."""
+    for name, module in zip(COMMON, common, strict=True):
+        stored = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+        module.load_state_dict(stored, assign=True)
+    return HeadBank(weights, *common)
 
 
 class _Reader:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hydractl.families.base import ModelFamily, Stages, State
+from hydractl.families.base import ModelFamily, State
 from hydractl.model.attention import HeadAttention
 from hydractl.model.context import QueryTokens, RunContext, apart
+from hydractl.model.laplace import with_posterior
 
 _FEW_ROWS = 512
 """Tokens of a batch up to which members run side by side on a CPU, half as many where each has weights of its own."""
@@ -81,18 +83,26 @@ class Chain:
         self.side_by_side: bool | None = None
         self.batched: bool | None = None
         self._family, self._networks, self._place, self._merged = family, list(networks), tower, merged
-        self._stages = self._cut()
+        self.cut()
         self.tower, self.of_labels = self._stages[0].tower, self._stages[0].of_labels
 
-    def _cut(self) -> list[Stages]:
-        return [self._family.stages(network)[self._place] for network in self._networks]
+    def cut(self) -> None:
+        """Take the networks apart: anew where they were given a posterior."""
+        cut = [(self._family.stages(network)[self._place], network) for network in self._networks]
+        self._stages = [with_posterior(stages, network) for stages, network in cut]
+
+    def of_projection(self) -> Chain:
+        """A copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
+        other = copy.copy(self)
+        other._stages = [replace(s, readout=s.projection.inputs) for s in self._stages if s.projection is not None]
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_stages"}  # functions of the networks
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._stages = self._cut()
+        self.cut()
 
     @property
     def members(self) -> int:

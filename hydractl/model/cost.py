@@ -32,6 +32,11 @@ def parameters(tensors: TensorSource) -> int:
     return sum(tensors.info(name).numel for name in tensors.names())
 
 
+def nonzero_parameters(tensors: TensorSource) -> int:
+    """Elements of all stored tensors that are not zero; reads them."""
+    return sum(int(tensors.read(name).count_nonzero()) for name in tensors.names())
+
+
 def weight_bytes(tensors: TensorSource) -> int:
     """Bytes of all stored tensors in their stored dtypes, without the header of a file."""
     return sum(tensors.info(name).nbytes for name in tensors.names())
@@ -111,13 +116,26 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
     """The cost of one model.
 
     Returns:
-        ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights.
+        ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights; where single
+        weights were pruned ``params_nonzero``: stored elements that are not zero, which are multiplied like others.
     """
     multiplied = macs(description, tensors, whole_last_block=whole_last_block)
-    return {"params": parameters(tensors), "macs": multiplied, "bytes": weight_bytes(tensors)}
+    count = description.params_nonzero
+    found = {"params": parameters(tensors), "macs": multiplied, "bytes": weight_bytes(tensors)}
+    return found if count is None else {**found, "params_nonzero": count}
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
     """The cost of models that run one after another: the sums."""
     each = list(costs)
-    return {key: sum(cost[key] for cost in each) for key in ("params", "macs", "bytes")}
+    total = {key: sum(cost[key] for cost in each) for key in ("params", "macs", "bytes")}
+    return {**total, **total_nonzero((cost["params"], cost.get("params_nonzero")) for cost in each)}
+
+
+def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
+    """``params_nonzero`` of several models, of pairs of their parameters and those other than zero, where one counts
+    these; else nothing."""
+    each = list(counts)
+    if all(count is None for _, count in each):
+        return {}
+    return {"params_nonzero": sum(params if count is None else count for params, count in each)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,17 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.metrics.feature_scores import FEATURE_SCORES, Statistics, Training
 from hydractl.metrics.probabilities import Floats
-
-Network = Any
-"""A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
+from hydractl.model.laplace import Network, has_posterior, heads_of, means
 
 # How far W x + b may be from the logits, as a share of the largest one: rounding of the format the model runs in.
 _AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05
+_ON_LOGITS = "use an --ood-score on logits: msp, energy, ..."
 _AGAIN = "write it again: eval --ood-score NAME --fit SPEC --calibrated F.st"
 
 
@@ -42,21 +40,6 @@ class _Inputs:
             self.of[module] = arguments[0]
 
 
-def _heads(model: Network) -> list[list[nn.Linear]]:
-    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read."""
-    pattern = model.family.named_parts.get("head", "$.")
-    heads = [
-        [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
-        for network in model.networks
-    ]
-    if not all(heads):
-        raise UsageError(
-            f"{model.description.arch} has no linear classifier that its family names",
-            hint="use an --ood-score on logits: msp, energy, ...",
-        )
-    return heads
-
-
 def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     """The logits ``[M, B, classes]``, and of each member the features ``[B, D]`` that enter its classifier.
 
@@ -66,8 +49,8 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     if len(model.chains) > 1:
         outputs = [model.label_features() if chain.of_labels else chain(inputs) for chain in model.chains]
         (of_samples,) = (out for chain, out in zip(model.chains, outputs, strict=True) if not chain.of_labels)
-        return model.logits(outputs), list(of_samples)
-    heads, kept = _heads(model), _Inputs()
+        return model.logits(outputs), list(means(model, of_samples))
+    heads, kept = heads_of(model, _ON_LOGITS), _Inputs()
     with ExitStack() as stack:
         for head in (head for own in heads for head in own):
             stack.callback(head.register_forward_pre_hook(kept).remove)
@@ -78,7 +61,7 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
 def readout(model: Network, inputs: Any) -> list[Tensor]:
     """Of each member the features ``[B, D]``: as :func:`read_features`, of a body too, and without class names."""
     if len(model.chains) > 1 or not model.classes:
-        return list(model.chain_of_samples(inputs))
+        return list(means(model, model.chain_of_samples(inputs)))
     return read_features(model, inputs)[1]
 
 
@@ -91,12 +74,12 @@ def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, l
 def classifiers(model: Network) -> Iterator[tuple[Floats, Floats]]:
     """Weight ``[classes, D]`` and bias ``[classes]`` of each member's classifier of such features, as float64."""
     if len(model.chains) == 1:
-        for own in _heads(model):
+        for own in heads_of(model, _ON_LOGITS):
             weight = torch.cat([head.weight for head in own], dim=1) / len(own)
             bias = sum((_bias(head) for head in own), torch.zeros(())) / len(own)
             yield _numbers(weight), _numbers(bias)
         return
-    labels = model.label_features()
+    labels = means(model, model.label_features())
     place = next(index for index, chain in enumerate(model.chains) if not chain.of_labels)
     for network, classes in zip(model.networks, labels, strict=True):
         ends = torch.eye(classes.shape[1] + 1, classes.shape[1], device=classes.device, dtype=classes.dtype)
@@ -132,6 +115,11 @@ class Detector:
     def names(self) -> list[str]:
         """The scores."""
         return list(self.members[0])
+
+    @property
+    def constant(self) -> list[str]:
+        """The scores that are the same for every sample, as the training data had nothing to teach them."""
+        return [name for name in self.names if all("constant" in fitted[name] for fitted in self.members)]
 
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
         """By name the scores ``[M, B]`` of samples, float64, from what :func:`read_features` gives."""
@@ -198,14 +186,15 @@ def fit_detector(
         InputError: the data are too few, or logits are no linear function of features where a score needs one.
     """
     linear = [classifier for model in models for classifier in classifiers(model)]
+    divided = any(map(has_posterior, models))  # logits, by deviations that are no linear function of features
     rows: list[int] = []
     features: list[list[Floats]] = [[] for _ in linear]
     highest: list[list[Floats]] = [[] for _ in linear]
     for part, inputs in batches:
         rows += part
         for member, (logits, own) in enumerate(zip(*ensemble_features(models, inputs), strict=True)):
-            if len(rows) == len(part):
-                _check_linear(logits, own, *linear[member])
+            if len(rows) == len(part) and not divided:
+                check_linear(logits, own, *linear[member])
             features[member].append(own.float().cpu().numpy())
             highest[member].append(_numbers(logits.max(dim=1).values))
     known = None if labels is None else labels[rows]
@@ -222,11 +211,12 @@ def detector_of(names: Sequence[str], training: Sequence[Training], fitted_on: M
     return Detector([{name: FEATURE_SCORES[name].fit(data) for name in names} for data in training], fitted_on)
 
 
-def _check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
+def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
+    """Raise InputError where logits ``[B, classes]`` are not the given linear function of features ``[B, D]``."""
     found = _numbers(features) @ weight.T + bias
     known = _numbers(logits)
     if np.abs(found - known).max() > _AGREE.get(logits.dtype, _COARSE) * max(1.0, np.abs(known).max()):
         raise InputError(
             "the logits of this model are no linear function of the features that enter its last layer",
-            hint="use an --ood-score on logits: msp, energy, ...",
+            hint=_ON_LOGITS,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data import open_data
@@ -10,6 +10,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.files.description import bases_of
 from hydractl.heads.mask import Site
 from hydractl.log import Log
+from hydractl.model.laplace import KEY
 from hydractl.model.source import Source, with_labels
 
 if TYPE_CHECKING:
@@ -22,7 +23,20 @@ def only_one(sources: list[Source], verb: str) -> Source:
         raise UsageError(f"{verb} takes one model, got {len(sources)}")
     if sources[0].description.kind == "fused":
         raise InputError(f"{sources[0].name} is a fused model", hint=f"{verb} its members before fusing them")
+    refuse_posterior(sources, verb)
     return sources[0]
+
+
+def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
+    """Refuse models whose Laplace posterior is of the weights as they are, which a verb would change.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    for source in sources:
+        if KEY in source.description.extra:
+            hint = f"{verb} the model it was made of, then hydractl laplace"
+            raise InputError(f"{source.name} has a Laplace posterior, which is of its weights as they are", hint=hint)
 
 
 def named_by_data(source: Source, spec: str, limit: int | None, option: str = "--data") -> Source:

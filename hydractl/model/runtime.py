@@ -35,6 +35,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
+from hydractl.model.laplace import attach, compared, has_posterior
 from hydractl.model.prompted import STAND_INS, PromptedClasses
 from hydractl.model.stacking import PerMember
 
@@ -61,6 +62,12 @@ class HydraModel(nn.Module):
         detector: what the OOD score of the checkpoint was fitted to; None for a score on logits.
         cascade: which samples one member answers alone; None: all members run for all samples. It can be set. In
             training, compiled, and while gates are set, all members run.
+
+    Args:
+        description: what the checkpoint says of itself.
+        tensors: its weights.
+        device, dtype: where they go, and as what.
+        streamed: read those of a block whenever it runs, in float32 (:mod:`hydractl.model.late`).
     """
 
     def __init__(
@@ -69,6 +76,8 @@ class HydraModel(nn.Module):
         tensors: TensorSource,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        *,
+        streamed: bool = False,
     ) -> None:
         super().__init__()
         self.description = description
@@ -77,11 +86,13 @@ class HydraModel(nn.Module):
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
         self.lineage: Sequence[str] = bases_of(description.provenance)
-        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype)
+        assembly = Assembly(description, self.family, tensors, torch.device(device), dtype, streamed=streamed)
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions, self.chains = assembly.attentions, assembly.chains
         self.prompted: PromptedClasses | None = None
         self.calibration = _calibration(description)
+        if has_posterior(self):
+            attach(self, tensors)
         self.detector: Detector | None = None
         self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
         self._stored: Mapping[str, Any] = description.extra
@@ -256,7 +267,7 @@ class HydraModel(nn.Module):
         if len(outputs) == 1:
             return outputs[0]
         members = [[output[m] for output in outputs] for m in range(self.members)]
-        return torch.stack([self.family.logits(n, own) for n, own in zip(self.networks, members, strict=True)])
+        return torch.stack([compared(self.family, n, own) for n, own in zip(self.networks, members, strict=True)])
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Logits of every member, ``[M, B, classes]``; of samples that stop in a cascade, those of its first member."""
@@ -281,7 +292,7 @@ class HydraModel(nn.Module):
             if labels is None:
                 return output
             own = [labels[member] if chain.of_labels else output for chain in self.chains]
-            return self.family.logits(self.networks[member], own)
+            return compared(self.family, self.networks[member], own)
 
         alone = logits(first)
         rows, every = rows_of(alone), alone.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]

@@ -17,7 +17,8 @@ from hydractl.data.labels import some
 from hydractl.errors import InputError, UsageError
 from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
-from hydractl.files.checkpoint import FileTensors, TensorSource
+from hydractl.files.atomic import Output
+from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import STATE_DICT, StateDict
@@ -423,6 +424,20 @@ def member_source(source: Source, member: int) -> Source:
         tensors=sliced(MemberTensors(source.tensors, member), family, sites, held, mask),
         file_bytes=None,
     )
+
+
+def write_model(output: Output, description: Description, tensors: TensorSource) -> str:
+    """Write and commit a model of one member, its removed heads sliced away: a file, or a published folder, in which
+    these are zeros. Returns the SHA-256 of the weights."""
+    if not output.is_folder:
+        return write_checkpoint(output, tensors, description.to_json())
+    family, mask = get_family(description.family), description.mask
+    tensors = zeroed(tensors, family, family.sites(description.config), mask, mask)
+    weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
+    with open(output.temporary / weights, "wb") as handle:
+        digest = write_tensors(handle, tensors, description.to_json())
+    output.commit()
+    return digest
 
 
 def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Any, Any]:

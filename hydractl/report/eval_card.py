@@ -23,6 +23,7 @@ _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
 _TYPES = {"accuracy": "accuracy", "brier": "brier_score", "auroc": "roc_auc", "aupr": "average_precision"}
 _COSTS = {
     "params": "parameters",
+    "params_nonzero": "parameters other than zero",
     "macs": "mult-adds for one sample",
     "single_macs": "mult-adds of the single model with all heads",
 }

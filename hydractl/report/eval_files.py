@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import OutputError, UsageError
-from hydractl.files.atomic import Output, file_path, make_folder, storage_error, write_with
+from hydractl.files.atomic import Output, file_path, make_folder, named_apart, storage_error, write_with
 from hydractl.report.eval_card import render_card
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import picture_files, possible_files
+from hydractl.report.openood import openood_csv
 from hydractl.report.pictures import save_png
 from hydractl.report.texts import shown_name
 
@@ -26,6 +27,7 @@ class ReportOptions:
     plots: str | None = None
     card: str | None = None
     card_model: str | None = None
+    openood_csv: str | None = None
     force: bool = False
 
 
@@ -43,7 +45,7 @@ class Reports:
 
 @contextlib.contextmanager
 def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
-    """The outputs of ``--report``, ``--plots`` and ``--card``, claimed together.
+    """The outputs of ``--report``, ``--plots``, ``--card`` and ``--openood-csv``, claimed together.
 
     Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
     pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
@@ -57,6 +59,9 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     files = {
         kind: file_path(path) for kind, path in (("report", options.report), ("card", options.card)) if path is not None
     }
+    if options.openood_csv is not None:
+        path = file_path(options.openood_csv)
+        files |= {_csv_of(i): named_apart(path, name) if names[1:] else path for i, name in enumerate(names)}
     with contextlib.ExitStack() as stack:
         outputs = {kind: stack.enter_context(Output(path, force=options.force)) for kind, path in files.items()}
         if options.plots is not None:
@@ -86,10 +91,17 @@ def write_reports(document: Mapping[str, Any], reports: Reports) -> list[Path]:
         write("report", lambda handle: handle.write(render(document)))
     if "card" in reports.outputs:
         write("card", lambda handle: handle.write(render_card(document, reports.card_row)))
+    for i, row in enumerate(document["models"]):
+        if _csv_of(i) in reports.outputs:
+            write(_csv_of(i), lambda handle, row=row: handle.write(openood_csv(row)))  # type: ignore[misc]
     if any(name.endswith(".png") for name in reports.outputs):
         for name, picture in picture_files(document):
             write(name, lambda handle, picture=picture: save_png(picture, handle))  # type: ignore[misc]
     return written
+
+
+def _csv_of(row: int) -> str:
+    return f"openood csv {row}"
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:

@@ -262,7 +262,8 @@ def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
     for index, one in enumerate(trainings):
         epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
         member = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
-        label = f"{member}epoch {_or_unknown(one.get('kept_epoch'))} of {epochs[-1]['epoch'] if epochs else 0} kept"
+        kept, last = one.get("kept_epoch"), epochs[-1]["epoch"] if epochs else 0
+        label = f"{member}{'average of weights' if kept is None else f'epoch {kept} of {last} kept'}"
         points = [(entry["epoch"], entry[key]) for entry in epochs if entry.get(key) is not None]
         if points:
             found.append((index, label, points))

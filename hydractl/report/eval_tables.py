@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hydractl.metrics.declaration import Metric, table_metrics
-from hydractl.report.texts import count_text, number, shown_name
+from hydractl.report.texts import count_text, number, params_text, shown_name
 
 BEST, SECOND = "best", "second"
 SIGNIFICANT = "*"
@@ -330,7 +330,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
     ratios, reference = cost_ratio(rows)
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
-        texts = (*(count_text(at(row, "cost", key)) for key in ("params", "macs")), number(ratio, 3))
+        texts = (params_text(row.get("cost") or {}), count_text(at(row, "cost", "macs")), number(ratio, 3))
         lines.append((row["name"], [Cell(text) for text in texts]))
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
     known = any(row.get("cost") for row in rows)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hydractl.report import eval_tables as tables
 from hydractl.report.rich_parts import table
-from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number
+from hydractl.report.texts import bytes_text, count_text, drawn_names, input_text, number, params_text
 
 # --- evals ------------------------------------------------------------------------------------------------------------
 
@@ -166,10 +166,11 @@ def finetune_table(document: dict[str, Any], width: int) -> RenderableType:
         parts += [_grid(document["grid"], document["lr"]), Text("")]
     parts.append(table("", columns, rows, left=0))
     if document.get("snapshots"):
-        cycles = [
-            [str(snapshot["cycle"]), str(snapshot["steps"]), snapshot["output"]] for snapshot in document["snapshots"]
-        ]
-        parts += [Text(""), table("snapshots", ("cycle", "steps", "file"), cycles, left=0)]
+        key = next(key for key in ("draw", "member", "cycle") if key in document["snapshots"][0])
+        keys = ["cycle", "steps"] if key == "cycle" else [key]
+        files = [[str(one[key]) for key in (*keys, "output")] for one in document["snapshots"]]
+        title = "snapshots" if key == "cycle" else "members"
+        parts += [Text(""), table(title, (*keys, "file"), files, left=0)]
     curve = document.get("loss_curve")
     if curve:
         parts += [Text(""), Text(f"loss {number(curve[0])} {sparkline(curve)} {number(curve[-1])}")]
@@ -313,7 +314,7 @@ def _contestants(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             row.get("kind", "model"),
             str(row.get("members", "-")),
             *([input_text(row.get("input"))] if apart else []),
-            count_text(row["params"]),
+            params_text(row),
             count_text(row["macs"]),
             bytes_text(row.get("checkpoint_bytes")),
             bytes_text(row.get("peak_memory_bytes")),

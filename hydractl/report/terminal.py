@@ -32,8 +32,11 @@ def render(document: dict[str, Any], width: int) -> RenderableType | None:
 
 def _costs(before: dict[str, Any], after: dict[str, Any], names: tuple[str, str]) -> Table:
     rows = []
-    for key, form in (("params", count_text), ("macs", count_text), ("bytes", bytes_text)):
-        title = {"params": "parameters", "macs": "mult-adds", "bytes": "bytes of weights"}[key]
+    titles = {"params": "parameters", "params_nonzero": "of these not zero", "macs": "mult-adds"}
+    for key, title in {**titles, "bytes": "bytes of weights"}.items():
+        if key not in before or key not in after:
+            continue
+        form = bytes_text if key == "bytes" else count_text
         rows.append((title, form(before[key]), form(after[key]), signed_change(before[key], after[key])))
     return _table("", ("", *names, "change"), rows)
 
@@ -47,6 +50,9 @@ def _prune(document: dict[str, Any], width: int) -> RenderableType:
         parts.append(Text(f"heads kept per site: {', '.join(map(str, document['heads']))}"))
     if "note" in document:
         parts.append(Text(document["note"]))
+    if "weights" in document:
+        counts = (f"{count_text(document['weights'][key])} {key}" for key in ("parameters", "removable", "removed"))
+        parts.append(Text(f"weights: {', '.join(counts)}"))
     if "cost" in document:
         parts.append(_costs(document["cost"]["before"], document["cost"]["after"], ("before", "after")))
     if "files" in document:

@@ -33,6 +33,12 @@ def count_text(value: int | None) -> str:
     return str(value)
 
 
+def params_text(cost: Mapping[str, Any]) -> str:
+    """The parameters of a cost, and where they are counted those that are not zero: ``21.67 M (19.31 M nonzero)``."""
+    nonzero = cost.get("params_nonzero")
+    return count_text(cost.get("params")) + ("" if nonzero is None else f" ({count_text(nonzero)} nonzero)")
+
+
 def bytes_text(value: int | None) -> str:
     """A size in bytes, decimal units."""
     if value is None:

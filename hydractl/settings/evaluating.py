@@ -14,7 +14,9 @@ from hydractl.settings.expressions import (
     ALL_SCORES,
     AUTO,
     CORRUPTIONS,
+    FROST,
     OOD_SUITES,
+    PHOTOGRAPHS,
     SEVERITIES,
     OodSet,
     Requirement,
@@ -147,7 +149,9 @@ class Validated(Measured, Batched):
 class Shown(Validated):
     """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
 
-    of_showing: ClassVar[tuple[str, ...]] = (*Measured.of_showing, "report", "plots", "card", "card_model")
+    of_showing: ClassVar[tuple[str, ...]] = (
+        *(*Measured.of_showing, "report", "plots", "card", "card_model", "openood_csv"),
+    )
 
     mc_dropout: float | None = dropout_option(
         "Run every MODEL --samples times with dropout of rate P in the places of finetune --dropout, and measure the "
@@ -170,6 +174,12 @@ class Shown(Validated):
         check=ends_in(".md", any_case=True),
     )
     card_model: str | None = show_option("The row that the card is about [default: the last one]", metavar="NAME")
+    openood_csv: str | None = show_option(
+        "Also write the table of OpenOOD's evaluator, with near and far means, in percent; of several rows each has "
+        "its name in the file's",
+        metavar="FILE",
+        check=ends_in(".csv", any_case=True),
+    )
     from_file: str | None = show_option(
         "Measure nothing: show, draw or check an eval.json written before", metavar="FILE", flag="--from"
     )
@@ -262,6 +272,9 @@ class EvalSettings(Shown):
         metavar="NAME,...",
         split=True,
     )
+    photographs: str | None = eval_option(
+        "The folder with photographs of frost, for --corruptions frost, which all has with it only", metavar="FOLDER"
+    )
     severities: list[int] = eval_option(
         "How strong the corruptions are, 1 to 5",
         list(SEVERITIES),
@@ -271,8 +284,8 @@ class EvalSettings(Shown):
         split=True,
     )
     ood_suite: str | None = eval_option(
-        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, or partial to "
-        "continue without those that are missing",
+        f"A benchmark's OOD sets: {', '.join(OOD_SUITES)}; after a colon, names of some of its sets, partial to "
+        "continue without those that are missing, or official for all that OpenOOD v1.5 tests",
         metavar="NAME[:SET,...]",
         check=parse_ood_suite,
     )
@@ -292,8 +305,8 @@ class EvalSettings(Shown):
 
     def corruption_names(self) -> list[str]:
         """The corruptions asked for, in the order of Hendrycks & Dietterich."""
-        wanted = CORRUPTIONS if _ALL in self.corruptions else self.corruptions
-        return [name for name in CORRUPTIONS if name in wanted]
+        every = [name for name in CORRUPTIONS if name != FROST or self.photographs is not None]
+        return [name for name in every if _ALL in self.corruptions or name in self.corruptions]
 
     def requirements(self) -> list[Requirement]:
         """The ``--require`` expressions, in order."""
@@ -308,6 +321,11 @@ class EvalSettings(Shown):
         if _ALL in self.corruptions and len(self.corruptions) > 1:
             where = self.where("corruptions")
             found.append(f"--corruptions {_ALL} names every corruption: leave out the others{where}")
+        if FROST in self.corruptions and not self.given("photographs"):
+            needed = PHOTOGRAPHS.format("the folder of photographs of frost")
+            found.append(f"--corruptions {FROST}{self.where('corruptions')} needs --photographs, {needed}")
+        if self.given("photographs") and not {_ALL, FROST} & {*self.corruptions}:
+            found.append(f"--photographs{self.where('photographs')} needs --corruptions {FROST}, or {_ALL}")
         if self.sources.get("severities") == "flag" and not self.given("corruptions"):
             found.append(f"--severities{self.where('severities')} needs --corruptions")
         if self.resume and not (self.predictions or "").endswith(".st"):

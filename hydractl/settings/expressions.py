@@ -21,12 +21,12 @@ _REQUIREMENT = re.compile(
 _CONSTRAINT = re.compile(r"([a-z]+)\s*>=\s*(?:(-?[\d.]+)|(base)(?:\s*-\s*([\d.]+))?)")
 _SET_NAME = re.compile(r"[\w.+-]+")
 
-OOD_SUITES = ("openood-imagenet", "openood-cifar100", "openood-cifar10", "sst2-paper")
+OOD_SUITES = ("openood-imagenet", "openood-imagenet200", "openood-cifar100", "openood-cifar10", "sst2-paper")
 """Names of ``--ood-suite``; ``hydractl.data.suites`` lists the contents of each."""
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 """Names of ``--corruptions``, in the order of Hendrycks & Dietterich 2019; see ``hydractl.data.corruptions``."""
 
@@ -34,13 +34,25 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 ALL_SCORES = "all"
 """The word of ``--ood-score`` for every score there is."""
+
 AUTO = "auto"
 """In place of a SPEC of OOD validation data: OOD samples made of the ID validation samples."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
 
-_PARTIAL = "partial"
+_PARTIAL, _OFFICIAL = "partial", "official"
+
+
+FROST = "frost"
+"""The corruption that needs photographs."""
+PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https://github.com/hendrycks/robustness"
+"""A hint where they come from, with what names their folder."""
+
+
+def setting_value(text: str) -> str:
+    """A value as it stands in the query of a SPEC."""
+    return text.replace("%", "%25").replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:
@@ -170,15 +182,17 @@ class SuiteChoice(NamedTuple):
         name: one of :data:`OOD_SUITES`.
         sets: the sets asked for by name, in the order given; () for all of them.
         partial: whether to go on without the sets that are not there.
+        official: whether to test all that the benchmark itself tests.
     """
 
     name: str
     sets: tuple[str, ...]
     partial: bool
+    official: bool = False
 
 
 def parse_ood_suite(text: str) -> SuiteChoice:
-    """Read ``NAME``, ``NAME:partial`` or ``NAME:SET,SET,...``."""
+    """Read ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``."""
     name, colon, rest = text.strip().partition(":")
     if name not in OOD_SUITES:
         raise ValueError(f"must be one of {', '.join(OOD_SUITES)}, not {name!r}")
@@ -188,4 +202,7 @@ def parse_ood_suite(text: str) -> SuiteChoice:
     twice = sorted({word for word in words if words.count(word) > 1})
     if twice:
         raise ValueError(f"names {twice[0]!r} twice in {text!r}")
-    return SuiteChoice(name, tuple(word for word in words if word != _PARTIAL), _PARTIAL in words)
+    sets = tuple(word for word in words if word not in (_PARTIAL, _OFFICIAL))
+    if sets and _OFFICIAL in words:
+        raise ValueError(f"has {_OFFICIAL}, which is all sets, beside names of sets in {text!r}")
+    return SuiteChoice(name, sets, _PARTIAL in words, _OFFICIAL in words)

@@ -21,12 +21,18 @@ augment_option = partial(option, "Augmentation")
 CAPTIONS = "captions:"
 """Start of the SPEC of pairs of images and captions."""
 
-FREEZABLE = ("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "head", "scale")
-"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``scale`` the
-factor (and bias) by which the similarities of a CLIP become logits."""
+FREEZABLE = (
+    *("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "layer_scale", "head", "scale"),
+)
+"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``layer_scale`` the
+factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
+the similarities of a CLIP become logits."""
 
 ADAPTERS = ("lora", "batch_ensemble")
 """Options that train something in the place of the weights, each by its module in ``training/adapters``."""
+
+TOGETHER = ("classifiers", "mimo", "packed")
+"""Options that make several members by one training, each by its module in ``training/together``."""
 
 _RECIPE_ALSO = ("batch_size", "dtype", "max_length", "tower")
 _NOT_IN_RECIPES = ("recipe", "val", "log", "track", "save_every", "resume", "shard", "timeout")
@@ -121,7 +127,8 @@ class FinetuneSettings(Prescribed, Several):
 
     recipe: str | None = length_option(
         "Options from a recipe, for those that are given nowhere else; one of default, imagenet1k, cifar100, sst2, "
-        "clip-locked-image, or a YAML file [default: the built-in values, those of the recipe default]",
+        "clip-locked-image, for pruned models, base-imagenet21k, base-imagenet1k, base-cifar100, for whole ones, or a "
+        "YAML file [default: the built-in values, those of the recipe default]",
         metavar="NAME|FILE",
         often=True,
     )
@@ -139,6 +146,18 @@ class FinetuneSettings(Prescribed, Several):
         "Split the training into this many cosine cycles, and write the weights at the end of each: a.1.st, a.2.st "
         "and so on for a.st [cycles; default: one cycle, one output]",
         at_least=2,
+    )
+    swa: str | None = length_option(
+        "Write the average of the weights after this share of the steps, at a constant learning rate: of N weights, "
+        "evenly spread, or of one for each epoch left [default: off]",
+        metavar="START[,N]",
+        pattern=r"0?\.(?=0*[1-9])[0-9]{1,6}(,([2-9]|[1-9][0-9]{1,5}))?",
+    )
+    swag: str | None = length_option(
+        "Write M members drawn by --seed from SWAG's Gaussian around the average of --swa, whose low-rank half is of "
+        "the last RANK weights, 20 by default: a.1.st, a.2.st and so on for a.st [default: the average itself]",
+        metavar="M[,RANK]",
+        pattern=r"([2-9]|[1-9][0-9]{1,2})(,([2-9]|[1-9][0-9]{1,2}))?",
     )
     min_delta: float = length_option(
         "Smallest improvement that counts, a fraction of all samples", 0.0, at_least=0, below=1
@@ -218,6 +237,25 @@ class FinetuneSettings(Prescribed, Several):
         metavar="STD",
         at_least=0,
     )
+    classifiers: int | None = weights_option(
+        "Train this many classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on for "
+        "a.st [classifiers; default: one, one output]",
+        at_least=2,
+        at_most=100,
+    )
+    mimo: str | None = weights_option(
+        "Train one network of M inputs and M answers: of the rows of a batch a share RHO takes one sample M times, the "
+        "others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st [default: off; "
+        "RHO 0.5, REPEATS 4]",
+        metavar="M[,RHO[,REPEATS]]",
+        pattern=r"([2-9]|[1-9][0-9])(,(0|0?\.[0-9]{1,6}|1)(\.0)?(,[1-9][0-9]?)?)?",
+    )
+    packed: str | None = weights_option(
+        "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
+        "a.2.st and so on for a.st; ALPHA may be 9/4 [default: off; GAMMA 1]",
+        metavar="M,ALPHA[,GAMMA]",
+        pattern=r"([2-9]|[1-9][0-9]),[1-9][0-9]?(\.[0-9]{1,3}|/[1-9][0-9]?)?(,[1-9][0-9]?)?",
+    )
     augment: list[str] = augment_option(
         "Augmentation of training images: crop[:SMALLEST SHARE], flip, randaugment[:N:M] [default: none]",
         [],
@@ -268,6 +306,12 @@ class FinetuneSettings(Prescribed, Several):
         """Whether the training starts from another classifier than the given one."""
         return self.reset_head or self.init == "head"
 
+    @property
+    def outputs(self) -> int | None:
+        """How many models one training writes: its snapshots, or members; None: one."""
+        several = next((value for name in ("snapshots", "swag", *TOGETHER) if (value := getattr(self, name))), None)
+        return None if several is None else int(str(several).partition(",")[0])
+
     def problems(self) -> list[str]:
         """As of all settings, after taking in the recipe."""
         lr: Any = self.lr
@@ -286,7 +330,7 @@ class FinetuneSettings(Prescribed, Several):
     def inapplicable(self) -> dict[str, str]:
         """Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy.
 
-        Of snapshots none is chosen.
+        Of snapshots none is chosen, and no average over part of a training.
         """
         unused = dict.fromkeys(("betas", "eps"), "optimizer") if self.optimizer == "sgd" else {"momentum": "optimizer"}
         unused |= super().inapplicable()
@@ -297,6 +341,9 @@ class FinetuneSettings(Prescribed, Several):
         if self.snapshots is not None:
             unused |= dict.fromkeys(("patience", "min_delta"), "snapshots")
             return unused if self.schedule == "cosine" else {**unused, "schedule": "snapshots"}
+        if self.swa is not None:
+            unused |= dict.fromkeys(("patience", "min_delta"), "swa")
+            unused |= {"schedule": "swa"} if self.schedule == "linear" else {}
         return unused if self.schedule == "cosine" else {**unused, "lr_floor": "schedule"}
 
     def trackers(self) -> dict[str, str | None]:
@@ -308,14 +355,21 @@ class FinetuneSettings(Prescribed, Several):
         problems = super().conflicts() + self.needs("data") + self.at_most_one("epochs", "steps")
         problems += self.twice_named("track")
         problems += self.at_most_one(*(name for name in ADAPTERS if getattr(self, name) is not False))
-        problems += self._several_conflicts() + self._caption_conflicts()
-        problems += self.goes_with("patience", "val")
+        problems += self._several_conflicts() + self._caption_conflicts() + self._together_conflicts()
+        problems += self.goes_with("patience", "val") + self.goes_with("swag", "swa")
+        problems += self.at_most_one("snapshots", "swa", *TOGETHER)
+        if self.swa is not None and self.schedule == "cosine" and not self._rank("lr_floor"):
+            problems.append(
+                f"--swa{self.where('swa')} needs the learning rate while it averages: --lr-floor, a fraction of --lr, "
+                "or --schedule constant"
+            )
         if self.classes is not None and not self.new_head:
             problems.append(f"--classes{self.where('classes')} needs --reset-head or --init head")
         if len(self.lr) > 1 and not self.given("val"):
             problems.append(f"several values of --lr{self.where('lr')} need --val, which selects among them")
-        if len(self.lr) > 1 and self.snapshots is not None:
-            problems.append(f"--snapshots takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
+        for name in ("snapshots", "swa"):
+            if len(self.lr) > 1 and getattr(self, name) is not None:
+                problems.append(f"--{name} takes one value of --lr, not {len(self.lr)}{self.where('lr')}")
         if len(self.betas) != 2:
             problems.append(f"--betas takes two numbers, not {len(self.betas)}{self.where('betas')}")
         kinds = [item.partition(":")[0] for item in self.augment]
@@ -332,6 +386,21 @@ class FinetuneSettings(Prescribed, Several):
         if len(self.model) > 1 and self.output is not None and not self.output.endswith("/"):
             hint = "names their folder, as in out/"
             problems.append(f"of several MODELs --output {hint}, not {self.output}{self.where('output')}")
+        return problems
+
+    def _together_conflicts(self) -> list[str]:
+        """Of several members by one training: what is not made for them."""
+        problems = []
+        for name in (name for name in TOGETHER if getattr(self, name)):
+            told = f"{self.called(name)}{self.where(name)}"
+            if self.members > 1:
+                problems.append(f"{told} makes several members already: without --members")
+            if self.loss == "contrastive":
+                problems.append(f"{told} is for models with a classifier, not --loss contrastive")
+            speed = [] if name == "classifiers" else [one for one in ("compile", "shard") if getattr(self, one)]
+            problems += [f"{told} does not go with --{one}" for one in speed]
+            if "head" in self.freeze:
+                problems.append(f"{told} trains classifiers: without --freeze head")
         return problems
 
     def _caption_conflicts(self) -> list[str]:

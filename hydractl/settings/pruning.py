@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from hydractl.criteria import CRITERIA, Decider
+from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
 from hydractl.settings.common import Batched, run_option
 from hydractl.settings.expressions import AUTO, parse_constraint
@@ -20,7 +21,12 @@ source_option = partial(option, "Head selection (give one)")
 amount_option = partial(option, "How much")
 form_option = partial(option, "Sharing and form")
 
-NEED_DATA = tuple(criterion.name for criterion in CRITERIA.all() if criterion.needs_data)
+NEED_DATA = (
+    *(criterion.name for criterion in CRITERIA.all() if criterion.needs_data),
+    *(criterion.name for criterion in WEIGHT_CRITERIA.all() if criterion.needs_data),
+)
+OF_WEIGHTS = tuple(WEIGHT_CRITERIA.names)
+"""The criteria of ``--weights``; some have the name of one of heads."""
 DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
 """The criteria that decide by themselves how many heads are kept."""
 
@@ -194,10 +200,10 @@ class CircuitSettings(Dropping):
         choices=("greedy", "headmap"),
     )
     approx: str | None = search_option(
-        "Approximate search, recorded in the file: each step evaluates only the N heads that a gradient suggests "
+        "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient suggests "
         "[default: exact]",
-        metavar="shortlist:N",
-        pattern=r"shortlist:[1-9][0-9]{0,8}",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
         often=True,
     )
     check_against: str | None = search_option(
@@ -276,12 +282,16 @@ class PruneSettings(Dropping):
     verb: ClassVar[str] = "prune"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("method", "scores", "circuit", "mask"),
-        ("keep", "remove", "max_drop"),
+        ("keep", "remove", "max_drop", "weights"),
     )
     needs_output_file: ClassVar[bool] = True
     counted: ClassVar[str] = "remove"
 
-    method: str | None = source_option(_CRITERION, choices=CRITERIA.names, often=True)
+    method: str | None = source_option(
+        f"{_CRITERION}; oba is for --weights",
+        choices=sorted({*CRITERIA.names, *OF_WEIGHTS}),
+        often=True,
+    )
     scores: str | None = source_option("Scores from the score verb; - is standard input", metavar="FILE", often=True)
     circuit: str | None = source_option(
         "A removal order from extract-circuit; - is standard input", metavar="FILE", often=True
@@ -305,6 +315,12 @@ class PruneSettings(Dropping):
     )
     val: str | None = amount_option(
         "Labelled validation data for --max-drop, better not what the heads are chosen with", metavar="SPEC"
+    )
+    weights: float | None = amount_option(
+        f"Remove no heads, set single weights to zero: the share of all parameters to keep, with --method "
+        f"{', '.join(OF_WEIGHTS)} [fraction]",
+        above=0,
+        below=1,
     )
     scope: str | None = amount_option(
         "Compare heads within each site, or over all sites of the towers; a circuit is always global "
@@ -332,7 +348,11 @@ class PruneSettings(Dropping):
     )
 
     def inapplicable(self) -> dict[str, str]:
-        """A mask says everything; scores and circuits have been ordered already."""
+        """A mask says everything; scores and circuits have been ordered already; single weights are of no head."""
+        if self.given("weights"):
+            heads = ["scores", "circuit", "mask", "allow_other_base", "keep", "remove", "max_drop", "val", "scope"]
+            heads += ["order", "sample_from", "share_sites", "with_mask", "layout", *OWN_OPTIONS]
+            return dict.fromkeys(heads, "weights")
         if self.given("mask"):
             counts = (
                 "keep",
@@ -362,6 +382,10 @@ class PruneSettings(Dropping):
 
     def conflicts(self) -> list[str]:
         """One source of the decision, and what it needs."""
+        if self.given("weights"):
+            return self._weight_conflicts()
+        if self.method in OF_WEIGHTS and self.method not in CRITERIA.names:
+            return self.goes_with("method", "weights")
         found = self.exactly_one("method", "scores", "circuit", "mask")
         if self.given("scores") or (self.given("method") and self.method not in DECIDE):
             found += self.exactly_one("keep", "remove", "max_drop")
@@ -376,6 +400,18 @@ class PruneSettings(Dropping):
         found += self.goes_with("share_sites", "with_mask") + self.goes_with("with_mask", "share_sites")
         found += self.goes_with("val", "max_drop")
         return found + self.one_from_stdin("scores", "circuit", "mask", "with_mask")
+
+    def _weight_conflicts(self) -> list[str]:
+        """A criterion of single weights, and its data."""
+        criterion = WEIGHT_CRITERIA.get(self.method or "")
+        if criterion is None:
+            return self.needs("method", "--weights") or [
+                f"--method {self.method} scores heads, --weights takes {', '.join(OF_WEIGHTS)}{self.where('method')}"
+            ]
+        if not criterion.needs_data:
+            return []
+        found = [] if self.dtype in ("float32", "float64") else ["--method oba needs --dtype float32 or float64"]
+        return found + self.needs("data", f"--method {self.method}")
 
     def _drop_conflicts(self) -> list[str]:
         """Accuracy is measured on ``--val``, or on what has chosen the heads of these very weights."""

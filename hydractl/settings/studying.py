@@ -27,7 +27,8 @@ ROWS = (
         "taylor",
         "circuits-tuned",
     ),
-    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "mc-dropout"),
+    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
+    *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
@@ -92,8 +93,8 @@ class StudySettings(SideBySide):
     )
     approx: str | None = study_option(
         "Approximate the search, as in extract-circuit [default: exact]",
-        metavar="shortlist:N",
-        pattern=r"shortlist:[1-9][0-9]{0,8}",
+        metavar="lazy:N",
+        pattern=r"lazy:[1-9][0-9]{0,8}",
     )
     fit_samples: int = study_option(
         "Samples of --data that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",

@@ -12,6 +12,7 @@ _CLASSES = {
     "extract-circuit": "hydractl.settings.pruning:CircuitSettings",
     "prune": "hydractl.settings.pruning:PruneSettings",
     "finetune": "hydractl.settings.finetuning:FinetuneSettings",
+    "laplace": "hydractl.settings.laplace:LaplaceSettings",
     "fuse": "hydractl.settings.members:FuseSettings",
     "eval": "hydractl.settings.evaluating:EvalSettings",
     "bench": "hydractl.settings.measuring:BenchSettings",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
@@ -173,8 +174,8 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     """The scale that was asked for, and smaller and smaller ones."""
     yield scale
     if scale.approx is None:
-        text = "the search is approximated (shortlist:8)"
-        yield (scale := replace(scale, approx="shortlist:8", cut=[*scale.cut, text]))
+        text = "the search is approximated (lazy:8)"
+        yield (scale := replace(scale, approx="lazy:8", cut=[*scale.cut, text]))
     for samples in (1000, 400):
         if scale.samples is None or scale.samples > samples:
             text = f"the search takes {samples} samples of each set"
@@ -322,17 +323,100 @@ def batch_ensemble(shop: Workshop) -> list[Row]:
 @row("snapshots", default=False, train=True)
 def snapshots(shop: Workshop) -> list[Row]:
     """A snapshot ensemble: three cycles of one training."""
+    return [_of_one_training(shop, "snapshots", {"snapshots": str(len(SEEDS))})]
+
+
+def _of_one_training(shop: Workshop, name: str, more: Mapping[str, Value], **merge: Value) -> Row:
+    """Three members that one training of the whole model leaves, fused."""
     assert shop.train is not None
-    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training}
-    options |= {"snapshots": str(len(SEEDS)), "resume": True}
-    names = [f"snapshots.{cycle}.st" for cycle in range(1, len(SEEDS) + 1)]
-    step = shop.step("finetune", [shop.model], options, names, output="snapshots.st")
-    models = [str(path) for path in step.outputs]
-    fused = shop.step("fuse", models, {"force": True}, ["snapshots.fused.st"], [step])
-    return [Row("snapshots", str(fused.outputs[0]), (fused,))]
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **more, "resume": True}
+    names = [f"{name}.{number}.st" for number in range(1, len(SEEDS) + 1)]
+    step = shop.step("finetune", [shop.model], options, names, output=f"{name}.st")
+    fused = shop.step(
+        "fuse", [str(path) for path in step.outputs], {"force": True, **merge}, [f"{name}.fused.st"], [step]
+    )
+    return Row(name, str(fused.outputs[0]), (fused,))
+
+
+SWA: Mapping[str, Value] = {"swa": "0.5,20", "schedule": "constant"}
+"""The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
+
+
+@row("swa", default=False, train=True)
+def swa(shop: Workshop) -> list[Row]:
+    """One model: the average of weights of one training."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, **shop.training, **SWA, "resume": True}
+    step = shop.step("finetune", [shop.model], options, ["swa.st"])
+    return [Row("swa", str(step.outputs[0]), (step,))]
+
+
+@row("swag", default=False, train=True)
+def swag(shop: Workshop) -> list[Row]:
+    """Three members drawn around that average."""
+    # Draws lie so close together that their MLPs would be averaged back to the mean.
+    return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
+
+
+@row("laplace", default=False, train=True)
+def last_layer_laplace(shop: Workshop) -> list[Row]:
+    """The whole model with a Laplace approximation over its last layer."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"data": shop.train, "val": shop.val, "force": True}
+    step = shop.step("laplace", [shop.model], options, ["laplace.st"])
+    return [Row("laplace", str(step.outputs[0]), (step,))]
 
 
 @row("mc-dropout", default=False)
 def mc_dropout(shop: Workshop) -> list[Row]:
     """Ten passes with MC dropout."""
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
+
+
+@row("packed", default=False, train=True)
+def packed(shop: Workshop) -> list[Row]:
+    """Packed-Ensembles from random weights, with the paper's alpha of 2, or near it where that gives no whole heads."""
+    heads = next(iter(shop.heads.values()))
+    alpha = Fraction(max(1, round(heads * 2 / 3)) * 3, heads)
+    return [_of_one_training(shop, "packed", {"packed": f"3,{alpha}", "init": "random"}, merge="none")]
+
+
+@row("mimo", default=False, train=True)
+def mimo(shop: Workshop) -> list[Row]:
+    """MIMO with three inputs."""
+    return [_of_one_training(shop, "mimo", {"mimo": "3"})]
+
+
+@row("heads", default=False, train=True)
+def heads(shop: Workshop) -> list[Row]:
+    """Three classifiers on one body."""
+    return [_of_one_training(shop, "heads", {"classifiers": "3"})]
+
+
+def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
+    """One model with the share of its weights that a ViT-B/16 keeps without a third of its heads, fine-tuned."""
+    assert shop.train is not None
+    options: dict[str, Value] = {"method": method, "weights": "0.891", "force": True}
+    if method == "oba":
+        options["data"] = shop.train
+    common = "prune" if method == "oba" else "prune --circuit"
+    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"], common=common))
+    return [Row(name, str(tuned.outputs[0]), (tuned,))]
+
+
+@row("oba", default=False, train=True)
+def oba(shop: Workshop) -> list[Row]:
+    """Single weights pruned by OBA."""
+    return _weights(shop, "oba", "oba")
+
+
+@row("magnitude", default=False, train=True)
+def magnitude(shop: Workshop) -> list[Row]:
+    """Single weights pruned by magnitude."""
+    return _weights(shop, "magnitude", "magnitude")
+
+
+@row("random-weights", default=False, train=True)
+def random_weights(shop: Workshop) -> list[Row]:
+    """Single weights pruned at random."""
+    return _weights(shop, "random-weights", "random")

@@ -21,9 +21,10 @@ from hydractl.families.base import ModelFamily
 from hydractl.families.pixels import in_mode
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.log import Log
-from hydractl.model.runtime import HydraModel, move
+from hydractl.model.runtime import move
 from hydractl.model.source import Source
 from hydractl.training.options import DataOptions, TrainOptions
+from hydractl.training.together.base import AnyModel
 
 declare_operators()
 
@@ -54,7 +55,7 @@ class TrainingData:
 
 
 def training_data(
-    model: HydraModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
+    model: AnyModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
 ) -> TrainingData:
     """The part of the data that this process reads.
 
@@ -87,7 +88,7 @@ def training_data(
     return TrainingData(len(train_set), read, validation)
 
 
-def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: Log) -> None:
+def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log) -> None:
     """Warn of the texts and captions of some data sets that the model cuts."""
     for dataset in datasets:
         if isinstance(dataset, CaptionedImages):
@@ -96,7 +97,7 @@ def report_all_cut(model: HydraModel, datasets: Iterable[Dataset | None], log: L
             report_cut(dataset, model.preprocess, log)
 
 
-def _report_cut_captions(model: HydraModel, dataset: CaptionedImages, log: Log) -> None:
+def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
     texts = dataset.captions[:COUNTED]
     cut, most = model.family.too_long(model.description.config, model.description.preprocess, texts)
     if cut:
@@ -218,7 +219,7 @@ class Reader:
     """
 
     def __init__(
-        self, model: HydraModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
+        self, model: AnyModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
     ) -> None:
         self._model, self._size, self._workers = model, size, workers
         self._captions = dataset.captions if isinstance(dataset, CaptionedImages) else None

@@ -53,7 +53,7 @@ def shard(model: HydraModel, device: torch.device) -> None:
     register_fsdp_forward_method(model, "member_logits")
 
 
-def unshard(model: HydraModel) -> None:
+def unshard(model: nn.Module) -> None:
     """Put whole parameters on the CPU in the place of their shards. All processes call it."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from hydractl.errors import NonFiniteError
-from hydractl.model.runtime import HydraModel
 from hydractl.training.checkpointing import Saved
 from hydractl.training.data import TrainingData
 from hydractl.training.distribution import whole
 from hydractl.training.loop import History, Training, TrainingContext
 from hydractl.training.options import TrainOptions
+from hydractl.training.together.base import AnyModel
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Trained:
 
 
 def train_each(
-    make: Callable[[], tuple[HydraModel, TrainingData]],
+    make: Callable[[], tuple[AnyModel, TrainingData]],
     options: TrainOptions,
     context: TrainingContext,
     saved: Saved | None,

@@ -17,7 +17,7 @@ from hydractl.distributed import Processes
 from hydractl.errors import HydraError, Interrupted, NonFiniteError
 from hydractl.files.training_history import epoch_text
 from hydractl.log import Log, Progress
-from hydractl.model.runtime import HydraModel
+from hydractl.training.averaging import Averaging, Moments
 from hydractl.training.checkpointing import (
     Checkpointing,
     Interruptions,
@@ -32,7 +32,8 @@ from hydractl.training.distribution import backward, placed, shared, unshard, wh
 from hydractl.training.losses import make_loss
 from hydractl.training.options import Cycles, TrainOptions
 from hydractl.training.run_log import RunLog
-from hydractl.training.start import make_optimizer, trainable
+from hydractl.training.start import kept_weights, make_optimizer, trainable
+from hydractl.training.together.base import AnyModel
 
 _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
@@ -46,7 +47,7 @@ class History:
 
     Attributes:
         epochs: an entry for each.
-        kept_epoch: whose weights were kept; None: of several.
+        kept_epoch: whose weights were kept; None: of several, or their average.
         losses: of each step.
         stopped_early: for want of a better validation accuracy.
     """
@@ -117,18 +118,21 @@ class Training:
         waited: epochs since then.
         total: steps in all.
         cycles: of the learning rate; one but for snapshots.
-        snapshots: the weights at the end of each cycle so far, on the CPU.
+        snapshots: the weights at the end of each cycle so far, on the CPU; at the end those drawn by SWAG.
+        averaging: when weights are collected for an average; None: never.
+        moments: of those collected so far.
         device: where it computes.
         loss: that is minimised.
     """
 
     def __init__(
-        self, model: HydraModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
+        self, model: AnyModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
         # Dropout differs between processes, as it would between the parts of one batch.
         torch.manual_seed(options.seed + context.team.rank)
         self.model, self.data, self.options, self.lr, self.context = model, data, options, lr, context
         self.parameters = trainable(model, options.weights)
+        self._kept_weights = kept_weights(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
         self._shared_loss = shared(self.loss, context.team)
@@ -136,6 +140,9 @@ class Training:
         self.total = options.total_steps(data.size)
         self.cycles = Cycles(self.total, options.schedule.cycles)
         self.snapshots: list[dict[str, Tensor]] = []
+        average = options.average
+        self.averaging = None if average is None else Averaging(self.total, self.per_epoch, average)
+        self.moments = Moments(average.rank if average is not None and average.members else 0)
         self.history = History()
         self.position = 0
         self.order = torch.Generator().manual_seed(options.seed)
@@ -160,10 +167,18 @@ class Training:
                 self._end_epoch(done)
         if self.best is not None:
             self.put(self.best[1])
-        else:  # of the weights at the ends of cycles none is kept for its epoch
-            history.kept_epoch = len(history.epochs) if self.cycles.count == 1 else None
+        else:
+            history.kept_epoch = len(history.epochs) if self._keeps_epoch else None
+        if self.options.average is not None:
+            self.put(self.moments.mean)
+            self.snapshots = list(self.moments.draws(self.options.average.members, self.options.seed))
         self.model.eval()
         return history
+
+    @property
+    def _keeps_epoch(self) -> bool:
+        """Whether the result is the weights of one epoch: those at the ends of cycles, and averages, are of none."""
+        return self.cycles.count == 1 and self.averaging is None
 
     def _steps(self, indices: Sequence[int], progress: Progress) -> None:
         """The rest of one epoch."""
@@ -185,6 +200,7 @@ class Training:
             self.context.run_log.step(self.history.steps, self.total, loss, self._rate(-1), count)
             progress.advance(1, f"loss {loss:.4f}")
             self._end_cycle()
+            self._collect()
             self._save_or_stop()
 
     @contextmanager
@@ -199,7 +215,8 @@ class Training:
 
     def _rate(self, offset: int = 0) -> float:
         """The learning rate of the step that comes, or of one before it."""
-        return self.lr * self.cycles.share_of_peak(self.history.steps + offset, self.options.schedule)
+        rates = self.averaging or self.cycles
+        return self.lr * rates.share_of_peak(self.history.steps + offset, self.options.schedule)
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
         """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
@@ -210,6 +227,9 @@ class Training:
         if self.context.team.size > 1:
             value = self._agreed(value)
         self._check_loss(value)
+        for parameter, kept in self._kept_weights:
+            if parameter.grad is not None:
+                parameter.grad.mul_(kept)
         if self.options.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.optimizer.clip)
         self.optimizer.step()
@@ -239,6 +259,12 @@ class Training:
         self.context.log.info(f"cycle {number} of {self.cycles.count} ends at step {steps}")
         self.context.run_log.event("cycle", cycle=number, step=steps)
 
+    def _collect(self) -> None:
+        """Take the weights into the average where they are due."""
+        if self.averaging is not None and self.averaging.due(self.history.steps):
+            self._check_weights()
+            self.moments.add({name: whole(p) for name, p in self.parameters.items()})
+
     def _end_epoch(self, done: int) -> None:
         """Validate, and keep the weights if they are the best so far (the first of equals)."""
         history = self.history
@@ -251,7 +277,7 @@ class Training:
         self.position = 0
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
-        if self.data.validation is not None and self.cycles.count == 1:
+        if self.data.validation is not None and self._keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
@@ -268,7 +294,7 @@ class Training:
         """Set the parameters that are trained, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(placed(weights[name], parameter))
+                parameter.copy_(placed(weights[name].to(parameter.dtype), parameter))
 
     def unshard(self) -> None:
         """Make the model whole again in every process, on the CPU."""
@@ -345,12 +371,14 @@ class Training:
             "waited": self.waited,
             "best": None if self.best is None else self.best[0],
             "snapshots": len(self.snapshots),
+            "averaged": self.moments.count,
             "log": self.context.run_log.position(),
         }
         tensors = {
             **weights,
             **{f"random.{rank}": torch.frombuffer(bytearray(b), dtype=torch.uint8) for rank, b in enumerate(random)},
             **{f"snapshot.{i}.{n}": t for i, weights in enumerate(self.snapshots) for n, t in weights.items()},
+            **{f"average.{name}": t for name, t in self.moments.tensors().items()},
             "order": self.epoch_start,
             "losses": torch.tensor(history.losses, dtype=torch.float64),
         }
@@ -366,6 +394,7 @@ class Training:
             best = {name: placed(t, self.parameters[name]) for name, t in saved.part("best.").items()}
             self.best = (progress["best"], {name: t.to(self.device) for name, t in best.items()})
         self.snapshots = [saved.part(f"snapshot.{index}.") for index in range(progress["snapshots"])]
+        self.moments.load(progress["averaged"], saved.part("average."))
         self.order.set_state(saved.tensors["order"])
         history.epochs, history.kept_epoch = progress["epochs"], progress["kept_epoch"]
         history.losses, history.stopped_early = saved.tensors["losses"].tolist(), progress["stopped_early"]
@@ -377,7 +406,7 @@ class Training:
 
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
-    model: HydraModel,
+    model: AnyModel,
     batches: Callable[[], Iterator[tuple[Any, Tensor]]],
     team: Processes,
     before_batch: Callable[[], None],

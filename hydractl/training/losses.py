@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from hydractl.distributed import Processes
 from hydractl.model.runtime import HydraModel
 from hydractl.training.options import LossOptions
+from hydractl.training.together.base import AnyModel, Together
 
 ROWS = 4096
 """Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each
@@ -35,14 +36,15 @@ class Loss(nn.Module, ABC):
     """A loss of one model, which is part of it: called with samples, it gives a scalar.
 
     Args:
-        model: with one member, its trained parameters marked.
+        model: with one member, or of members that are trained together; its trained parameters marked.
         options: of the loss.
         team: the processes among which each batch is divided.
     """
 
-    def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
+    def __init__(self, model: AnyModel, options: LossOptions, team: Processes) -> None:
         super().__init__()
-        self.model, self.options, self.team = model, options, team
+        self.model: Any = model
+        self.options, self.team = options, team
         self.device = next(model.parameters()).device
 
     @abstractmethod
@@ -67,8 +69,10 @@ class Loss(nn.Module, ABC):
         return torch.autocast(self.device.type, getattr(torch, self.options.autocast))
 
 
-def make_loss(model: HydraModel, options: LossOptions, team: Processes) -> Loss:
-    """The loss of this name."""
+def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
+    """The loss of this name; of several members that of their method."""
+    if isinstance(model, Together):
+        return OfMembers(model, options, team)
     return (Contrastive if options.name == "contrastive" else CrossEntropy)(model, options, team)
 
 
@@ -84,6 +88,17 @@ class CrossEntropy(Loss):
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]
         return F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.options.label_smoothing)
+
+
+class OfMembers(CrossEntropy):
+    """Of members that are trained together."""
+
+    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+        """The sum or the mean over members of the mean over a batch."""
+        with self.autocast():
+            logits, labels = self.model.answers(*batch)
+        loss: Tensor = self.model.loss(_at_least_float32(logits), labels, self.options.label_smoothing)
+        return loss
 
 
 class Contrastive(Loss):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hydractl.errors import UsageError
 from hydractl.training.adapters.base import Adapter
+from hydractl.training.together.base import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,23 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageOptions:
+    """The average of the weights over the last part of a training.
+
+    Attributes:
+        start: share of the steps before it.
+        count: how many weights it is of; None: one for each epoch that is left.
+        members: drawn around it by SWAG; 0: it is itself the result.
+        rank: of the low-rank half of that Gaussian.
+    """
+
+    start: float
+    count: int | None = None
+    members: int = 0
+    rank: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossOptions:
     """``cross-entropy`` or ``contrastive``; ``autocast`` is the dtype that activations are computed in, or None."""
 
@@ -111,6 +129,8 @@ class TrainOptions:
         epochs, steps: the length; ``steps`` weigh more.
         patience: epochs without a better validation accuracy before it stops; None: never.
         min_delta: how much better is better.
+        average: of the weights at the end; None: those of one epoch.
+        together: how one training makes several members; None: it makes one model.
     """
 
     data: DataOptions
@@ -123,7 +143,9 @@ class TrainOptions:
     weights: WeightOptions = field(default_factory=WeightOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    average: AverageOptions | None = None
     loss: LossOptions = field(default_factory=LossOptions)
+    together: Method | None = None
 
     @property
     def per_step(self) -> int:

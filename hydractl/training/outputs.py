@@ -13,25 +13,42 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.atomic import Output, file_path, named_apart
-from hydractl.files.checkpoint import DictTensors, TensorSource, write_checkpoint, write_tensors
+from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
 from hydractl.jsonio import differences
 from hydractl.log import Log
-from hydractl.model.stored import check_finite, zeroed
+from hydractl.model.cost import nonzero_parameters
+from hydractl.model.source import write_model
+from hydractl.model.stored import check_finite
 from hydractl.training.checkpointing import START_OVER, Saved
 from hydractl.training.grid import Trained
 from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
+from hydractl.training.together.base import Together
+from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
 # What the provenance of an output says beside what decided it.
-_RESULTS = ("history", "kept_epoch", "stopped_early", "grid", "parent", "cycle", "cycle_end")
+_RESULTS = (
+    "history",
+    "kept_epoch",
+    "stopped_early",
+    "grid",
+    "parent",
+    "cycle",
+    "cycle_end",
+    "averaged",
+    "draw",
+    "member",
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class RunFiles:
     """Paths that a training writes to.
 
     Attributes:
-        paths: the checkpoints, or the published folders: one, or one for each cycle.
+        paths: the checkpoints, or the published folders: one, or several of one training.
         folder: whether they are folders.
         state: the unfinished run.
         log: the log, or None.
@@ -59,7 +76,7 @@ class RunFiles:
         cls,
         output: str,
         log: str | None,
-        snapshots: int | None = None,
+        several: int | None = None,
         trackers: Mapping[str, str | None] = MappingProxyType({}),
     ) -> RunFiles:
         """The files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on."""
@@ -68,9 +85,7 @@ class RunFiles:
         beside = path.with_name(f"{stem(output)}.log.jsonl")
         logged = None if log is None else beside if log == "beside" else file_path(log)
         state = path.with_name(f"{path.name}.state")
-        paths = (
-            (path,) if snapshots is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(snapshots))
-        )
+        paths = (path,) if several is None else tuple(named_apart(path, n + 1, folder=folder) for n in range(several))
         taken = set(map(os.path.realpath, (*paths, state)))
         if logged is not None and os.path.realpath(logged) in taken:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
@@ -112,7 +127,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, Any], trained: Trained) -> list[str]:
-    """Write the weights that are kept, or the snapshot at the end of each cycle.
+    """Write the weights that are kept, of each member, or the snapshot at the end of each cycle, or each draw.
 
     Returns:
         The SHA-256 of each.
@@ -123,51 +138,55 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     """
     outcome, run = trained.outcome, trained.run
     details = {**decisive, "lr": trained.lr, "parent": dict(opened.source.description.provenance)}
+    averaged = {} if run.averaging is None else {"averaged": run.moments.count}
     if not run.snapshots:
         results = {
             "history": outcome["epochs"],
             "kept_epoch": outcome["kept_epoch"],
             "stopped_early": outcome["stopped_early"],
             "grid": [{k: v for k, v in entry.items() if k != "loss_curve"} for entry in trained.grid] or None,
+            **averaged,
         }
-        return [_write(outputs[0], opened, run, {**details, **results})]
+        if not isinstance(run.model, Together):
+            return [_write(outputs[0], opened, run, run.model.stock_tensors(), {**details, **results})]
+        return [
+            _write(output, opened, run, run.model.stock_tensors(index), {**details, **results, "member": index + 1})
+            for index, output in enumerate(outputs)
+        ]
+    assert not isinstance(run.model, Together)  # no snapshots of several members
     digests = []
-    for number, (output, end) in enumerate(zip(outputs, run.cycles.ends, strict=True), start=1):
+    ends = run.cycles.ends if run.averaging is None else [run.total] * len(run.snapshots)
+    for number, (output, end) in enumerate(zip(outputs, ends, strict=True), start=1):
         run.put(run.snapshots[number - 1])
         results = {
             "history": [epoch for epoch in outcome["epochs"] if epoch["steps"] <= end],
             "stopped_early": False,
-            "cycle": number,
-            "cycle_end": end,
+            **({**averaged, "draw": number} if averaged else {"cycle": number, "cycle_end": end}),
         }
-        digests.append(_write(output, opened, run, {**details, **results}))
+        digests.append(_write(output, opened, run, run.model.stock_tensors(), {**details, **results}))
     return digests
 
 
-def _write(output: Output, opened: Opened, run: Training, details: Mapping[str, Any]) -> str:
+def _write(
+    output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, Any]
+) -> str:
     """Write one output and commit it. Returns its SHA-256."""
-    source, family = opened.source, opened.source.family
+    source = opened.source
     description = replace(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
-        family_version=family.version,
-        extra={},
+        family_version=source.family.version,
+        extra={key: value for key, value in source.description.extra.items() if key == GROUPED},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )
     # Trained weights in the dtype each tensor had.
-    stock = run.model.stock_tensors()
     tensors: TensorSource = DictTensors({n: t.to(torch_dtype(source.tensors.info(n))) for n, t in stock.items()})
     check_finite(f"{source.name} after training", tensors)
-    if output.is_folder:
-        mask = description.mask
-        tensors = zeroed(tensors, family, source.sites, mask, mask)
-        weights = family.export_folder(output.temporary, description.config, description.preprocess, description.labels)
-        with open(output.temporary / weights, "wb") as handle:
-            digest = write_tensors(handle, tensors, description.to_json())
-        output.commit()
-        return digest
-    return write_checkpoint(output, tensors, description.to_json())
+    if source.description.params_nonzero is not None:
+        sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
+        description = replace(description, extra={**description.extra, "sparse": sparse})
+    return write_model(output, description, tensors)
 
 
 def _seen(opened: Opened) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hydractl.criteria.weights import matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError, UsageError
@@ -29,6 +30,7 @@ from hydractl.model.stored import sliced
 from hydractl.training.adapters.base import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
+from hydractl.training.together.base import AnyModel, Together
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Opened:
         train_set: the samples it is trained on.
         val_set: the samples it is validated on, or None.
         drawn: names of the tensors that a body did not have and that were drawn.
+        members: the start of each model that is trained; the first of them is ``source``. Empty: that one.
     """
 
     source: Source
     train_set: Dataset
     val_set: Dataset | None
     drawn: tuple[str, ...] = ()
+    members: tuple[Source, ...] = ()
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
@@ -56,6 +60,9 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         UsageError: for a start that the model does not have.
     """
     data, weights = options.data, options.weights
+    if weights.adapter is not None and source.description.params_nonzero is not None:
+        hint = "train its weights, or put the adapter on the model as it was before --weights"
+        raise UsageError(f"{source.name} has pruned weights, which an adapter would fill", hint=hint)
     if weights.init == "random":
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":
@@ -84,7 +91,9 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
             hint="add --reset-head for a new classifier",
         )
     source = replace(source, description=replace(source.description, labels=None if labels is None else list(labels)))
-    return Opened(source, train_set, _validation(source, data, train_set, labels), _drawn_names(body, source, weights))
+    members = (source,) if options.together is None else options.together.sources(source, options.seed)
+    val_set = _validation(source, data, train_set, labels)
+    return Opened(members[0], train_set, val_set, _drawn_names(body, source, weights), members)
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
@@ -149,7 +158,9 @@ def drawn(source: Source, seed: int) -> Source:
     description, family = source.description, source.family
     tensors = DictTensors(family.initial(description.config, seed))
     full = HeadMask.full(source.sites)
-    return replace(source, tensors=sliced(tensors, family, source.sites, full, description.mask), drawn_by=seed)
+    present = sliced(tensors, family, source.sites, full, description.mask)
+    extra = {key: value for key, value in description.extra.items() if key != "sparse"}  # of the weights before
+    return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
@@ -240,11 +251,11 @@ def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
         remove_idle(model)
 
 
-def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Parameter]:
+def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
 
     Args:
-        model: with one member.
+        model: with one member, or of members that are trained together.
         options: which of its weights; of these, only what the adapter says and the classifier.
 
     Returns:
@@ -253,6 +264,10 @@ def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Paramet
     Raises:
         UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
     """
+    if isinstance(model, Together):
+        for one in model.each:
+            trainable(one, options)
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
     model.requires_grad_(True)
     network = model.networks[0]
     names = [name for name, _ in network.named_parameters()]
@@ -282,6 +297,21 @@ def trainable(model: HydraModel, options: WeightOptions) -> dict[str, nn.Paramet
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
     return trained
+
+
+def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
+    """Of a model with pruned weights, the matrices that are trained, each with where it is not zero; else nothing.
+
+    A classifier that starts from zeros is no pruned one. Weights of zero without a gradient stay zero: no optimizer
+    moves them, nor does weight decay.
+    """
+    if isinstance(model, Together):
+        return [pair for one in model.each for pair in kept_weights(one, options)]
+    if model.description.params_nonzero is None:
+        return []
+    found = {name: p for name, p in matrices(model.networks[0]).items() if p.requires_grad}
+    new = part_names(model, "head", list(found)) if options.reset_head else ()
+    return [(p, p.detach() != 0) for name, p in found.items() if name not in new]
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:

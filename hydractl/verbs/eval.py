@@ -121,7 +121,8 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     path = None if settings.to_stdout else file_path(settings.output or _default_name(names[0], settings))
     seen = seen_samples(models, sets, allow=options.data.allow_seen)
     plan = Plan(models, sets, options, path, predictions, seen, suite)
-    _check_distinct([*plan.files(settings), *(Path(one) for one in (settings.report, settings.card) if one)])
+    shown = (settings.report, settings.card, settings.openood_csv)
+    _check_distinct([*plan.files(settings), *(Path(one) for one in shown if one)])
     return plan
 
 

@@ -22,15 +22,18 @@ from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, only_one, sites_of
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import open_sources
-from hydractl.settings.finetuning import ADAPTERS, FinetuneSettings, recipe_options
+from hydractl.model.source import Source, open_sources
+from hydractl.settings.finetuning import ADAPTERS, TOGETHER, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
+from hydractl.training.adapters.zeros import keep_zeros
+from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
 from hydractl.training.distribution import shard
 from hydractl.training.grid import Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.options import (
+    AverageOptions,
     Cycles,
     DataOptions,
     LossOptions,
@@ -42,6 +45,8 @@ from hydractl.training.options import (
 from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
+from hydractl.training.together.base import AnyModel, make_method
+from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options, start_options
@@ -133,12 +138,15 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of(output, settings.log, settings.snapshots, settings.trackers())
+    files = RunFiles.of(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
     options = train_options(settings)
     opened = open_all(source, options)
+    if GROUPED in opened.source.description.extra and options.weights.adapter is not None:
+        hint = "leave out --lora or --batch-ensemble"
+        raise UsageError(f"an adapter would fill the zeros between the groups of {source.name}", hint=hint)
     if opened.drawn:
         log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {', '.join(opened.drawn)}")
     for one in filter(None, (opened.train_set, opened.val_set)):
@@ -159,8 +167,14 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> d
     if cycles > 1:
         ends = enumerate(zip(files.paths, Cycles(steps, cycles).ends, strict=True), start=1)
         plan["snapshots"] = [{"output": str(path), "cycle": number, "steps": end} for number, (path, end) in ends]
+    if options.average is not None:
+        Averaging(steps, options.steps_per_epoch(samples), options.average)  # refuses too few steps
+    kind = "member" if options.together is not None else "draw"
+    if options.together is not None or (options.average is not None and options.average.members):
+        plan["snapshots"] = [{"output": str(path), kind: n} for n, path in enumerate(files.paths, start=1)]
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights. Captions vary.
-    work = f", about {3 * cost['macs'] * steps * options.per_step * len(options.lr):.2g} mult-adds"
+    passes = len(options.lr) * (1 if options.together is None else options.together.passes)
+    work = f", about {3 * cost['macs'] * steps * options.per_step * passes:.2g} mult-adds"
     contrastive = options.loss.name == "contrastive"
     log.info(f"{steps} steps of {options.per_step} {'pairs' if contrastive else f'samples{work}'}")
     return plan
@@ -225,8 +239,18 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         schedule=ScheduleOptions(
             shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor, cycles=settings.snapshots or 1
         ),
+        average=_average(settings),
         loss=settings.fill(LossOptions, name=settings.loss),
+        together=next((make_method(name, value) for name in TOGETHER if (value := getattr(settings, name))), None),
     )
+
+
+def _average(settings: FinetuneSettings) -> AverageOptions | None:
+    if settings.swa is None:
+        return None
+    (start, _, count), rank = settings.swa.partition(","), (settings.swag or "").partition(",")[2]
+    drawn = {"members": settings.outputs or 0, **({"rank": int(rank)} if rank else {})}
+    return AverageOptions(start=float(start), count=int(count) if count else None, **drawn)
 
 
 def _adapter(settings: FinetuneSettings) -> Adapter | None:
@@ -241,11 +265,19 @@ def _adapter(settings: FinetuneSettings) -> Adapter | None:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _model(prepared: Prepared) -> HydraModel:
+def _model(prepared: Prepared) -> AnyModel:
+    opened, options = prepared.opened, prepared.options
+    models = [_one_model(prepared, source) for source in opened.members or (opened.source,)]
+    return models[0] if options.together is None else options.together.model(models, opened.source, options.seed)
+
+
+def _one_model(prepared: Prepared, source: Source) -> HydraModel:
     settings, options = prepared.settings, prepared.options
-    source = with_dropout(prepared.opened.source, settings.dropout)
+    source = with_dropout(source, settings.dropout)
     device = resolve_device(local_device(settings.device))
     model = build_model(source, "cpu" if settings.shard else str(device), settings.dtype)
+    if GROUPED in source.description.extra:
+        keep_zeros(model)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     if settings.shard:
@@ -253,12 +285,12 @@ def _model(prepared: Prepared) -> HydraModel:
     return model
 
 
-def _maker(first: HydraModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[HydraModel, TrainingData]]:
+def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
     """Gives the model to start from, again and again, and the data of the first one, which suit all."""
     data = training_data(first, prepared.opened.train_set, prepared.opened.val_set, prepared.options, team)
     waiting = [first]
 
-    def make() -> tuple[HydraModel, TrainingData]:
+    def make() -> tuple[AnyModel, TrainingData]:
         return waiting.pop() if waiting else _model(prepared), data
 
     return make

@@ -109,7 +109,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
     for model, output in zip(settings.model, _outputs(settings), strict=True):
         for index in range(settings.members):
             path = numbered(output, index) if settings.members > 1 else output
-            files = RunFiles.of(path, settings.log, settings.snapshots)
+            files = RunFiles.of(path, settings.log, settings.outputs)
             name = stem(path)
             own = {
                 "output": path,

@@ -26,7 +26,7 @@ from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, total_cost
 from hydractl.model.loading import build_model, resolve_device
-from hydractl.model.matching import check_labels, named_by_data
+from hydractl.model.matching import check_labels, named_by_data, refuse_posterior
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, open_sources
 from hydractl.report.fuse_words import (
@@ -58,6 +58,7 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
         need_classifier(source)
     if settings.only_exports:
         return run_alone(settings, sources[0], log)
+    refuse_posterior(sources, "fuse")
     if settings.only_cascades:
         return run_cascade(settings, sources[0], log)
     path = file_path(settings.output or ("hydra.st" if settings.merge else "hydra.unmerged.st"))

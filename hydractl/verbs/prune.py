@@ -39,6 +39,7 @@ from hydractl.settings.pruning import DECIDE, PruneSettings
 from hydractl.verbs.max_drop import Choice, choose_within, from_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.prune_weights import prune_weights
 from hydractl.verbs.score import criterion_of, score_source
 
 Fixed = dict[str, tuple[int, ...]]
@@ -50,6 +51,8 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
     opened = open_sources(settings.model, replace(model_options(settings, bodies=True), max_length=None))
     source = only_one(opened, "prune")
+    if settings.weights is not None:
+        return prune_weights(source, settings, log)
     settings = settled(source, settings)
     with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
     output = settings.output or default_name(source, settings)
@@ -305,6 +308,8 @@ def _write(source: Source, settings: PruneSettings, layout: str, output: Any, ma
     if mask.kept == source.description.mask.kept and amounts:
         asked = f"{settings.called(amounts[0])} {getattr(settings, amounts[0])}"
         log.warn(f"no head is removed: {asked} keeps every head that {source.name} has")
+    if source.description.params_nonzero is not None:
+        log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
     empty = [path for path, kept in mask.kept.items() if not kept]
     if empty:
         log.warn(f"{len(empty)} of {len(mask.heads)} sites keep no head: {', '.join(empty)}")

@@ -76,7 +76,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     measured: dict[str, Any] = {}
     used: list[Entry] = []
     if criterion.needs_data:
-        source, model, calibration, measured, used = _with_data(source, settings, own, log)
+        source, model, calibration, measured, used = with_data(source, settings, own, log)
     else:
         model, calibration = _stored_heads(source, settings), Calibration(lambda: iter(()), 0, settings.seed, log, own)
     indices = [i for i, site in enumerate(model.sites) if site.path in paths]
@@ -117,10 +117,12 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
     return StoredHeads(source.tensors, source.description, source.family, resolve_dtype(settings.dtype))
 
 
-def _with_data(
+def with_data(
     source: Source, settings: Scoring, own: Mapping[str, Any], log: Log
 ) -> tuple[Source, HydraModel, Calibration, dict[str, Any], list[Entry]]:
-    """The model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and what is to say of them."""
+    """The source and its model, ``--samples`` labelled samples drawn by ``--seed`` without replacement, and of these
+    what the provenance says and what is seen; ``own`` are options of the criterion.
+    """
     assert settings.data is not None  # the settings need it for such a criterion
     source = named_by_data(source, settings.data, settings.limit)
     # No names, no mapping by name: an empty list makes the data refuse names instead of taking them by position.

@@ -36,7 +36,7 @@ from hydractl.studies.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.jobs import check_places, run_side_by_side
-from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, prune
+from hydractl.verbs import bench, eval, extract_circuit, finetune, fuse, laplace, prune
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -46,6 +46,7 @@ _RUNS = {
     "extract-circuit": extract_circuit.run,
     "prune": prune.run,
     "finetune": finetune.run,
+    "laplace": laplace.run,
     "fuse": fuse.run,
     "eval": eval.run,
     "bench": bench.run,
@@ -56,6 +57,7 @@ _COMMON = {
     "extract-circuit": (*_BATCHES, "tower"),
     "prune": (*_BATCHES, "tower"),
     "finetune": _BATCHES,
+    "laplace": _BATCHES,
     "fuse": _MODEL,
     "eval": (*_BATCHES, "limit"),
     "bench": (*_MODEL, "max_length"),
@@ -325,8 +327,8 @@ def _estimate(plan: Plan, blocks: int) -> float:
     # A row takes about twice the single model's time.
     forward = sum(10 if "mc_dropout" in row.options else 2 for row in plan.rows) * samples
     forward += sum(_trained(step) for step in steps if step.verb == "finetune")
-    pairs = zip(searches, probes, strict=False)  # without a search, one is probed for the time of a block
-    searching = sum(_shortened(step, plan.shop.heads) * probe.seconds for step, probe in pairs)
+    # Without a search, one is probed for the time of a block.
+    searching = sum(probe.seconds for probe in probes[: len(searches)])
     return searching + forward * blocks * per_block
 
 
@@ -338,15 +340,6 @@ def _trained(step: Step) -> int:
     """How many samples pass forward for as long as a training takes, whose steps go backward and update too."""
     each = _BACKWARD * _samples(str(step.options["data"])) + _samples(str(step.options["val"]))
     return int(str(step.options["epochs"])) * each
-
-
-def _shortened(step: Step, heads: Mapping[int, int]) -> float:
-    """The share of candidates that a step of an approximate search evaluates; its gradient counts as three."""
-    if "approx" not in step.options:
-        return 1.0
-    sites = map(int, str(step.options["sites"]).split(",")) if "sites" in step.options else heads
-    tried = int(str(step.options["approx"]).partition(":")[2]) + 3
-    return min(1.0, tried / (sum(heads[site] for site in sites) - int(str(step.options["budget"])) / 2))
 
 
 def _probe(step: Step, device: str) -> SearchPlan:

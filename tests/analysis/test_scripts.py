@@ -115,3 +115,37 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "heads_removed.png",
         "proposition1.png",
     }
+
+
+@pytest.mark.long
+def test_the_scores_of_two_towers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.pico_clip import pico_clip, publish_clip
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    Path("clip").mkdir()
+    publish_clip(pico_clip("clip"), "clip", tmp_path / "clip")
+    assert main(["score", "clip", "--method", "magnitude", "-o", "scores.json", "-q"]) == 0
+    both = {"monkeypatch": monkeypatch, "capsys": capsys}
+    rows = run("tower_scores", "clip", "--scores", "scores.json", "--remove", "5", "-o", "out", **both)
+    found = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    sites = json.loads(Path("scores.json").read_text())["sites"]
+    towers = {
+        "visual": [own for path, own in sites.items() if path.startswith("visual.")],
+        "text": [own for path, own in sites.items() if path.startswith("transformer.")],
+    }
+    assert found[:3] == [
+        ["layer", "visual, x 1000", "text, x 1000"],
+        *([str(i), *(f"{1000 * sum(own[i]) / 3:.4f}" for own in towers.values())] for i in (0, 1)),
+    ]
+    edge = sorted(score for own in sites.values() for score in own)[4]
+    assert found[3][-1] == "of the 5 lowest heads"
+    for name, heads, mean, lowest in found[4:]:
+        scores = np.array(towers[name])
+        assert (heads, mean, lowest) == ("6", f"{1000 * scores.mean():.4f}", str((scores <= edge).sum()))
+    assert Path("out/tower_scores.png").is_file()
+    assert main(["score", "clip", "--method", "magnitude", "--tower", "text", "-o", "text.json", "-q"]) == 0
+    with pytest.raises(SystemExit, match="scores of text only"):
+        run("tower_scores", "clip", "--scores", "text.json", **both)

@@ -80,8 +80,10 @@ def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: An
     assert set(evaluated(whole.written).values()) == {1}
 
 
-def shared_by_two(make: Make, reference: Any, variant: str, data: naive.Data, *run: Any) -> None:
-    """Two processes find what one does, and each evaluates about half."""
+def shared_by_two(
+    make: Make, reference: Any, variant: str, data: naive.Data, *run: Any, by_batch: bool = False
+) -> None:
+    """Two processes find what one does, and each evaluates about half: of the candidates, or of every one's batches."""
     expected, alone = searched(make, reference, variant, data, *run)
     desk, barrier, answers = [None, None], threading.Barrier(2), [None, None]
 
@@ -98,6 +100,10 @@ def shared_by_two(make: Make, reference: Any, variant: str, data: naive.Data, *r
     for thread in threads:
         thread.join(120)
     assert [found for found, _ in answers] == [expected, expected]  # type: ignore[misc]
+    if by_batch:
+        works = [search.evaluator.work for _, search in answers]  # type: ignore[misc]
+        assert max(works) <= 0.9 * alone.evaluator.work  # slopes are taken by both
+        return
     parts = [search.evaluations for _, search in answers]  # type: ignore[misc]
     assert sum(parts) == alone.evaluations
     assert max(parts) <= 0.75 * alone.evaluations

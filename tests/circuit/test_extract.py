@@ -473,7 +473,7 @@ def test_a_constraint_and_a_drop_decide_how_many_heads_go(capsys: pytest.Capture
     [
         (["--subject-to", "acc>base"], "must be KEY>=NUMBER or KEY>=base-NUMBER, not 'acc>base'"),
         (["--subject-to", "ece>=0.1"], "must be about one of acc, ood, avg, nll, brier, not 'ece'"),
-        (["--subject-to", "acc>=base", "--approx", "shortlist:2"], "needs an exact search, without --approx"),
+        (["--subject-to", "acc>=base", "--approx", "lazy:2"], "needs an exact search, without --approx"),
         (["--max-drop", "0.1", "--algorithm", "headmap", "--keep", "2"], "--max-drop has no effect with --algorithm"),
         (["--max-drop", "0.1", "--share-from", "full.acc.json", "--share-sites", "1"], "needs one of --budget, --keep"),
         (["--max-drop", "1"], "--max-drop must be less than 1"),
@@ -533,7 +533,7 @@ def test_agreement_with_another_circuit() -> None:
     ("change", "problem"),
     [
         ({"removed": []}, "it removes nothing"),
-        ({"approx": "shortlist:2"}, "it is not the result of an exact search"),
+        ({"approx": "lazy:2"}, "it is not the result of an exact search"),
         ({"algorithm": "headmap"}, "it is not the result of an exact search"),
         ({"arch": "another"}, "it is of 'another', the model is 'vit_tiny_patch16_224'"),
         ({"removed": [{"site": SITES[0], "head": 1, "score": True}]}, "a step has no score"),
@@ -555,7 +555,7 @@ def test_memory_that_does_not_suffice_changes_nothing() -> None:
 # --- other ways to search ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("approx", ["shortlist:3"])
+@pytest.mark.parametrize("approx", ["lazy:3"])
 def test_an_approximation_says_so_and_resumes(approx: str) -> None:
     command = [*SEARCH, "--objective", "acc,avg", "--budget", "5", "--approx", approx, "-o", "a.json"]
     run(*command, "--check-against", "full.avg.json")
@@ -571,7 +571,7 @@ def test_an_approximation_says_so_and_resumes(approx: str) -> None:
         Path("a.json.journal").write_bytes(b"".join(lines[:cut]))
         run(*command, "--resume")
         assert {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")} == whole
-    run(*["shortlist:2" if word == approx else word for word in command], "--resume", code=3)
+    run(*["lazy:2" if word == approx else word for word in command], "--resume", code=3)
 
 
 def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -597,7 +597,7 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     run(*SEARCH, "--algorithm", "headmap", "--budget", "4", "-o", "n.json", code=2)
     assert "--budget 3 or 6" in capsys.readouterr().err
-    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "shortlist:2", "-o", "n.json", code=2)
+    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "lazy:2", "-o", "n.json", code=2)
 
 
 def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) -> None:

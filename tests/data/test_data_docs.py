@@ -26,7 +26,7 @@ def table(heading: str) -> list[list[str]]:
 def test_every_spec_can_be_read() -> None:
     specs = [cell[0].strip("`") for cell in table("SPEC")]
     kinds = {take_corruption(parse_spec(spec))[0].kind for spec in specs}
-    assert kinds == {"path", "npz", "text", "wds", "torchvision", "hf", "builtin", "captions"}
+    assert kinds == {"path", "npz", "text", "wds", "torchvision", "openood", "hf", "builtin", "captions"}
 
 
 def names(cell: str) -> set[str]:
@@ -38,14 +38,19 @@ def test_suites() -> None:
     assert list(rows) == list(SUITES)
     for name, suite in SUITES.items():
         members = [member for member in suite.members if not member.stands_in]
-        expected = [{m.name for m in members if m.group == group} for group in ("near", "far", None)]
+        kinds = [m.group if not m.official else "official" for m in members]
+        expected = [
+            {m.name for m, of in zip(members, kinds, strict=True) if of == kind}
+            for kind in ("near", "far", "official", None)
+        ]
         assert [names(cell) for cell in rows[name]] == expected
 
 
-@pytest.mark.parametrize("name", ["openood-imagenet", "openood-cifar100"])
+@pytest.mark.parametrize("name", ["openood-imagenet", "openood-imagenet200", "openood-cifar100"])
 def test_the_tree_of_openood(name: str) -> None:
     suite = SUITES[name]
-    for path in (*(member.files[0] for member in suite.members), *suite.id_lists):
+    parts = [member for part in suite.parts.values() for member in part]
+    for path in (*(member.files[0] for member in (*suite.members, *parts)), *suite.id_lists):
         folder, file = path.rsplit("/", 1)
         block = TEXT[TEXT.index(f"FOLDER/{folder}/") :]
         assert file in block[: block.index("FOLDER", 1)]

@@ -1,11 +1,13 @@
-"""``?part=K/N``: the parts of a set are the set, of every kind, corrupted or limited."""
+"""``?from=&take=``, ``?fraction=`` and ``?part=K/N``: parts of a set of every kind, corrupted or limited."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
@@ -36,6 +38,86 @@ def test_the_limit_of_a_part_of_a_set_sorted_by_class_takes_every_class(tmp_path
     np.savez(tmp_path / "a.npz", x=np.zeros((30, 8, 8), dtype=np.uint8), y=np.arange(30) // 10)
     labels = open_data(f"{tmp_path}/a.npz?part=2/2", limit=6).labels
     assert labels is not None and np.bincount(labels).tolist() == [2, 2, 2]
+
+
+FORMS = ["{0}/a.npz", "{0}/a.jsonl", "builtin:symbols", "{0}/folder", "{0}/list.txt?root={0}", "captions:{0}/a.tsv"]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One set of each form, with eleven or more samples of three classes, sorted by class where they are images."""
+    folder = tmp_path_factory.mktemp("sets")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    np.savez(folder / "a.npz", x=pixels, y=np.arange(12) // 4)
+    (folder / "a.jsonl").write_text("".join(f'{{"text": "{"a" * n}", "label": {n % 3}}}\n' for n in range(1, 12)))
+    names = [f"folder/{number // 4}/{number}.png" for number in range(12)]
+    for name, image in zip(names, pixels, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / name)
+    (folder / "list.txt").write_text("".join(f"{name} {number // 4}\n" for number, name in enumerate(names)))
+    rows = [f"{name}\tnumber {number}" for number, name in enumerate(names)]
+    (folder / "a.tsv").write_text("\n".join(["filepath\ttitle", *rows]))
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_samples_and_the_rest_are_the_set(form: str, sets: Path) -> None:
+    spec = form.format(sets)
+    whole = open_data(spec)
+    sign = "&" if "?" in spec else "?"
+    first, rest = open_data(f"{spec}{sign}take=3"), open_data(f"{spec}{sign}from=3")
+    assert [*first.ids, *rest.ids] == whole.ids and len(first) == 3
+    assert first.sample_fingerprints() + rest.sample_fingerprints() == whole.sample_fingerprints()
+    same = open_data(f"{spec}{sign}from=0&take={len(whole)}")
+    assert same.fingerprint() == whole.fingerprint() != first.fingerprint()
+    # From the third sample on, five; of these a part; of that the first two.
+    assert open_data(f"{spec}{sign}part=2/2&take=5&from=2", limit=2).ids == whole.ids[3:7:2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_fractions_are_the_set_and_have_its_classes(form: str, sets: Path) -> None:
+    spec = form.format(sets)
+    whole = open_data(spec)
+    sign = "&" if "?" in spec else "?"
+    small, rest = (open_data(f"{spec}{sign}fraction={share}&seed=1") for share in ("0:0.25", "0.25:1"))
+    assert sorted([*small.ids, *rest.ids]) == sorted(whole.ids) and len(small) == round(len(whole) / 4)
+    assert small.ids == [name for name in whole.ids if name in small.ids]
+    assert open_data(f"{spec}{sign}fraction=0:0.25&seed=2").ids != small.ids
+    if small.labels is not None:
+        assert np.bincount(small.labels).tolist() == [1, 1, 1]
+        # An OOD set whose labels are of no use has the same samples.
+        assert open_data(f"{spec}{sign}fraction=0:0.25&seed=1", labels=["0"], ignore_labels=True).ids == small.ids
+
+
+def test_a_fraction_of_fewer_samples_than_classes_takes_each_class_once_at_most(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((2000, 2, 2), dtype=np.uint8), y=np.arange(2000) // 50)
+    labels = open_data(f"{tmp_path}/a.npz?fraction=0:0.01").labels
+    assert labels is not None and len(labels) == len(set(labels.tolist())) == 20
+
+
+def test_a_text_file_is_read_no_further_than_it_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\nno JSON\n')
+    assert open_data(f"{tmp_path}/a.jsonl?from=1&take=1").ids == ["a.jsonl#1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("take=0", "take '0' is not a number of samples, 1 or more"),
+        ("from=-1", "from '-1' is not a number of samples to leave out"),
+        ("fraction=0.01", "fraction '0.01' is not A:B with 0 <= A < B <= 1"),
+        ("fraction=0.5:0.2", "fraction '0.5:0.2' is not A:B"),
+        ("fraction=0:1.5", "fraction '0:1.5' is not A:B"),
+        ("fraction=0:0.5&seed=x", "seed 'x' is not a seed"),
+        ("seed=1", "seed= draws a fraction"),
+        ("from=20", "from=20 is beyond the end of the set, which has 12 samples"),
+        ("from=10&take=5", "from=10&take=5 is beyond the end of the set, which has 12 samples"),
+        ("fraction=0:0.01", "this fraction is empty, it is of 12 samples"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(query: str, message: str, sets: Path) -> None:
+    with pytest.raises((InputError, UsageError), match=re.escape(message)):
+        open_data(f"{sets}/a.npz?{query}")
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])

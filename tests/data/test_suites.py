@@ -40,6 +40,8 @@ def test_the_tables_and_the_options_name_the_same() -> None:
 
 EXPECTED = {
     "openood-imagenet": "ssb_hard:near ninco:near inaturalist:far textures:far",
+    "openood-imagenet200": "ssb_hard:near ninco:near inaturalist:far textures:far",
+    "openood-imagenet200:official": "ssb_hard:near ninco:near inaturalist:far textures:far openimage_o:far",
     "openood-cifar100": "cifar10:near mnist:far svhn:far texture:far places365:far",
     "openood-cifar10": "cifar100:near mnist:far svhn:far texture:far places365:far",
 }
@@ -49,10 +51,10 @@ EXPECTED = {
 @pytest.mark.parametrize("below", ["", "data"])
 def test_openood(name: str, below: str, tmp_path: Path) -> None:
     root = tmp_path / "50 % & more"
-    build(root / below, name)
+    build(root / below, name.split(":")[0])
     found = find_suite(parse_ood_suite(name), str(root))
     assert " ".join(f"{one.name}:{one.group}" for one in found.sets) == EXPECTED[name]
-    assert found.left_out == [] and len(found.notes) == 1 and "validation only" in found.notes[0]
+    assert found.left_out == [] and ["validation only" in note for note in found.notes] == [True][":" in name :]
     for one in found.sets:
         data = open_data(one.spec, option=f"--ood {one.name}", ignore_labels=True)
         assert len(data) == 2 and data.labels is None and data[1].size == (4, 4)
@@ -101,10 +103,13 @@ def test_sets_by_name(tmp_path: Path) -> None:
     build(tmp_path, "openood-cifar100")
     found = find_suite(parse_ood_suite("openood-cifar100:svhn,cifar10"), str(tmp_path))
     assert [one.name for one in found.sets] == ["cifar10", "svhn"]
+    found = find_suite(parse_ood_suite("openood-cifar100:tin"), str(tmp_path))  # its test part, asked for
+    assert found.sets[0].spec.split("?")[0].endswith("cifar100/test_tin.txt") and found.notes == []
     with pytest.raises(UsageError) as error:
-        find_suite(parse_ood_suite("openood-cifar100:tin,lsun"), str(tmp_path))
-    assert error.value.problems[0].startswith("tin is for validation only")
-    assert error.value.problems[1] == "no set 'lsun': there are cifar10, mnist, svhn, texture, places365"
+        find_suite(parse_ood_suite("openood-cifar100:lsun"), str(tmp_path))
+    assert error.value.problems == ["no set 'lsun': there are cifar10, tin, mnist, svhn, texture, places365"]
+    with pytest.raises(UsageError, match="sst2-paper has no other official sets"):
+        find_suite(parse_ood_suite("sst2-paper:official"), str(tmp_path))
 
 
 def test_names_that_are_taken_and_the_document(tmp_path: Path) -> None:
@@ -125,10 +130,36 @@ def test_names_that_are_taken_and_the_document(tmp_path: Path) -> None:
         ),
         ("imagenet/test_imagenet.txt", "OpenOOD's ID test list: 45,000 of the 50,000 validation images of ImageNet-1k"),
         ("imagenet/test_ninco.txt", None),
+        (
+            "openood:cifar10/full-spectrum?root=d",
+            "OpenOOD's full spectrum: OpenOOD's ID test list: 9,000 of the 10,000 test images of CIFAR-10, "
+            "and cifar10c",
+        ),
+        ("openood:imagenet200/train?root=d", None),
     ],
 )
 def test_id_lists(spec: str, sentence: str | None) -> None:
-    assert id_list_of(f"/d/benchmark_imglist/{spec}") == sentence
+    assert id_list_of(spec if spec.startswith("openood:") else f"/d/benchmark_imglist/{spec}") == sentence
+
+
+WRONG = {
+    "openood:imagenet/testt?root={}": "no 'imagenet/testt' here",
+    "openood:cifar100/full-spectrum?root={}": "no 'cifar100/full-spectrum' here",
+    "openood:svhn?root={}": "no 'svhn' here",
+    "openood:imagenet/test": "needs the folder of the data",
+    "openood:imagenet/full-spectrum?root={}": "not all of it is there",
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), WRONG.items())
+def test_wrong_parts_of_a_benchmark(spec: str, message: str, tmp_path: Path) -> None:
+    put(tmp_path, SUITES["openood-imagenet"].parts["test"][0])
+    with pytest.raises((UsageError, InputError)) as error:
+        open_data(spec.format(tmp_path))
+    assert message in error.value.message and error.value.hint
+    lists = [problem.partition(";")[0] for problem in error.value.problems]
+    expected = [f"no benchmark_imglist/imagenet/test_imagenet_{x}.txt or" for x in ("v2", "c", "r")]
+    assert all(map(str.startswith, lists, expected)) and len(lists) == (3 if "not all" in message else 0)
 
 
 TEXTS = ("20ng", "trec", "mnli_matched_1000", "rte_dev", "wmt16", "agnews_val")

@@ -18,7 +18,8 @@ from hydractl.data import open_data
 from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics import vilu
+from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
 
@@ -69,7 +70,7 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
     again = answer("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
-    assert again["scores"] == row["scores"] and {*ON_FEATURES} < {*row["scores"]}
+    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
     before = Path("p.st").read_bytes()
@@ -160,6 +161,7 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any, part: str, score: str
         (["--ood-score", "knn", "--fit", "builtin:digits/train", "--mc-dropout", "0.1"], 2, "is not for --mc-dropout"),
         (["--ood-score", "rmd", "--fit", "builtin:letters"], 3, "--fit builtin:letters has no labels, which rmd needs"),
         (["--ood-score", "knn", "--fit", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
+        (["--ood-score", "vilu", *FIT], 2, "--ood-score vilu is of class texts, and base is not zero-shot"),
         (
             ["--ood-score", "knn", *FIT, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
             3,
@@ -174,17 +176,32 @@ def test_what_cannot_be_fitted_is_refused(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_zero_shot_model_is_scored_by_its_image_embeddings(run: Any, tmp_path: Path) -> None:
+def test_a_zero_shot_model_is_scored_by_its_embeddings(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vilu, "_STEPS", 20)
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")
     asked = ["--data", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
-    fitted = ["--fit", "builtin:digits/train", "--ood-score", "vim,mahalanobis,ash", "--calibrated", "k.st"]
+    fitted = ["--fit", "builtin:digits/train", "--ood-score", "vilu,vim,mahalanobis,ash", "--calibrated", "k.st"]
     run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
-    assert row["ood_score"] == "vim" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
+    assert row["ood_score"] == "vilu" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
     model = hydractl.load("k.st", device="cpu")
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     found = model.ood_score(samples(model, "builtin:digits/test", 60))
     assert found.tolist() == pytest.approx([line["ood_score"] for line in lines], rel=1e-5)
     with torch.no_grad():
         assert torch.isfinite(model.zero_shot(["a", "b"]).ood_score(samples(model, "builtin:letters", 3))).all()
+    digits = open_data("builtin:digits/train", limit=60)
+    with torch.no_grad():
+        told = model(samples(model, "builtin:digits/train", 60)).argmax(dim=1)  # labels that are all right
+    np.savez("right.npz", x=np.stack([np.asarray(digits[i]) for i in range(60)]), y=told)
+    capsys.readouterr()
+    run("eval", "clip", *asked, "--fit", "right.npz", "--knn-k", "5", "--ood-score", "all", "-o", "f.json")
+    assert (
+        "clip: vilu learns from wrong and right predictions, and those on --fit are all alike"
+        in capsys.readouterr().err
+    )
+    row = json.loads(Path("f.json").read_text())["models"][0]
+    assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5 and {*ON_FEATURES} < {*row["scores"]}

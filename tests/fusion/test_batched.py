@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.exports.formats import traced
-from hydractl.fusion.plan import plan_fusion
-from hydractl.fusion.selfcheck import compute_in_float32
+from hydractl.files.checkpoint import DictTensors
+from hydractl.fusion.plan import FusionPlan, plan_fusion
+from hydractl.fusion.selfcheck import float32_model
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.stacking import PerMember, StackedProjections
@@ -30,9 +31,14 @@ FEW = ["class-token", "qk-norm", "layer-scale", "registers", "eva", "dinov3", "b
 
 def own_weights(variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str] = ()) -> HydraModel:
     """Members of different weights."""
-    sources = [source_of(shared_stock(variant, m), variant, name=f"member{m}") for m in range(len(kept))]
-    plan = plan_fusion([prune_source(s, mask_of(s, heads)) for s, heads in zip(sources, kept, strict=True)], merge)
+    plan = planned(variant, kept, merge)
     return HydraModel(plan.description, plan.tensors)
+
+
+def planned(variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str] = ()) -> FusionPlan:
+    """Those, not yet read."""
+    sources = [source_of(shared_stock(variant, m), variant, name=f"member{m}") for m in range(len(kept))]
+    return plan_fusion([prune_source(s, mask_of(s, heads)) for s, heads in zip(sources, kept, strict=True)], merge)
 
 
 def one_weight(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> HydraModel:
@@ -261,7 +267,9 @@ def test_gates_see_single_heads(sites: list[int]) -> None:
 
 @torch.no_grad()
 def test_weights_kept_in_16_bits_are_not_stacked() -> None:
-    model = compute_in_float32(batched(own_weights("class-token", EQUAL)).bfloat16())
+    plan = planned("class-token", EQUAL)
+    tensors = DictTensors({name: plan.tensors.read(name).bfloat16() for name in plan.tensors.names()})
+    model = float32_model(plan.description, tensors, torch.device("cpu"), torch.bfloat16)
     assert torch.isfinite(model.member_logits(inputs("class-token"))).all()
 
 

@@ -12,7 +12,7 @@ import torch
 from hydractl.errors import HydraError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import FusedTensors, plan_fusion
-from hydractl.fusion.selfcheck import BATCH, compute_in_float32, self_check, storage_dtype
+from hydractl.fusion.selfcheck import BATCH, float32_model, self_check, storage_dtype
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -121,7 +121,7 @@ def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: li
     description, tensors = narrowed(variant, dtype, merge)
     assert storage_dtype(tensors) == dtype
     wide = HydraModel(description, tensors).with_classes()  # type: ignore[arg-type]
-    narrow = compute_in_float32(HydraModel(description, tensors, dtype=dtype).with_classes())  # type: ignore[arg-type]
+    narrow = float32_model(description, tensors, torch.device("cpu"), dtype).with_classes()  # type: ignore[arg-type]
     expected, found = wide.member_logits(inputs(variant)), narrow.member_logits(inputs(variant))
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)

@@ -54,7 +54,7 @@ class ByScores:
         return ood_metrics(id_scores, ood_scores)[self.key]
 
 
-auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid = (ByScores(one.key) for one in metrics("ood"))
+auroc, fpr95, fpr95_nearest, aupr, aupr_trapezoid, aupr_in = (ByScores(one.key) for one in metrics("ood"))
 
 
 def mi(member_logits: np.ndarray) -> Any:

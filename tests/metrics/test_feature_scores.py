@@ -14,6 +14,7 @@ from hydractl.metrics.feature_scores import FEATURE_SCORES, Training
 from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
+STATISTICS = [name for name in FEATURE_SCORES if name != "vilu"]  # which is trained: test_vilu.py
 
 
 def case(n: int = 300) -> tuple[Training, np.ndarray, np.ndarray]:
@@ -72,13 +73,13 @@ def test_the_names_of_help_are_those_that_are_declared() -> None:
     assert list(FEATURE_SCORES) == list(ON_FEATURES)
 
 
-@pytest.mark.parametrize("name", FEATURE_SCORES)
+@pytest.mark.parametrize("name", STATISTICS)
 def test_against_the_definition(name: str) -> None:
     data, samples, logits = case()
     assert ours(name, data, samples, logits) == pytest.approx(naive(name, data, samples), rel=1e-7, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", FEATURE_SCORES)
+@pytest.mark.parametrize("name", STATISTICS)
 def test_against_pytorch_ood(name: str) -> None:
     declare_operators()
     theirs = pytest.importorskip("pytorch_ood.detector")

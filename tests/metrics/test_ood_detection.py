@@ -8,9 +8,9 @@ from sklearn import metrics as sk
 
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import two_u
-from tests.metrics.arrays import aupr, aupr_trapezoid, auroc, fpr95, fpr95_nearest
+from tests.metrics.arrays import aupr, aupr_in, aupr_trapezoid, auroc, fpr95, fpr95_nearest
 
-ALL = [auroc, aupr, aupr_trapezoid, fpr95, fpr95_nearest]
+ALL = [auroc, aupr, aupr_trapezoid, aupr_in, fpr95, fpr95_nearest]
 
 
 def case(seed: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +55,8 @@ def test_against_scikit_learn_and_naive_code(seed: int, kind: str) -> None:
     assert aupr(id_scores, ood_scores) == pytest.approx(sk.average_precision_score(positive, scores), abs=1e-13)
     precision, recall, _ = sk.precision_recall_curve(positive, scores)
     assert aupr_trapezoid(id_scores, ood_scores) == pytest.approx(sk.auc(recall, precision), abs=1e-13)
+    precision, recall, _ = sk.precision_recall_curve(1 - positive, -scores)
+    assert aupr_in(id_scores, ood_scores) == pytest.approx(sk.auc(recall, precision), abs=1e-13)
     false_rate, true_rate, _ = sk.roc_curve(positive, scores, drop_intermediate=False)
     assert fpr95(id_scores, ood_scores) == pytest.approx(false_rate[np.argmax(true_rate >= 0.95)], abs=1e-15)
     assert fpr95(id_scores, ood_scores) == naive_fpr95(id_scores, ood_scores)
@@ -85,7 +87,7 @@ def test_all_scores_equal() -> None:
 
 def test_separated_scores() -> None:
     low, high = np.array([0.1, 0.2]), np.array([0.7, 0.8, 0.9])
-    assert [metric(low, high) for metric in ALL] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [metric(low, high) for metric in ALL] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
     assert (auroc(high, low), fpr95(high, low)) == (0.0, 1.0)
 
 

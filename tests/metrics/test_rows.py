@@ -15,7 +15,7 @@ from tests.metrics import arrays
 
 ID_KEYS = ["n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "accuracy_at"]
 SHARES = ["0.80", "0.90", "0.95"]
-OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid"]
+OOD_KEYS = ["n", "auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in"]
 
 
 def random_case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +124,7 @@ def test_group_averages_are_unweighted_and_ood_avg_is_over_all_sets() -> None:
     assert set(got["near_avg"].values()) == {0.5}
     assert set(got["far_avg"].values()) == {0.5}
     # Over all four sets, not over the means of the two groups.
-    assert list(got["ood_avg"].values()) == pytest.approx([0.6] * 5)
+    assert list(got["ood_avg"].values()) == pytest.approx([0.6] * 6)
 
 
 def test_group_averages_without_a_value() -> None:

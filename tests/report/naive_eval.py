@@ -109,11 +109,12 @@ def ood_numbers(inside: np.ndarray, outside: np.ndarray) -> dict[str, Any]:
     fpr = float((inside >= threshold).mean())
     aupr = float(average_precision_score(truth, score))
     found = {"auroc": float(roc_auc_score(truth, score)), "fpr95": fpr, "fpr95_nearest": fpr, "aupr": aupr}
-    return {"n": len(outside), **found, "aupr_trapezoid": aupr}
+    of_id = float(average_precision_score(1 - truth, -score))
+    return {"n": len(outside), **found, "aupr_trapezoid": aupr, "aupr_in": of_id}
 
 
 def average(sets: list[dict[str, Any]]) -> dict[str, Any]:
-    keys = ("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid")
+    keys = ("auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in")
     return {key: sum(one[key] for one in sets) / len(sets) if sets else None for key in keys}
 
 

@@ -35,7 +35,8 @@ NEEDED: dict[str, dict[str, Any]] = {
             "prune",
             "method",
             "taylr",
-            "--method must be one of cahp, gate, magnitude, random, taylor, not 'taylr'; did you mean taylor? (flag)",
+            "--method must be one of cahp, gate, magnitude, oba, random, taylor, not 'taylr'; "
+            "did you mean taylor? (flag)",
         ),
         ("prune", "device", "cuda:x", "--device must be auto|cpu|cuda[:i]|mps, not 'cuda:x' (flag)"),
         ("prune", "output", " ", "--output must not be empty (flag)"),

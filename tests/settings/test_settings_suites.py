@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.settings.evaluating import EvalSettings
-from hydractl.settings.expressions import CORRUPTIONS, SuiteChoice, parse_ood_suite
+from hydractl.settings.expressions import CORRUPTIONS, FROST, PHOTOGRAPHS, SuiteChoice, parse_ood_suite
 from hydractl.settings.sources import merge
 
 
@@ -42,7 +42,8 @@ def test_values(tmp_path: Path) -> None:
     assert settings.suite() == SuiteChoice("openood-cifar10", ("svhn", "mnist"), True)
     assert settings.corruption_names() == ["shot_noise", "fog"] and settings.severities == [5, 1]
     assert settings.on_bad == "skip"
-    assert made(tmp_path, corruptions=["all"]).corruption_names() == list(CORRUPTIONS)
+    assert made(tmp_path, corruptions=["all"], photographs="d").corruption_names() == list(CORRUPTIONS)
+    assert set(CORRUPTIONS) - {*made(tmp_path, corruptions=["all"]).corruption_names()} == {FROST}
     assert parse_ood_suite("sst2-paper") == SuiteChoice("sst2-paper", (), False)
 
 
@@ -52,13 +53,20 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
     (
         {"ood_suite": "openood", "ood_root": "d"},
         [
-            "--ood-suite must be one of openood-imagenet, openood-cifar100, openood-cifar10, sst2-paper, "
-            "not 'openood' (flag)"
+            "--ood-suite must be one of openood-imagenet, openood-imagenet200, openood-cifar100, openood-cifar10, "
+            "sst2-paper, not 'openood' (flag)"
         ],
     ),
     (
         {"ood_suite": "sst2-paper:trec,", "ood_root": "d"},
         ["--ood-suite has an empty name of a set in 'sst2-paper:trec,' (flag)"],
+    ),
+    (
+        {"ood_suite": "openood-cifar10:official,tin", "ood_root": "d"},
+        [
+            "--ood-suite has official, which is all sets, beside names of sets in 'openood-cifar10:official,tin' "
+            "(flag)",
+        ],
     ),
     (
         {"ood_suite": "sst2-paper:rte,rte", "ood_root": "d"},
@@ -67,6 +75,14 @@ WRONG: list[tuple[Mapping[str, Any], list[str]]] = [
     (
         {"corruptions": ["all,fog"]},
         ["--corruptions all names every corruption: leave out the others (flag)"],
+    ),
+    (
+        {"corruptions": ["frost"]},
+        [f"--corruptions frost (flag) needs --photographs, {PHOTOGRAPHS.format('the folder of photographs of frost')}"],
+    ),
+    (
+        {"corruptions": ["fog"], "photographs": "d"},
+        ["--photographs (flag) needs --corruptions frost, or all"],
     ),
     ({"severities": ["3"]}, ["--severities (flag) needs --corruptions"]),
     (

@@ -148,7 +148,7 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
     document = json.loads(capsys.readouterr().out)
     assert not (copy / "runs").exists()
     search = next(step for step in document["steps"] if step[0] == "extract-circuit")
-    assert "shortlist:8" in search and search[search.index("--objective") + 1] == "avg"
+    assert "lazy:8" in search and search[search.index("--objective") + 1] == "avg"
     assert any("whole-three" in text for text in document["cut"])
 
 

@@ -1,4 +1,4 @@
-"""Recipes: the numbers of the paper (D.2), what weighs more than a recipe, and that every name means something."""
+"""Recipes: the numbers of the paper (C.1, D.2), what weighs more than a recipe, and that every name means something."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ from hydractl.settings.finetuning import FinetuneSettings, recipe_options
 from hydractl.settings.sources import merge
 from hydractl.settings.yaml_files import RECIPES, recipe_names
 
-NAMES = ["cifar100", "clip-locked-image", "default", "imagenet1k", "sst2"]
+BASES = ["base-cifar100", "base-imagenet1k", "base-imagenet21k"]
+NAMES = [*BASES, "cifar100", "clip-locked-image", "default", "imagenet1k", "sst2"]
 VIT = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.0, "label_smoothing": 0.1, "schedule": "cosine",
-       "lr_floor": 1e-5, "freeze": ["patch", "position", "class_token"]}  # fmt: skip
+       "lr_floor": 1e-5, "freeze": ["patch", "position", "class_token", "layer_scale"]}  # fmt: skip
+WHOLE = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.0, "dropout": 0.0, "warmup": 500, "schedule": "cosine",
+         "lr_floor": 0.0, "label_smoothing": 0.0, "augment": ["crop:0.08", "flip"], "init": "given",
+         "reset_head": True, "freeze": []}  # fmt: skip
 PAPER: dict[str, dict[str, Any]] = {
+    "base-imagenet21k": {"init": "random", "optimizer": "adamw", "lr": [1e-3], "dropout": 0.1, "weight_decay": 0.03,
+                         "betas": [0.9, 0.999], "warmup": 10000, "schedule": "linear", "epochs": 90,
+                         "augment": ["crop:0.08", "flip"], "label_smoothing": 0.0},
+    "base-imagenet1k": {**WHOLE, "lr": [0.003, 0.01, 0.03, 0.06], "steps": 20000},
+    "base-cifar100": {**WHOLE, "lr": [0.001, 0.003, 0.01, 0.03], "steps": 10000},
     "imagenet1k": {**VIT, "lr": [0.003, 0.01, 0.03, 0.06], "steps": 120000, "warmup": 5000, "dropout": 0.1,
                    "augment": ["crop", "flip", "randaugment:2:12"], "train_last": None},
     "cifar100": {**VIT, "lr": [0.001, 0.003, 0.01, 0.03], "steps": 10000, "warmup": 500, "train_last": 5,
                  "reset_head": True, "augment": ["crop", "flip"], "dropout": None},
     "sst2": {"optimizer": "adamw", "lr": [1e-5], "weight_decay": 0.01, "warmup": 0.1, "schedule": "linear", "clip": 1.0,
              "max_length": 128, "epochs": 7, "patience": 2, "min_delta": 5e-4},
-    "clip-locked-image": {"tower": "text", "epochs": 1, "lr": [5e-5], "warmup": 100, "optimizer": "adamw",
+    "clip-locked-image": {"tower": "text", "epochs": 1, "batch_size": 1500 * 16, "accumulate": 4,
+                          "schedule": "cosine", "lr": [5e-5], "warmup": 100, "optimizer": "adamw",
                           "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.2, "loss": "contrastive",
                           "augment": ["crop:0.9"], "clip": 0.0, "lr_floor": 0.0, "data": "captions:d.csv"},
 }  # fmt: skip

@@ -158,6 +158,18 @@ FROZEN = {
     ("bert", "words"): ["bert.embeddings.word_embeddings.weight"],
     ("bert", "position"): ["bert.embeddings.position_embeddings.weight"],
     ("roberta", "head"): ["classifier.out_proj.weight", "classifier.out_proj.bias"],
+    ("layer-scale", "layer_scale"): [f"blocks.{block}.ls{i}.gamma" for block in range(3) for i in (1, 2)],
+    ("beit", "layer_scale"): [f"blocks.{block}.gamma_{i}" for block in range(3) for i in (1, 2)],
+    ("hf-dinov2", "layer_scale"): [
+        f"dinov2.encoder.layer.{block}.layer_scale{i}.lambda1" for block in range(3) for i in (1, 2)
+    ],
+    ("hf-beit", "layer_scale"): [f"beit.layers.{block}.lambda_{i}" for block in range(3) for i in (1, 2)],
+    ("clip-layer-scale", "layer_scale"): [
+        f"{tower}transformer.resblocks.{block}.ls_{i}.gamma"
+        for tower, blocks in (("visual.", 3), ("", 2))
+        for block in range(blocks)
+        for i in (1, 2)
+    ],
     ("clip", "patch"): ["visual.conv1.weight"],
     ("clip", "words"): ["token_embedding.weight"],
     ("clip", "position"): ["visual.positional_embedding", "positional_embedding"],

@@ -320,7 +320,8 @@ def _concatenated(models: Sequence[Mapping[str, Any]], members: Sequence[int]) -
     ]
     if any((model.get("probe") or {}).get("c") for model in models):
         document["probe"] = {**models[0]["probe"], "c": [c for model in models for c in model["probe"].get("c") or ()]}
-    document["cost"] = {**costs[0], **{key: _total([cost.get(key) for cost in costs]) for key in ("params", "macs")}}
+    summed = {"params", "macs", *(costs[0].keys() & {"params_nonzero"})}
+    document["cost"] = {**costs[0], **{key: _total([cost.get(key) for cost in costs]) for key in summed}}
     return document
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hydractl.errors import InputError
-from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.base import Projection, Stages, State, first_tokens
 from hydractl.families.hf.architectures import towers_of
 from hydractl.families.hf.inputs import prompt_tokens, text_preprocess
 from hydractl.families.prompts import filled_templates, mean_features
@@ -47,6 +47,7 @@ def _stages(model: Any, prefix: str, base: Any, layout: Any, stem: Callable[[Any
             reads=first_tokens(1) if causal else None,
             per_sample=("attention_mask", "tokens"),
             prefixes=(f"{prefix}.", "visual_projection."),
+            projection=_projection(model.visual_projection, partial(_pooled_image, model)) if causal else None,
             **common,
         )
     return Stages(
@@ -56,8 +57,17 @@ def _stages(model: Any, prefix: str, base: Any, layout: Any, stem: Callable[[Any
         per_sample=("ids",) if causal else ("ids", "attention_mask"),
         of_labels=True,
         prefixes=(f"{prefix}.", "text_projection."),
+        projection=_projection(model.text_projection if causal else base.head, partial(_pooled_texts, model)),
         **common,
     )
+
+
+def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
+    def inputs(state: State) -> Tensor:
+        ids = state.context.get("ids")
+        return pooled(state).unflatten(0, (-1, 1 if ids is None else ids.shape[1]))  # -> [classes, prompts, d]
+
+    return Projection(inputs, lambda: (layer.weight, layer.bias))
 
 
 def is_causal(model: Any) -> bool:
@@ -76,9 +86,13 @@ def _attention_input(layer: Any, state: State) -> Tensor:
 def _image_features(model: Any, state: State) -> Tensor:
     base = model.vision_model
     if is_causal(model):
-        return model.visual_projection(base.post_layernorm(state.hidden[:, 0]))
+        return model.visual_projection(_pooled_image(model, state))
     patches = state.context.get("tokens")
     return base.head(base.post_layernorm(state.hidden), *([] if patches is None else [patches]))
+
+
+def _pooled_image(model: Any, state: State) -> Tensor:
+    return model.vision_model.post_layernorm(state.hidden[:, 0])
 
 
 def _text_stem(base: Any, stem: Callable[[Any, Any], State], causal: bool, inputs: Mapping[str, Tensor]) -> State:
@@ -104,12 +118,16 @@ def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
 
 def _class_features(model: Any, state: State) -> Tensor:
     """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    base, ids = model.text_model, state.context["ids"]
-    hidden = state.hidden
+    layer = model.text_projection if is_causal(model) else model.text_model.head
+    return mean_features(layer(_pooled_texts(model, state)), state.context["ids"].shape[1])
+
+
+def _pooled_texts(model: Any, state: State) -> Tensor:
+    """``[classes * prompts, d_model]``."""
+    hidden, ids = state.hidden, state.context["ids"]
     if "read" not in state.context:
         hidden = hidden.take_along_dim(_pooled_tokens(model, ids.flatten(0, 1))[..., None], dim=1)
-    hidden = base.final_layer_norm(hidden[:, 0])
-    return mean_features(model.text_projection(hidden) if is_causal(model) else base.head(hidden), ids.shape[1])
+    return model.text_model.final_layer_norm(hidden[:, 0])
 
 
 def text_preprocess_of(folder: Path, model: Any) -> dict[str, Any]:

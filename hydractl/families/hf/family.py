@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ _OTHER_TASKS = (
     r"(\w+\.)?pooler)\."
 )
 _LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
+# How configurations name width, heads and MLP.
+_WIDTHS = (("hidden_size", "num_attention_heads", "intermediate_size"), ("dim", "n_heads", "hidden_dim"))
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
     r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2|downsample\.norm)"
@@ -139,6 +142,7 @@ class HFEncoder(ModelFamily):
         "position": r"\w+\.(embeddings\.position_embeddings?|wpe\.)",
         "class_token": r"(\w+\.)?embeddings\.((cls|distillation|mask)_token|register_tokens|class_embedding)$",
         "words": r"\w+\.(embeddings\.((word|tok)_embeddings|token_embedding)|embed_tokens|wte)\.",
+        "layer_scale": r".*\.(layer_scale[12]\.lambda1|lambda_[12])$",
         "scale": r"logit_(scale|bias)$",
         "head": r"((cls_|distillation_)?classifier|score)\.(out_proj\.)?(weight|bias)$",
     }
@@ -366,6 +370,18 @@ class HFEncoder(ModelFamily):
             return small if self.sites(small) == [replace(site, heads=heads) for site in sites] else None
         except InputError:  # the width of the model is no multiple of the number of heads
             return None
+
+    def narrowed(self, config: Mapping[str, Any], share: Fraction) -> dict[str, Any] | None:
+        """By the names of the library for width, heads (of keys as well) and MLP."""
+        names = next((names for names in _WIDTHS if set(names) <= set(config)), None)
+        if names is None:
+            return None
+        changed = {name: int(config[name] * share) for name in (*names, "num_key_value_heads") if config.get(name)}
+        try:
+            self.sites(narrow := {**config, **changed})
+        except (InputError, ArithmeticError):  # the width is no multiple of the heads
+            return None
+        return narrow
 
     def with_dropout(self, config: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""

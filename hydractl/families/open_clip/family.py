@@ -94,6 +94,7 @@ class OpenClip(ModelFamily):
         "position": r"((visual|text)\.)?positional_embedding$|visual\.trunk\.pos_embed$",
         "class_token": r"visual\.(class_embedding|trunk\.(cls|reg)_token)$",
         "words": r"(text\.)?token_embedding\.",
+        "layer_scale": r".*\.(ls_?[12]\.gamma|gamma_[12])$",
         "scale": r"logit_(scale|bias)$",
     }
 

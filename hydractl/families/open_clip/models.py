@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from hydractl.errors import InputError
 from hydractl.families import timm
-from hydractl.families.base import Stages, State, first_tokens
+from hydractl.families.base import Projection, Stages, State, first_tokens
 from hydractl.families.open_clip.hf_text import (
     LAYOUT,
     TRANSFORMER,
@@ -263,9 +263,8 @@ def visual_stages(model: Any) -> Stages:
     if isinstance(visual, TimmModel):
         return _trunk_stages(visual)
 
-    def readout(state: State) -> Tensor:
-        pooled, _ = visual._pool(state.hidden)
-        return F.normalize(pooled @ visual.proj, dim=-1)
+    def pooled(state: State) -> Tensor:
+        return visual._pool(state.hidden)[0]
 
     blocks = visual.transformer.resblocks
     return Stages(
@@ -273,7 +272,8 @@ def visual_stages(model: Any) -> Stages:
         blocks=[partial(_run, block) for block in blocks],
         block_paths=[f"visual.transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
-        readout=readout,
+        readout=lambda state: F.normalize(pooled(state) @ visual.proj, dim=-1),
+        projection=Projection(lambda state: pooled(state)[:, None], lambda: (visual.proj.T, None)),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=first_tokens(1) if visual.attn_pool is None and visual.pool_type == "tok" else None,
         tower="visual",
@@ -324,6 +324,7 @@ def text_stages(model: Any) -> Stages:
         block_paths=[f"{prefix}transformer.resblocks.{index}" for index in range(len(blocks))],
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
+        projection=_text_projection(tower),
         attention_inputs=[partial(_attention_input, block) for block in blocks],
         reads=lambda state: _pooled_tokens(tower, state),
         per_sample=("text",) if own_end is None else ("text", "attn_mask"),
@@ -339,18 +340,31 @@ def text_stages(model: Any) -> Stages:
 
 def _class_features(tower: TextTower, state: State) -> Tensor:
     """``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    text, holder = state.context["text"], tower.module
-    if "read" in state.context:
-        features = holder.ln_final(state.hidden[:, 0])
-    else:
-        hidden = holder.ln_final(state.hidden)
-        features = text_global_pool(hidden, text.flatten(0, 1), tower.pool, eos_token_id=tower.eos)
-    projection = holder.text_projection
+    features, projection = _pooled_texts(tower, state), tower.module.text_projection
     if isinstance(projection, nn.Linear):
         features = projection(features)
     elif projection is not None:
         features = features @ projection
-    return mean_features(features, text.shape[1])
+    return mean_features(features, state.context["text"].shape[1])
+
+
+def _pooled_texts(tower: TextTower, state: State) -> Tensor:
+    """``[classes * prompts, d_model]``."""
+    text, holder = state.context["text"], tower.module
+    if "read" in state.context:
+        return holder.ln_final(state.hidden[:, 0])
+    return text_global_pool(holder.ln_final(state.hidden), text.flatten(0, 1), tower.pool, eos_token_id=tower.eos)
+
+
+def _text_projection(tower: TextTower) -> Projection | None:
+    layer = tower.module.text_projection
+    if layer is None:
+        return None
+    linear = isinstance(layer, nn.Linear)
+    return Projection(
+        lambda state: _pooled_texts(tower, state).unflatten(0, (-1, state.context["text"].shape[1])),
+        lambda: (layer.weight, layer.bias) if linear else (layer.T, None),
+    )
 
 
 def _pooled_tokens(tower: TextTower, state: State) -> Tensor:

@@ -1,0 +1,277 @@
+"""A Laplace approximation over the last linear layers, kept beside the weights and part of every forward pass.
+
+The posterior of the weights of such a layer, with the bias as a further column, is a Gaussian around the stored ones
+(MacKay 1992; Ritter et al. 2018; Kristiadi et al. 2020, arXiv 2002.10118; Daxberger et al. 2021, arXiv 2106.14806). Its
+precision is a Kronecker-factored curvature and a prior, ``n A (x) B + prior I``, which the eigenvectors of A and B
+make diagonal, so nothing is approximated beyond the factors.
+
+* Of a classifier, logits of mean f and variance V become ``f / sqrt(1 + pi / 8 V)``, the probit approximation (MacKay
+  1992; Gibbs 1998): what is called its logits from there on.
+* Of a model that compares images with texts (BayesVLM: Baumann et al. 2024, arXiv 2412.06014), the features before they
+  are normalised are Gaussian, g and h with means m and covariances S, and their cosine has in closed form::
+
+      mean       mg . mh / sqrt(E|g|^2 E|h|^2),    E|g|^2 = |mg|^2 + tr Sg
+      variance   (tr Sg Sh + mg' Sh mg + mh' Sg mh) / (E|g|^2 E|h|^2)
+
+  Times the factor of the logits these are f and V. The bias of a SigLIP, the same for all classes, is not divided. The
+  paper keeps the diagonals of Sg and Sh; here they are whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydractl.errors import InputError, UsageError
+from hydractl.families.base import ModelFamily, Stages
+from hydractl.files.checkpoint import BESIDE, TensorSource
+
+Network = Any
+"""A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
+
+KEY = "laplace"
+"""In :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
+START = f"{BESIDE}{KEY}."
+_PARTS = ("basis", "spread", "outer")
+_BROKEN = "the checkpoint holds a broken Laplace posterior"
+_AGAIN = "write it again: hydractl laplace MODEL --data SPEC"
+
+
+class Posterior(nn.Module):
+    """Covariance of the weights ``[k, d]`` of a linear layer: diagonal along ``outer`` (x) ``basis``.
+
+    Args:
+        basis: ``[d, d]``, eigenvectors of A as columns.
+        spread: ``[d, k]``, the variances.
+        outer: ``[k, k]``, eigenvectors of B as columns.
+    """
+
+    def __init__(self, basis: Tensor, spread: Tensor, outer: Tensor) -> None:
+        super().__init__()
+        for name, tensor in zip(_PARTS, (basis, spread, outer), strict=True):
+            self.register_buffer(name, tensor, persistent=False)  # no weights: state_dict() is that of the library
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
+        return (x @ self.basis).square() @ self.spread  # type: ignore[operator]
+
+    def scaled(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Logits ``[..., k]`` by the probit approximation."""
+        return probit(logits, self(x) @ self.outer.square().T)  # type: ignore[operator]
+
+
+def probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """``mean / sqrt(1 + pi / 8 variance)``."""
+    return mean / (1 + math.pi / 8 * variance).sqrt()
+
+
+def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Inputs ``[..., d]``, with a 1 behind each where the layer has a bias."""
+    return x if bias is None else F.pad(x, (0, 1), value=1.0)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """A linear layer that a posterior may be of.
+
+    Attributes:
+        tower: as in :class:`hydractl.heads.mask.Site`.
+        owner: the module that holds the posterior.
+        weight: ``[k, d]``, with the bias as its last column.
+        bias: that column by itself; None where there is none.
+    """
+
+    tower: str
+    owner: nn.Module
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def name(self) -> str:
+        """Of the posterior, in its owner."""
+        return _name(self.tower)
+
+
+def _name(tower: str) -> str:
+    return f"{KEY}_{tower}"
+
+
+def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
+    whole = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
+    return LastLayer(tower, owner, whole.detach(), bias)
+
+
+def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
+    """Of each member the linear layers that its classifier ends in: one, or one for each token that is read."""
+    pattern = model.family.named_parts.get("head", "$.")
+    heads = [
+        [m for name, m in network.named_modules() if isinstance(m, nn.Linear) and re.match(pattern, f"{name}.weight")]
+        for network in model.networks
+    ]
+    if not all(heads):
+        raise UsageError(
+            f"{model.description.arch} has no linear classifier that its family names",
+            hint=hint,
+        )
+    return heads
+
+
+def last_layers(model: Network) -> list[list[LastLayer]]:
+    """Of each member the classifier, or the projections of both towers.
+
+    Raises:
+        UsageError: a model, or a tower, that does not end in one linear layer.
+    """
+    if len(model.chains) == 1:
+        heads = heads_of(model)
+        if len(heads[0]) > 1:
+            raise UsageError(
+                f"{model.description.arch} averages {len(heads[0])} classifiers, and a Laplace posterior is of one"
+            )
+        return [[_layer(model.chains[0].tower, head, head.weight, head.bias)] for (head,) in heads]
+    return [[_projected(model, network, one) for one in model.family.stages(network)] for network in model.networks]
+
+
+def _projected(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
+    if stages.projection is None:
+        raise UsageError(
+            f"the {stages.tower} tower of {model.description.arch} does not end in one linear layer",
+            hint="a Laplace posterior of two towers needs both projections, as CLIP has them",
+        )
+    return _layer(stages.tower, network, *stages.projection.parameters())
+
+
+def attach(model: Network, tensors: TensorSource) -> None:
+    """Give a model the posteriors that lie beside its weights.
+
+    Raises:
+        InputError: they are not whole, or of other layers.
+    """
+    for member, layers in enumerate(last_layers(model)):
+        for layer in layers:
+            posterior = Posterior(*(_read(tensors, member, layer, part) for part in _PARTS))
+            layer.owner.add_module(layer.name, posterior)
+            if len(layers) == 1:
+                layer.owner.register_forward_hook(_scale)
+    for chain in model.chains:
+        chain.cut()
+
+
+def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
+    k, d = layer.weight.shape
+    expected = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}[part]
+    try:
+        tensor = tensors.read(tensor_name(member, layer.tower, part))
+    except KeyError:
+        raise InputError(_BROKEN, hint=_AGAIN) from None
+    negative = part == "spread" and not tensor.is_meta and bool((tensor < 0).any())
+    if tensor.shape != expected or not tensor.is_floating_point() or negative:
+        raise InputError(_BROKEN, hint=_AGAIN)
+    return tensor.to(layer.weight.device, layer.weight.dtype)
+
+
+def tensor_name(member: int, tower: str, part: str) -> str:
+    """Where a part of a posterior stands in a checkpoint."""
+    return f"{START}{member}.{tower}.{part}"
+
+
+def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
+    """The posteriors of each member, by tower, as a checkpoint holds them: float32."""
+    return {
+        tensor_name(member, tower, part): getattr(posterior, part).float().contiguous()
+        for member, own in enumerate(posteriors)
+        for tower, posterior in own.items()
+        for part in _PARTS
+    }
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _scale(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+    """A hook of the classifier."""
+    (posterior,) = (module for name, module in head.named_children() if name.startswith(KEY))
+    return posterior.scaled(logits, with_one(inputs[0], head.bias))
+
+
+def has_posterior(model: Network) -> bool:
+    """Whether the forward pass of a model has one."""
+    return KEY in model.description.extra
+
+
+def with_posterior(stages: Stages, network: nn.Module) -> Stages:
+    """A tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
+    posterior, projection = getattr(network, _name(stages.tower), None), stages.projection
+    if posterior is None or projection is None:
+        return stages
+
+    def readout(state: Any) -> Tensor:
+        layer = _layer(stages.tower, network, *projection.parameters())
+        return gaussian_features(posterior, projection.inputs(state), layer)
+
+    return replace(stages, readout=readout)
+
+
+def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tensor:
+    """Normalised features ``[B, D]`` and behind them their variances along the posterior's ``outer``: ``[B, 2 D]``.
+
+    The mean of the normalised features of several prompts is a linear function of the mean of the inputs, each divided
+    by the length of its feature, so it is Gaussian too.
+
+    Args:
+        posterior: of the projection.
+        x: its inputs ``[B, prompts, d]``.
+        layer: the projection.
+    """
+    x = with_one(x, layer.bias)
+    x = (x / (x @ layer.weight.T).norm(dim=-1, keepdim=True)).mean(dim=1)
+    mean = x @ layer.weight.T
+    length = mean.norm(dim=-1, keepdim=True)
+    return torch.cat([mean / length, posterior(x) / length.square()], dim=-1)
+
+
+def means(model: Network, features: Tensor) -> Tensor:
+    """The normalised features ``[..., D]`` of what a tower reads out."""
+    return features.chunk(2, dim=-1)[0] if len(model.chains) > 1 and has_posterior(model) else features
+
+
+def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
+    """Logits ``[B, classes]`` of one member, as :meth:`ModelFamily.logits`; with a posterior as of the module."""
+    posteriors = [module for name, module in network.named_children() if name.startswith(KEY)]
+    return gaussian_logits(family, network, outputs, posteriors) if posteriors else family.logits(network, outputs)
+
+
+def gaussian_logits(
+    family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor], posteriors: Sequence[Any]
+) -> Tensor:
+    """Logits ``[B, classes]`` from :func:`gaussian_features` of images ``[B, 2 D]`` and of classes ``[classes, 2 D]``.
+
+    Args:
+        family, network: give the factor and the bias of the logits.
+        outputs: images, then classes.
+        posteriors: of both projections.
+    """
+    (g, sg), (h, sh) = (output.chunk(2, dim=-1) for output in outputs)
+    vg, vh = (posterior.outer for posterior in posteriors)
+    eg, eh = (1 + spread.sum(dim=-1, keepdim=True) for spread in (sg, sh))
+    variance = sg @ (vg.T @ vh).square() @ sh.T + (g @ vh).square() @ sh.T + sg @ (h @ vg).square().T
+    scale, bias = scale_and_bias(family, network, g)
+    logits = family.logits(network, [g / eg.sqrt(), h / eh.sqrt()])
+    return bias + probit(logits - bias, scale.square() * variance / (eg * eh.T))
+
+
+def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of the cosines in the logits of a member, and what is added; scalars like a tensor ``[B, D]``."""
+    unit = F.pad(like.new_ones(1, 1), (0, like.shape[-1] - 1))
+    at_one, at_zero = (family.logits(network, [unit, classes])[0, 0] for classes in (unit, torch.zeros_like(unit)))
+    return at_one - at_zero, at_zero

@@ -1,0 +1,1 @@
+"""Ensembles whose members are made by one training, each method chosen by an option of its own."""

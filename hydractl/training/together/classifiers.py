@@ -1,0 +1,97 @@
+"""Several classifiers on one body, trained together: each is drawn by a seed of its own, all else is common.
+
+The loss is the mean of theirs. Lee et al., Why M Heads are Better than One (2015, arXiv 1511.06314), section 3, where
+members share all layers but the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydractl.errors import UsageError
+from hydractl.model.runtime import HydraModel
+from hydractl.model.source import Source
+from hydractl.training.together.base import Together
+
+
+class OneBody(Together):
+    """One model whose last layer gives the logits of all members, one member behind the other.
+
+    Args:
+        model: with one classifier; changed in place.
+        drawn: of each member, the weights of a whole model as its library draws them; the classifier is taken.
+    """
+
+    def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
+        super().__init__([model], len(drawn))
+        self._heads = head_names(model, drawn[0])
+        for name in self._heads:
+            replaced(model, name, torch.cat([tensors[name] for tensors in drawn]))  # M of [classes, ...]
+
+    def member_logits(self, inputs: Any) -> Tensor:
+        """``[M, B, classes]``."""
+        logits = self.each[0].member_logits(inputs)[0]
+        return logits.unflatten(-1, (self.members, -1)).transpose(0, 1)  # [B, M * classes] -> [M, B, classes]
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The mean over members and batch."""
+        return super().loss(logits, labels, smoothing) / self.members
+
+    def stock_tensors(self, member: int) -> dict[str, Tensor]:
+        """The body with the classifier of one member."""
+        tensors = super().stock_tensors(0)
+        own = {name: tensors[name].chunk(self.members)[member].clone() for name in self._heads}
+        return {**tensors, **own}
+
+
+def head_names(model: HydraModel, names: Any) -> list[str]:
+    """The tensors of the last layer of the classifier.
+
+    Raises:
+        UsageError: for a model that has none.
+    """
+    pattern = model.family.named_parts.get("head", "$.")
+    heads = [name for name in names if re.match(pattern, name)]
+    if not heads:
+        raise UsageError(f"{model.description.arch} has no classifier that could be there several times")
+    return heads
+
+
+def replaced(model: HydraModel, name: str, tensor: Tensor) -> Any:
+    """Put a parameter of another shape in the place of one of a model. Returns its module."""
+    path, _, leaf = name.rpartition(".")
+    module: Any = model.networks[0].get_submodule(path)
+    setattr(module, leaf, nn.Parameter(tensor.to(getattr(module, leaf))))
+    return module
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """So many classifiers, drawn by the seed and those after it."""
+
+    members: int
+    passes = 1
+
+    def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
+        """One body."""
+        return (source,)
+
+    def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
+        """As of :class:`hydractl.training.together.base.Method`."""
+        return OneBody(models[0], drawn(source, self.members, seed))
+
+
+def drawn(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
+    """Of each member, weights as the library draws them by a seed of its own."""
+    return [source.family.initial(source.description.config, seed + member) for member in range(members)]
+
+
+def method(value: int) -> Classifiers:
+    """As ``--classifiers`` says: their number."""
+    return Classifiers(value)

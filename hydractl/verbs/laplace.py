@@ -1,0 +1,142 @@
+"""``hydractl laplace``: a model with a Laplace approximation over its last linear layers, which every pass uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hydractl.data import batches, open_data
+from hydractl.data.base import PAIRS, Dataset, report_classes
+from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.checkpoint import replaced, write_checkpoint
+from hydractl.files.description import Description, provenance
+from hydractl.files.fingerprints import entry, merged
+from hydractl.log import Log
+from hydractl.model.laplace import KEY, last_layers, stored_tensors
+from hydractl.model.loading import build_model
+from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.model.runtime import HydraModel, move
+from hydractl.model.source import Source, open_source
+from hydractl.settings.laplace import LaplaceSettings
+from hydractl.training.data import Reader, report_all_cut
+from hydractl.training.laplace import PRIORS, Fit, fit_classifier, fit_pairs
+from hydractl.verbs.opening import announce_reading, model_options
+from hydractl.verbs.outcome import Outcome
+
+FITTED = ("calibration", "threshold", "ood_score", "cascade")
+"""What a checkpoint may hold that was fitted to its logits as they were."""
+
+
+def run(settings: LaplaceSettings, log: Log) -> Outcome:
+    """Fit the posterior and write the model with it."""
+    source = open_source(settings.model[0], model_options(settings))
+    extra = {key: value for key, value in source.description.extra.items() if key not in (KEY, *FITTED)}
+    left = [key for key in FITTED if key in source.description.extra]
+    if left:
+        log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left)}")
+    source = replace(source, description=replace(source.description, extra=extra))
+    path = file_path(settings.output or f"{source.name}.laplace.st")
+    data, val, named = _opened(source, settings)
+    count = settings.pseudo_data or len(data)
+    document: dict[str, Any] = {"schema": "hydractl.laplace/1", "output": str(path), "model": source.name}
+    document |= {"arch": source.description.arch, "members": len(source.description.masks)}
+    document |= {"samples": len(data), "pseudo_data": count}
+    if settings.dry_run:
+        check_outputs([path], force=settings.force)
+        return Outcome({**document, "dry_run": True})
+    announce_reading([source], log)
+    with Output(path, force=settings.force) as output:
+        model = build_model(source, settings.device, settings.dtype)
+        fits = _fits(model, data, val, named, settings, log)
+        labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
+        priors = [_prior(member, fit, count, labels, settings, log) for member, fit in enumerate(fits)]
+        chosen_by = "given" if settings.prior else "marginal likelihood" if val is None else "nll"
+        log.info(f"prior ({chosen_by}): {'; '.join(', '.join(f'{t} {p:g}' for t, p in own.items()) for own in priors)}")
+        found = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": count}
+        posteriors = [fit.posteriors(prior, count) for fit, prior in zip(fits, priors, strict=True)]
+        tensors = replaced(source.tensors, stored_tensors(posteriors))
+        digest = write_checkpoint(output, tensors, _described(source, settings, found, data, val).to_json())
+    return Outcome({**document, **found, "sha256": digest}, files=[path])
+
+
+def _prior(
+    member: int, fit: Fit, count: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
+) -> dict[str, float]:
+    """The prior of each tower of a member, and a warning where it stands at an end of what was tried."""
+    if settings.prior is not None:
+        return dict.fromkeys(fit.curvatures, settings.prior)
+    chosen = fit.choose(count, labels)
+    for tower, prior in chosen.items():
+        if prior in (PRIORS[0], PRIORS[-1]):
+            what = "hardly any weight is uncertain" if prior == PRIORS[-1] else "the posterior is as wide as it can be"
+            log.warn(f"member {member}, {tower}: the best prior, {prior:g}, is at an end of the range: {what}")
+    return chosen
+
+
+def _described(
+    source: Source, settings: LaplaceSettings, found: dict[str, Any], data: Dataset, val: Dataset | None
+) -> Description:
+    used = {"calibration": data, **({} if val is None else {"val": val})}
+    details = {**found, **asked_classes(source, None), "dtype": settings.dtype, "data": data.fingerprint()}
+    details["val"] = None if val is None else val.fingerprint()
+    return replace(
+        source.description,
+        extra={**source.description.extra, KEY: {**found, "samples": len(data)}},
+        layout="sliced",
+        seen=tuple(merged(source.description.seen, [entry("laplace", role, one) for role, one in used.items()])),
+        provenance=provenance("laplace", settings.seed, [source.sha256], details, source.lineage),
+    )
+
+
+def _opened(source: Source, settings: LaplaceSettings) -> tuple[Dataset, Dataset | None, Source]:
+    """The data, the validation data, and the source with the classes of these."""
+    pairs = source.family.classes(source.description.config) is None
+    how: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed}
+    reads = {source.name: PAIRS if pairs else source.description.reads}
+    assert settings.data is not None  # the settings need it
+    data = open_data(settings.data, reads=reads, ignore_labels=not pairs, **how)
+    if settings.val is None:
+        return data, None, source
+    named = named_by_data(source, settings.val, settings.limit, "--val")
+    reads, labels = {source.name: source.description.reads}, named.description.labels or []
+    val = open_data(settings.val, option="--val", labels=labels, need_labels=True, reads=reads, **how)
+    check_labels(val, named)
+    return data, val, named
+
+
+def _fits(
+    model: HydraModel, data: Dataset, val: Dataset | None, named: Source, settings: LaplaceSettings, log: Log
+) -> list[Fit]:
+    last_layers(model)  # refuses what has none, before anything runs
+    report_all_cut(model, [data, val], log)
+    if val is not None:
+        report_classes(val, log)
+    validation = None if val is None else _read(model, val, settings, log)
+    if len(model.chains) == 1:
+        return fit_classifier(model, _read(model, data, settings, log), validation)
+    labels, prompt = named.description.labels, named.description.prompt
+    classes = None if labels is None or val is None else model.zero_shot(labels, prompt)
+    return fit_pairs(model, _read_pairs(model, data, settings, log), validation, classes)
+
+
+def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+    """Inputs on the model's device, in the order of the data."""
+    parameter = next(model.parameters())
+    with log.progress(data.where, len(data), "samples") as progress:
+        for batch in batches(
+            data, model.preprocess, settings.batch_size, workers=settings.workers, indices=range(len(data))
+        ):
+            yield move(batch.inputs, parameter.device, parameter.dtype), batch.indices
+            progress.advance(len(batch.indices))
+
+
+def _read_pairs(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
+    """Images and captions on the model's device."""
+    read = Reader(model, data, settings.batch_size, settings.workers)
+    with log.progress(data.where, len(data), "pairs") as progress:
+        for images, captions in read(range(len(data)), 0):
+            yield images, captions
+            progress.advance(images.shape[0])

@@ -1,0 +1,151 @@
+"""``hydractl prune --weights``: set single weights to zero, wherever they are in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hydractl.criteria import Calibration
+from hydractl.criteria.weights import WEIGHT_CRITERIA, lowest_weights, matrices
+from hydractl.errors import NonFiniteError, UsageError
+from hydractl.files.atomic import Output, check_outputs, file_path
+from hydractl.files.checkpoint import MappedTensors
+from hydractl.files.description import provenance
+from hydractl.files.fingerprints import Entry, merged
+from hydractl.log import Log
+from hydractl.model.cost import cost_of, nonzero_parameters, parameters
+from hydractl.model.matching import asked_classes, sites_of
+from hydractl.model.source import Source, need_classifier, with_max_length, write_model
+from hydractl.model.stored import check_finite
+from hydractl.settings.pruning import NEED_DATA, PruneSettings
+from hydractl.verbs.opening import announce_reading
+from hydractl.verbs.outcome import Outcome
+from hydractl.verbs.score import with_data
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is removed.
+
+    Attributes:
+        prefixes: how the names of the parameters start whose tower is meant.
+        names: the stored tensors whose weights may be removed, sorted.
+        removable: how many these weights are.
+        total: parameters of the model.
+        count: weights to remove, those that are zero already included.
+    """
+
+    prefixes: tuple[str, ...]
+    names: list[str]
+    removable: int
+    total: int
+    count: int
+
+
+def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
+    """Score the weights, write the checkpoint with the lowest of them set to zero."""
+    if settings.method in NEED_DATA:
+        need_classifier(source)
+    default = f"{source.name}.{settings.method}-weights{settings.weights:g}{settings.seed_mark}.st"
+    output = settings.output or default
+    folder = output.endswith("/")
+    path = Path(output) if folder else file_path(output)
+    plan = _plan(source, settings)
+    document: dict[str, Any] = {"schema": "hydractl.prune/1", "model": source.name, "arch": source.description.arch}
+    numbers = {"share": settings.weights, "parameters": plan.total, "removable": plan.removable, "removed": plan.count}
+    document["weights"] = numbers
+    if settings.dry_run:
+        check_outputs([path], force=settings.force, folder=folder)
+        return Outcome({**document, "dry_run": True, "files": [str(path)]})
+    announce_reading([source], log)
+    with Output(path, force=settings.force, folder=folder) as target:
+        return Outcome({**document, "output": str(path), **_write(source, settings, plan, target, log)}, files=[path])
+
+
+def _plan(source: Source, settings: PruneSettings) -> _Plan:
+    assert settings.weights is not None
+    network = source.family.build(source.description.config)
+    prefixes: tuple[str, ...] = ("",)
+    sites_of(source, settings.tower)  # refuses a tower that is not there
+    if settings.tower not in (None, "both"):
+        towers = [stages for stages in source.family.stages(network) if stages.tower == settings.tower]
+        prefixes = tuple(prefix for stages in towers for prefix in stages.prefixes)
+    there = matrices(network).keys() & set(source.tensors.names())
+    names = sorted(name for name in there if name.startswith(prefixes))
+    total, most = parameters(source.tensors), sum(source.tensors.info(name).numel for name in names)
+    count = total - round(settings.weights * total)
+    if count > most:
+        hint = f"{total - most} of {total} parameters always stay, a share of {1 - most / total:.4f}"
+        raise UsageError(f"--weights {settings.weights:g} is too small for {source.name}", hint=hint)
+    return _Plan(prefixes, names, most, total, count)
+
+
+def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> dict[str, Any]:
+    check_finite(source.name, source.tensors)
+    masks, said, used = _chosen(source, settings, plan, log)
+    tensors = _with_zeros(source, masks)
+    log.info(
+        f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
+        "multiplied like other numbers"
+    )
+    details = {"method": settings.method, "weights": settings.weights, **said, **asked_classes(source, settings.tower)}
+    description = replace(
+        source.description,
+        family_version=source.family.version,
+        layout="zeroed" if target.is_folder else "sliced",
+        extra={"sparse": {"share": settings.weights, "params_nonzero": nonzero_parameters(tensors)}},
+        provenance=provenance("prune", settings.seed, [source.sha256], details, source.lineage),
+        seen=tuple(merged(source.description.seen, used)),
+    )
+    before = {**cost_of(source.description, source.tensors), "params_nonzero": nonzero_parameters(source.tensors)}
+    cost = {"before": before, "after": cost_of(description, tensors)}
+    return {"cost": cost, "sha256": write_model(target, description, tensors)}
+
+
+def _chosen(
+    source: Source, settings: PruneSettings, plan: _Plan, log: Log
+) -> tuple[dict[str, Tensor], dict[str, Any], list[Entry]]:
+    """The weights to remove as masks, and of the samples they were scored on what the provenance says and is seen."""
+    criterion = WEIGHT_CRITERIA.get(settings.method or "")
+    assert criterion is not None  # the settings see to it
+    weights = {name: source.tensors.read(name) for name in plan.names}
+    gone, asked = sum(int((weight == 0).sum()) for weight in weights.values()), f"--weights {settings.weights:g}"
+    if gone > plan.count:
+        left = f"a share of {1 - gone / plan.total:.4f}"
+        raise UsageError(f"{asked} is more than {source.name} has left, {left}", hint="give a smaller share")
+    if gone == plan.count:
+        log.warn(f"no weight is removed: {asked} keeps every one that {source.name} has")
+    if not criterion.needs_data:
+        scores = criterion.score(weights, None, Calibration(lambda: iter(()), 0, settings.seed, log))
+        return _lowest(scores, weights, plan.count), {}, []
+    # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
+    _, model, calibration, said, used = with_data(with_max_length(source, settings.max_length), settings, {}, log)
+    model.requires_grad_(False)
+    for name, parameter in matrices(model.networks[0]).items():
+        parameter.requires_grad_(name.startswith(plan.prefixes))
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == plan.removable
+    return _lowest(criterion.score(weights, model, calibration), weights, plan.count), said, used
+
+
+def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """As :func:`lowest_weights`; what is zero has the lowest score of all, so that it stays away."""
+    for name, own in scores.items():
+        if not bool(own.isfinite().all()):
+            raise NonFiniteError(f"the scores of the weights in {name} are not finite")
+        own[weights[name] == 0] = -1
+    return lowest_weights(scores, count)
+
+
+def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
+    """The tensors of a source with zeros where a mask is true."""
+
+    def read(name: str) -> Tensor:
+        tensor = source.tensors.read(name)
+        return tensor.masked_fill(masks[name], 0) if name in masks else tensor
+
+    infos = {name: source.tensors.info(name) for name in source.tensors.names()}
+    return MappedTensors(infos, read)

@@ -1,0 +1,155 @@
+"""SWA and SWAG against a list of all weights and the equations of the papers, and as a command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from hydractl.errors import UsageError
+from hydractl.files.header import read_header
+from hydractl.log import Log
+from hydractl.model.runtime import HydraModel
+from hydractl.report.run_tables import finetune_table
+from hydractl.training import loop
+from hydractl.training.averaging import Averaging
+from hydractl.training.loop import Training, TrainingContext
+from hydractl.training.options import AverageOptions, ScheduleOptions
+from hydractl.verbs.finetune import train_options
+from tests.pico import source_of, stock
+from tests.running import answer, run, tensors
+from tests.training.test_loop import settings, training_data
+
+RANK, SEED = 3, 3
+
+
+def test_moments_and_draws_are_those_of_the_weights_that_were_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+    before = Training._collect
+
+    def listed(self: Training) -> None:
+        seen.append({name: p.detach().double() for name, p in self.parameters.items()})
+        before(self)
+
+    monkeypatch.setattr(Training, "_collect", listed)
+    source = source_of(stock("class-token"), "class-token")
+    s = settings(swa="0.25,4", swag=f"2,{RANK}", schedule="constant", steps=13, lr=0.02, optimizer="sgd")
+    model = HydraModel(source.description, source.tensors)
+    training = Training(model, training_data(), train_options(s), 0.02, TrainingContext(Log()))
+    assert training.run().kept_epoch is None
+    # 3 steps, then 10 in which weights are collected 4 times: at the first step that reaches 2.5, 5, 7.5 and 10.
+    collected = [seen[step - 1] for step in (6, 8, 11, 13)]
+    names = sorted(training.parameters)
+    every = {name: torch.stack([weights[name] for weights in collected]) for name in names}
+    mean = {name: stacked.mean(dim=0) for name, stacked in every.items()}
+    generator = torch.Generator().manual_seed(SEED)
+    for drawn in training.snapshots:
+        along = torch.randn(RANK, generator=generator, dtype=torch.float64)
+        for name in names:
+            running = [every[name][: i + 1].mean(dim=0) for i in range(4)]
+            deviations = torch.stack([every[name][i] - running[i] for i in (1, 2, 3)], dim=-1)
+            noise = torch.randn(mean[name].shape, generator=generator, dtype=torch.float64)
+            deviation = every[name].std(dim=0, correction=0)  # the root of the mean of squares less the squared mean
+            expected = mean[name] + deviation * noise / 2**0.5 + deviations @ along / (2 * (RANK - 1)) ** 0.5
+            assert torch.allclose(drawn[name].double(), expected, rtol=1e-6, atol=1e-7), name
+            assert float((drawn[name] - mean[name]).abs().max()) > 1e-6 and float(deviations.abs().max()) > 1e-6
+    assert all(torch.allclose(p.double(), mean[name], rtol=1e-6, atol=1e-7) for name, p in training.parameters.items())
+
+
+def test_when_it_collects_and_at_which_rate() -> None:
+    whole_epochs = Averaging(12, 3, AverageOptions(start=0.5))
+    assert [step for step in range(1, 13) if whole_epochs.due(step)] == [9, 12]
+    rates = [whole_epochs.share_of_peak(step, ScheduleOptions(warmup=0, floor=0.5)) for step in range(12)]
+    assert rates[0] == 1 and rates[3] == pytest.approx(0.75) and rates[6:] == [0.5] * 6
+    constant = ScheduleOptions(warmup=2, shape="constant")
+    assert [whole_epochs.share_of_peak(step, constant) for step in (0, 1, 11)] == [0.5, 1, 1]
+    for wrong, complaint in (
+        (AverageOptions(start=0.75), "collect weights 1 times: too few for an average"),
+        (AverageOptions(start=0.5, count=7), "collect weights 7 times in 6 steps"),
+        (AverageOptions(start=0.5, count=4, members=2, rank=5), "4 times: too few for --swag of rank 5"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            Averaging(12, 3, wrong)
+
+
+def test_what_an_average_has_no_use_for_is_refused() -> None:
+    for more, complaint in (
+        ({}, "--swa needs the learning rate while it averages"),
+        ({"schedule": "linear"}, "--schedule has no effect with --swa 0.5"),
+        ({"schedule": "constant", "patience": 2}, "--patience has no effect with --swa 0.5"),
+        ({"lr_floor": 0.5, "lr": [0.1, 0.2]}, "--swa takes one value of --lr, not 2"),
+        ({"lr_floor": 0.5, "snapshots": 2}, "give only one of --snapshots, --swa"),
+        ({"swa": None, "swag": "3"}, "--swag needs --swa"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            settings(**{"swa": "0.5", "val": "v.npz", **more})  # type: ignore[arg-type]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
+         "--epochs", "3", "--lr", "0.01", "--dropout", "0.2", "--swa", "0.5,4", "--schedule", "constant"]  # fmt: skip
+SWAG = [*TRAIN, "--swag", "2,3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The working directory, with data, the average ``swa.st``, and ``whole.1.st`` and ``whole.2.st`` drawn around."""
+    path = tmp_path_factory.mktemp("averaging")
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 44), ("val", 20)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    with contextlib.chdir(path):
+        run(*TRAIN, "-o", "swa.st", "-q")
+        run(*SWAG, "-o", "whole.st", "-q")
+        yield path
+
+
+def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *SWAG, "-o", "whole.st", "--resume")  # finished before
+    assert [(one["output"], one["draw"]) for one in found["snapshots"]] == [("whole.1.st", 1), ("whole.2.st", 2)]
+    assert (found["output"], found["kept_epoch"]) == ("whole.2.st", None) and "val_accuracy" in found["epochs"][0]
+    made = read_header("whole.2.st").description["provenance"]["settings"]  # type: ignore[index]
+    assert (made["swa"], made["swag"], made["averaged"], made["draw"]) == ("0.5,4", "2,3", 4, 2)
+    run("--info", "swa.st")
+    assert "average of weights, 18 steps" in capsys.readouterr().out
+    mean, one, two = tensors("swa.st"), tensors("whole.1.st"), tensors("whole.2.st")
+    apart = [float((a[name] - b[name]).norm()) for a, b in ((one, mean), (two, mean), (one, two)) for name in mean]
+    assert 0 < max(apart) < 1
+    run(*SWAG, "-o", "t.st", "--dry-run")
+    assert "would write t.1.st, t.2.st" in " ".join(capsys.readouterr().out.split())
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(finetune_table(found, 80))
+    assert ["2", "whole.2.st"] in [line.split() for line in console.export_text().splitlines()]
+    run(*[{"0.5,4": "0.9,9"}.get(word, word) for word in TRAIN], "-o", "t.st", "--dry-run", code=2)
+    assert "collect weights 9 times in 2 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", [8, 15])
+def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
+    """Before weights are collected, and after some of them."""
+    before = loop.Training._save_or_stop
+
+    def signalled(self: Any) -> None:
+        if self.history.steps == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    for command, outputs in ((TRAIN, {"part.st": "swa.st"}), (SWAG, {f"part.{i}.st": f"whole.{i}.st" for i in (1, 2)})):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop.Training, "_save_or_stop", signalled)
+            run(*command, "-o", "part.st", code=130)
+        run(*command, "-o", "part.st", "--resume")
+        for part, whole in outputs.items():
+            assert Path(part).read_bytes() == Path(whole).read_bytes()
+            Path(part).unlink()

@@ -1,0 +1,336 @@
+"""Laplace approximations over the last layers, against dense Hessians, naive loops and formulas written out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+import hydractl
+from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.files.checkpoint import FileTensors, beside, replaced, write_tensors
+from hydractl.files.header import read_header
+from hydractl.model.detection import read_features
+from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
+from hydractl.model.runtime import HydraModel
+from hydractl.training.laplace import compared_factor, fit_classifier
+from hydractl.verbs.info import describe
+from tests.pico import close, images, inputs, shared_stock, source_of
+from tests.pico_clip import pico_clip, publish_clip
+from tests.running import quiet
+
+VIT = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+
+
+def built(variant: str) -> HydraModel:
+    source = source_of(shared_stock(variant), variant)
+    return HydraModel(source.description, source.tensors, dtype=torch.float64)
+
+
+def covariance(posterior: Posterior) -> torch.Tensor:
+    """Of the weights ``[k, d]`` as one vector, ``[k d, k d]``, float64."""
+    vectors = torch.kron(posterior.outer, posterior.basis).double()
+    return vectors @ torch.diag(posterior.spread.double().T.flatten()) @ vectors.T
+
+
+def posterior_of(file: FileTensors, member: int, tower: str) -> Posterior:
+    """As it is stored."""
+    return Posterior(*(file.read(f"hydractl.laplace.{member}.{tower}.{part}") for part in ("basis", "spread", "outer")))
+
+
+# --- classifiers ------------------------------------------------------------------------------------------------------
+
+
+def test_of_one_sample_it_is_the_exact_hessian() -> None:
+    """All samples alike, the curvature is one Kronecker product: nothing is approximated."""
+    model, batch, prior = built("class-token"), images(1).double(), 0.7
+    (fit,) = fit_classifier(model, [(batch.repeat(4, 1, 1, 1), None)] * 2, None)
+    curvature = fit.curvatures["main"]
+    stock: Any = copy.deepcopy(shared_stock("class-token")).double()
+    with torch.no_grad():
+        x = F.pad(stock.forward_head(stock.forward_features(batch), pre_logits=True), (0, 1), value=1.0)
+    weights = torch.cat([stock.head.weight, stock.head.bias[:, None]], dim=1).detach()
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        logits = x @ flat.view(weights.shape).T
+        return 8 * F.cross_entropy(logits, torch.tensor([2])) + prior / 2 * flat.square().sum()
+
+    hessian = torch.func.hessian(loss)(weights.flatten())
+    torch.testing.assert_close(covariance(curvature.posterior(prior, 8)), hessian.inverse(), rtol=1e-6, atol=1e-9)
+    log_det = float(torch.linalg.slogdet(hessian)[1])
+    expected = (weights.numel() * math.log(prior) - prior * float(weights.square().sum()) - log_det) / 2
+    assert curvature.evidence(prior, 8) == pytest.approx(expected)
+
+
+def test_the_factors_are_means_over_samples_of_any_batches() -> None:
+    model, batch = built("class-token"), images(5).double()
+    (fit,) = fit_classifier(model, [(batch[:3], None), (batch[3:], None)], None)
+    stock: Any = copy.deepcopy(shared_stock("class-token")).double()
+    with torch.no_grad():
+        features = stock.forward_head(stock.forward_features(batch), pre_logits=True)
+        each = [(F.pad(x, (0, 1), value=1.0), p) for x, p in zip(features, stock(batch).softmax(-1), strict=True)]
+    a = sum(torch.outer(x, x) for x, _ in each) / 5
+    b = sum(torch.diag(p) - torch.outer(p, p) for _, p in each) / 5
+    found = fit.curvatures["main"]
+    torch.testing.assert_close(found.basis @ torch.diag(found.a) @ found.basis.T, a)
+    torch.testing.assert_close(found.outer @ torch.diag(found.b) @ found.outer.T, b)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Any, Any]:
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 255, (40, 16, 16, 3), dtype=np.uint8), draw.integers(0, 5, 40)
+
+
+@pytest.fixture(scope="module")
+def fused(data: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two members, and beside it the same with posteriors."""
+    folder = tmp_path_factory.mktemp("laplace")
+    members = [hydractl.prune(f"{VIT}", method="random", keep=2, seed=seed) for seed in range(2)]
+    hydractl.fuse(members, output=str(folder / "plain.st"))
+    hydractl.laplace(folder / "plain.st", data=data[0], prior=0.01, output=str(folder / "with.st"))
+    return folder
+
+
+@torch.no_grad()
+def naive(folder: Path, batch: torch.Tensor) -> torch.Tensor:
+    """The softmax of the scaled logits of each member, from the covariance of its weights, ``[M, B, C]``."""
+    plain, stored = hydractl.load(folder / "plain.st", device="cpu"), FileTensors(folder / "with.st")
+    every = []
+    for member, (logits, features) in enumerate(zip(*read_features(plain, batch), strict=True)):
+        sigma = covariance(posterior_of(stored, member, "main"))
+        x = F.pad(features.double(), (0, 1), value=1.0)
+        jacobians = [torch.kron(torch.eye(5, dtype=torch.float64), row[None]) for row in x]
+        variance = torch.stack([(j @ sigma @ j.T).diagonal() for j in jacobians])
+        every.append((logits.double() / (1 + math.pi / 8 * variance).sqrt()).softmax(dim=-1))
+    return torch.stack(every)
+
+
+@torch.no_grad()
+def test_every_pass_uses_the_posterior_of_each_member(fused: Path) -> None:
+    batch = images(4)
+    expected = naive(fused, batch)
+    model = hydractl.load(fused / "with.st", device="cpu")
+    found = model.member_logits(batch).softmax(dim=-1).double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    plain = hydractl.load(fused / "plain.st", device="cpu")
+    assert float((found - plain.member_logits(batch).softmax(dim=-1)).abs().max()) > 1e-2
+    close(model(batch), expected.mean(dim=0).log().float())
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(copied(batch), model(batch))
+    assert model.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[Any, Any], tmp_path: Path) -> None:
+    kept = tmp_path / "kept.st"
+    told = hydractl.evaluate(fused / "with.st", data=(data[0][:9], data[1][:9]), allow_seen=True,
+                             fit=(data[0], data[1]), ood_score="mahalanobis", ood={"o": data[0][20:]},
+                             calibrated=str(kept))  # fmt: skip
+    model = hydractl.load(fused / "with.st", device="cpu")
+    batch = model.preprocess([Image.fromarray(one) for one in data[0][:9]])
+    p = naive(fused, batch).mean(dim=0)
+    nll = -float(p[torch.arange(9), torch.from_numpy(data[1][:9])].log().mean())
+    assert told["models"][0]["id"]["nll"] == pytest.approx(nll, rel=1e-4)
+    hydractl.save(hydractl.open(kept), tmp_path / "saved.st")
+    with torch.no_grad():
+        for path in (kept, tmp_path / "saved.st"):
+            again = hydractl.load(path, device="cpu")
+            close(again(batch), model(batch))
+            assert again.ood_score(batch).shape == (9,)
+    # What was fitted to these logits is not kept beside another posterior.
+    with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
+        hydractl.laplace(kept, data=data[0], prior=3.0, output=str(tmp_path / "anew.st"))
+    info = describe(tmp_path / "anew.st")
+    assert info["laplace"]["prior"] == [{"main": 3.0}] * 2 and "ood_score" not in info
+    assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
+
+
+@pytest.mark.long
+def test_an_exported_file_has_it(fused: Path, tmp_path: Path) -> None:
+    hydractl.export(fused / "with.st", tmp_path / "with.pt2")
+    batch = images(4)
+    found = torch.export.load(str(tmp_path / "with.pt2")).module()(pixel_values=batch)["member_logits"]
+    torch.testing.assert_close(found.double().softmax(dim=-1), naive(fused, batch), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "shape", "negative"])
+def test_a_damaged_posterior_is_refused(fused: Path, tmp_path: Path, wrong: str) -> None:
+    path, name = fused / "with.st", "hydractl.laplace.1.main.spread"
+    source, description = FileTensors(path), read_header(path).description
+    parts = beside(source)
+    if wrong == "missing":
+        del parts[name]
+    else:
+        parts[name] = -parts[name] if wrong == "negative" else parts[name][1:]
+    with open(tmp_path / "bad.st", "wb") as handle:
+        write_tensors(handle, replaced(source, parts), description or {})
+    with pytest.raises(InputError, match="broken Laplace posterior"):
+        hydractl.load(tmp_path / "bad.st", device="cpu")
+
+
+def test_weights_that_would_change_are_refused(fused: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fused / "with.st"
+    quiet("fuse", path, path, "-o", fused / "no.st", code=3)
+    assert "which is of its weights as they are" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="averages 2 classifiers"):
+        last_layers(built("distilled"))
+
+
+def test_the_prior_is_that_of_the_best_nll_or_of_the_evidence(fused: Path, data: tuple[Any, Any]) -> None:
+    """Validation labels that are noise want the widest posterior, and say so."""
+    found = hydractl.laplace(fused / "plain.st", data=data[0], val=(data[0][:20], data[1][:20]))
+    each = [hydractl.laplace(fused / "plain.st", data=data[0], prior=prior) for prior in (1e-4, 1.0, 1e6)]
+
+    def nll(model: Any) -> list[float]:
+        run = hydractl.load(model, device="cpu")
+        batch = run.preprocess([Image.fromarray(one) for one in data[0][:20]])
+        with torch.no_grad():
+            return [float(F.cross_entropy(z, torch.from_numpy(data[1][:20]))) for z in run.member_logits(batch)]
+
+    best = nll(found)
+    assert all(best[m] <= nll(other)[m] + 1e-6 for other in each for m in range(2))
+    assert found.result["chosen_by"] == "nll"
+    evidence = hydractl.laplace(fused / "plain.st", data=data[0]).result
+    assert evidence["chosen_by"] == "marginal likelihood" and len(evidence["prior"]) == 2
+
+
+# --- images and texts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each_alone", [False, True])
+def test_the_factor_of_a_projection_is_the_naive_one(each_alone: bool) -> None:
+    torch.manual_seed(0)
+    own, others, scale, bias = torch.randn(5, 4).double(), torch.randn(5, 4).double(), 3.0, -1.0
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for g in own:
+
+        def logits(g: torch.Tensor) -> torch.Tensor:
+            return scale * F.normalize(others, dim=-1) @ (g / g.norm()) + bias
+
+        j = torch.func.jacrev(logits)(g)
+        p = logits(g).sigmoid() if each_alone else logits(g).softmax(-1)
+        inner = torch.diag(p * (1 - p)) if each_alone else torch.diag(p) - torch.outer(p, p)
+        expected += j.T @ inner @ j / 5
+    torch.testing.assert_close(compared_factor(own, others, scale, bias, each_alone), expected)
+
+
+class _Cosines:
+    """Logits ``3 cos - 1``, as a family."""
+
+    @staticmethod
+    def logits(network: Any, outputs: Any) -> torch.Tensor:
+        return 3 * outputs[0] @ outputs[1].T - 1
+
+
+def test_the_moments_of_a_cosine() -> None:
+    """Against the formula with whole covariances, and what is drawn from the Gaussians."""
+    torch.manual_seed(0)
+    means = [torch.randn(2, 4).double(), torch.randn(3, 4).double()]
+    axes = [torch.linalg.qr(torch.randn(4, 4).double())[0] for _ in means]
+    spreads = [0.02 * torch.rand(len(mean), 4).double() for mean in means]
+    outputs = [
+        torch.cat([m / (n := m.norm(dim=1, keepdim=True)), s / n**2], 1) for m, s in zip(means, spreads, strict=True)
+    ]
+    posteriors = [Posterior(torch.eye(4), torch.ones(4, 4), axis) for axis in axes]
+    family: Any = _Cosines()
+    found = gaussian_logits(family, torch.nn.Module(), outputs, posteriors)
+    covariances = [[axis @ torch.diag(s) @ axis.T for s in own] for axis, own in zip(axes, spreads, strict=True)]
+    for i, (g, sg) in enumerate(zip(means[0], covariances[0], strict=True)):
+        for c, (h, sh) in enumerate(zip(means[1], covariances[1], strict=True)):
+            lengths = (g @ g + sg.trace()) * (h @ h + sh.trace())
+            mean = g @ h / lengths.sqrt()
+            variance = ((sg @ sh).trace() + g @ sh @ g + h @ sg @ h) / lengths
+            assert float(found[i, c]) == pytest.approx(float(3 * mean / (1 + math.pi / 8 * 9 * variance).sqrt() - 1))
+            draws = [torch.distributions.MultivariateNormal(m, s).sample((20000,)) for m, s in ((g, sg), (h, sh))]
+            cosines = F.cosine_similarity(*draws)
+            assert float(cosines.mean()) == pytest.approx(float(mean), abs=0.03)
+            assert float((draws[0] * draws[1]).sum(1).var() / lengths) == pytest.approx(float(variance), rel=0.05)
+
+
+@pytest.mark.parametrize("variant", ["clip-bias", "hf-clip"])
+def test_projections_are_found_in_both_towers(variant: str) -> None:
+    """Inputs times the weight, normalised, are the features of the library's own towers."""
+    source = source_of(shared_stock(variant), variant)
+    model = HydraModel(source.description, source.tensors)
+    with torch.no_grad():
+        prompted = model.zero_shot(["a cat", "dog"], ["{label}", "a {label}."])
+        assert prompted.prompted is not None
+        ((image, text),) = last_layers(model)
+        for chain, layer, given in (
+            (model.chain_of_samples, image, inputs(variant)),
+            (model.chain_of_labels, text, prompted.prompted.inputs()[0]),
+        ):
+            x = chain.of_projection()(given)[0]
+            whole = x if layer.bias is None else F.pad(x, (0, 1), value=1.0)
+            mean = F.normalize(whole @ layer.weight.T, dim=-1).mean(dim=1)
+            close(F.normalize(mean, dim=-1), chain(given)[0])
+
+
+def test_a_tower_without_a_projection_is_refused() -> None:
+    with pytest.raises(UsageError, match="visual tower"):
+        last_layers(built("hf-siglip"))
+
+
+def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a table of captions to probabilities, against what is written out on the library's own features."""
+    monkeypatch.chdir(tmp_path)
+    Path("clip").mkdir()
+    publish_clip(pico_clip("clip"), "clip", Path("clip"))
+    draw, rows = np.random.default_rng(0), []
+    for i in range(12):
+        Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"{i}.png")
+        rows.append({"image": f"{i}.png", "caption": f"picture {i * i}"})
+    Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    quiet("laplace", "clip", "--data", "captions:pairs.jsonl", "--prior", "0.05", "--pseudo-data", "40", "-o", "b.st")
+    plain, model = (hydractl.load(ref, device="cpu").zero_shot(["cat", "dog"]) for ref in ("clip", "b.st"))
+    with torch.no_grad():
+        batch = plain.preprocess([Image.open(f"{i}.png") for i in range(3)])
+        found = model.member_logits(batch)[0]
+        assert plain.prompted is not None
+        stock: Any = pico_clip("clip")
+        given = {"visual": (plain.chain_of_samples, batch), "text": (plain.chain_of_labels, plain.prompted.inputs()[0])}
+        moments = {}
+        for tower, (chain, tensors) in given.items():
+            x = chain.of_projection()(tensors)[0][:, 0].double()
+            weight = (stock.visual.proj if tower == "visual" else stock.text_projection).T.double()
+            sigma = covariance(posterior_of(FileTensors(Path("b.st")), 0, tower))
+            jacobians = [torch.kron(torch.eye(len(weight), dtype=torch.float64), row[None]) for row in x]
+            moments[tower] = [(weight @ row, j @ sigma @ j.T) for row, j in zip(x, jacobians, strict=True)]
+        scale = float(stock.logit_scale.exp())
+        for i, (g, sg) in enumerate(moments["visual"]):
+            for c, (h, sh) in enumerate(moments["text"]):
+                lengths = (g @ g + sg.trace()) * (h @ h + sh.trace())
+                variance = scale**2 * ((sg @ sh).trace() + g @ sh @ g + h @ sg @ h) / lengths
+                expected = scale * g @ h / lengths.sqrt() / (1 + math.pi / 8 * variance).sqrt()
+                assert float(found[i, c]) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
+        assert float((found - plain.member_logits(batch)[0]).abs().max()) > 1e-2
+        close(pickle.loads(pickle.dumps(model)).member_logits(batch)[0], found)
+        # The precision is 40 of the mean curvature of the pairs, and the prior.
+        captions = plain.family.prompts(plain.description.config, {}, [row["caption"] for row in rows], ["{label}"])
+        pixels = plain.preprocess([Image.open(row["image"]) for row in rows])
+        x, y = (
+            chain.of_projection()(tensors)[0][:, 0].double()
+            for chain, tensors in ((plain.chain_of_samples, pixels), (plain.chain_of_labels, captions))
+        )
+        g, h = x @ stock.visual.proj.double(), y @ stock.text_projection.double()
+        b = compared_factor(h, g, scale, 0.0, False)
+        expected = 40 * torch.kron(b, y.T @ y / 12) + 0.05 * torch.eye(len(b) * y.shape[1])
+        precision = covariance(posterior_of(FileTensors(Path("b.st")), 0, "text")).inverse()
+        assert float((precision - expected).abs().max() / expected.abs().max()) < 1e-3
+    with pytest.raises(HydraError, match="pairs"):
+        hydractl.laplace("clip", data=[Image.new("RGB", (16, 16))])
+    # With two templates and validation data the prior is one for both towers.
+    for name in ("cat", "dog"):
+        Path("val", name).mkdir(parents=True)
+        Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(f"val/{name}/0.png")
+    told = hydractl.laplace("clip", data="captions:pairs.jsonl", val="val", prompt=["{label}", "a {label}"]).result
+    assert told["prior"][0]["visual"] == told["prior"][0]["text"]

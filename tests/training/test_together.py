@@ -1,0 +1,436 @@
+"""Members that one training makes against the networks of the papers, written out on torch's and the libraries' own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hydractl
+from hydractl.errors import UsageError
+from hydractl.log import Log
+from hydractl.model.loading import build_model
+from hydractl.model.source import Source, open_source
+from hydractl.training import loop
+from hydractl.training.adapters.zeros import keep_zeros
+from hydractl.training.loop import Training, TrainingContext
+from hydractl.training.together import mimo
+from hydractl.training.together.base import Together, make_method
+from hydractl.verbs.finetune import train_options
+from tests.pico import images, inputs, mask_of, prune_source, source_of, stock, write_tokenizer
+from tests.running import answer, quiet, run, tensors
+from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
+
+PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
+
+
+def together(source: Source, option: str, value: Any, seed: int = 3) -> Together:
+    """As the verb makes it."""
+    method = make_method(option, value)
+    models = [build_model(one) for one in method.sources(source, seed)]
+    for model in models if getattr(method, "gamma", 1) > 1 else ():
+        keep_zeros(model)
+    return method.model(models, source, seed)
+
+
+def train(model: Together, **options: Any) -> None:
+    s = settings(**{**PLAIN, "steps": 3, "lr": 0.02, **options})
+    Training(model, training_data(), train_options(s), s.lr[0], TrainingContext(Log())).run()
+
+
+def batches(steps: int, seed: int = 3) -> list[tuple[Tensor, Tensor]]:
+    """Those of the first epoch of :func:`train`."""
+    x, y = sample()
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed)).split(BATCH)
+    return [(x[chunk], y[chunk]) for chunk in order[:steps]]
+
+
+def near(ours: Tensor, theirs: Tensor, atol: float = 1e-5) -> bool:
+    return torch.allclose(ours, theirs, atol=atol)
+
+
+def state_of(model: Together) -> list[dict[str, Tensor]]:
+    return [model.stock_tensors(member) for member in range(model.members)]
+
+
+# --- Packed-Ensembles -------------------------------------------------------------------------------------------------
+
+
+class PackedViT(nn.Module):
+    """The packed network as the paper has it: grouped convolutions, of the weights of the members."""
+
+    def __init__(self, members: list[dict[str, Tensor]], heads: int, gamma: int) -> None:
+        super().__init__()
+        self.count, self.heads, self.gamma = len(members), heads, gamma
+        self.weights = nn.ParameterDict()
+        for name, first in members[0].items():
+            each = [state[name] for state in members]
+            if name in ("cls_token", "pos_embed"):
+                packed = torch.cat(each, -1)
+            elif re.search(r"(qkv|proj|fc1|fc2)\.weight$", name) and "blocks" in name:
+                thirds = [weight.chunk(3) if "qkv" in name else (weight,) for weight in each]
+                for part in range(len(thirds[0])):
+                    own = torch.cat([self.blocks_of(third[part]) for third in thirds])
+                    self.weights[f"{name}.{part}".replace(".", "_")] = nn.Parameter(own[..., None])
+                continue
+            elif name.endswith("qkv.bias"):
+                for part in range(3):
+                    own = torch.cat([bias.chunk(3)[part] for bias in each])
+                    self.weights[f"{name}.{part}".replace(".", "_")] = nn.Parameter(own)
+                continue
+            else:
+                packed = torch.cat(each)[..., None] if name == "head.weight" else torch.cat(each)
+            assert first.dim() <= packed.dim()
+            self.weights[name.replace(".", "_")] = nn.Parameter(packed.clone())
+
+    def blocks_of(self, weight: Tensor) -> Tensor:
+        """Of a matrix what stands between features of one group, ``[out, in / gamma]``."""
+        rows = weight.chunk(self.gamma)
+        return torch.cat([row.chunk(self.gamma, 1)[group] for group, row in enumerate(rows)])
+
+    def at(self, name: str) -> Tensor:
+        return self.weights[name.replace(".", "_")]
+
+    def grouped(self, x: Tensor, name: str, part: int = 0, bias: str = "") -> Tensor:
+        weight = self.at(f"{name}.weight.{part}")
+        return F.conv1d(x, weight, self.at(f"{name}.bias{bias}"), groups=self.count * self.gamma)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        rows = x.transpose(1, 2).flatten(0, 1)  # [B, M d, T] -> [B T, M d]
+        rows = F.group_norm(rows, self.count, self.at(f"{name}.weight"), self.at(f"{name}.bias"), eps=1e-6)
+        return rows.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        each = [self.grouped(x, f"{name}.qkv", part, f".{part}") for part in range(3)]
+        # [B, M h dk, T] -> [B, M h, T, dk]
+        q, k, v = (one.unflatten(1, (self.count * self.heads, -1)).transpose(2, 3) for one in each)
+        scores = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.grouped((scores @ v).transpose(2, 3).flatten(1, 2), f"{name}.proj")
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits ``[M, B, classes]``."""
+        x = F.conv2d(pixels, self.at("patch_embed.proj.weight"), self.at("patch_embed.proj.bias"), stride=8).flatten(2)
+        x = torch.cat([self.at("cls_token").transpose(1, 2).expand(len(x), -1, -1), x], 2)
+        x = x + self.at("pos_embed").transpose(1, 2)
+        for block in range(3):
+            x = x + self.attention(self.norm(x, f"blocks.{block}.norm1"), f"blocks.{block}.attn")
+            inner = F.gelu(self.grouped(self.norm(x, f"blocks.{block}.norm2"), f"blocks.{block}.mlp.fc1"))
+            x = x + self.grouped(inner, f"blocks.{block}.mlp.fc2")
+        read = self.norm(x, "norm")[:, :, :1]
+        logits = F.conv1d(read, self.at("head.weight"), self.at("head.bias"), groups=self.count)
+        return logits[..., 0].unflatten(1, (self.count, -1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_packed_members_are_the_network_of_grouped_convolutions(gamma: int, optimizer: str) -> None:
+    model = together(source_of(stock("class-token"), "class-token"), "packed", f"3,2,{gamma}")
+    packed = PackedViT(state_of(model), 2, gamma)
+    x = images()
+    assert packed.at("pos_embed").shape[-1] == 3 * 16  # alpha times the width of 24
+    assert near(model.member_logits(x), packed(x))
+    vectors = [p for p in packed.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": [p for p in packed.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    steps: torch.optim.Optimizer = (
+        torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+        if optimizer == "sgd"
+        else torch.optim.AdamW(groups, lr=0.02, eps=1e-3)
+    )
+    for pixels, labels in batches(3):
+        steps.zero_grad()
+        sum(F.cross_entropy(logits, labels) for logits in packed(pixels)).backward()
+        steps.step()
+    train(model, **({"eps": 1e-3, "optimizer": "adamw"} if optimizer == "adamw" else {}), momentum=0.9)
+    assert near(model.member_logits(x), packed(x), 1e-4)
+    # The reference has no place for what is not zero between groups.
+    assert near(PackedViT(state_of(model), 2, gamma)(x), model.member_logits(x))
+
+
+def test_a_packed_member_of_given_weights_has_neighbouring_parts_of_them() -> None:
+    source = replace(source_of(stock("class-token"), "class-token"), drawn_by=None)
+    first, second, third = (
+        {name: one.tensors.read(name) for name in one.tensors.names()}
+        for one in make_method("packed", "3,2").sources(source, 0)
+    )
+    wide = stock("class-token").state_dict()
+    cls, channels = wide["cls_token"][0, 0], torch.arange(24)
+    for member, state in enumerate((first, second, third)):
+        own = channels.roll(-8 * member)[:16]
+        assert torch.equal(state["cls_token"][0, 0], cls[own])
+        # Heads are 8 wide, so heads begin where channels do.
+        values = wide["blocks.1.attn.qkv.weight"][48:][own][:, own]
+        assert torch.equal(state["blocks.1.attn.qkv.weight"][32:], values)
+        assert torch.equal(state["blocks.1.attn.proj.weight"], wide["blocks.1.attn.proj.weight"][own][:, own])
+        neurons = torch.arange(96).roll(-32 * member)[:64]
+        assert torch.equal(state["blocks.1.mlp.fc1.weight"], wide["blocks.1.mlp.fc1.weight"][neurons][:, own])
+
+
+def test_a_packed_text_classifier(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+             "intermediate_size": 48, "max_position_embeddings": 20}  # fmt: skip
+    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    model = together(open_source(str(tmp_path)), "packed", "3,2,2")
+    narrow = BertForSequenceClassification(
+        BertConfig(**{**sizes, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32})
+    ).eval()
+    for member, state in enumerate(state_of(model)):
+        narrow.load_state_dict(state)
+        assert near(model.member_logits(inputs("bert"))[member], narrow(**inputs("bert")).logits)
+        key = state["bert.encoder.layer.1.attention.self.key.weight"]
+        assert key[:8, 8:].count_nonzero() == key[8:, :8].count_nonzero() == 0 < key[8:, 8:].count_nonzero()
+
+
+def test_what_cannot_be_packed_is_told() -> None:
+    source = source_of(stock("class-token"), "class-token")
+    pruned = prune_source(source, mask_of(source, [[0, 2], [1], [1]]))
+    for model, value, complaint in (
+        (source, "2,1", "1/2 of 3 heads"),
+        (source, "3,2,16", "GAMMA 16 does not divide 2 heads"),
+        (pruned, "3,2", "lost heads"),
+        (source_of(stock("swin"), "swin"), "3,2", "unknown"),
+        (source_of(stock("modernbert"), "modernbert"), "3,2", "layers of several sizes"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            make_method("packed", value).sources(model, 0)
+
+
+# --- MIMO -------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_dealt_as_by_the_authors() -> None:
+    torch.manual_seed(0)
+    for equal, together_rows in ((0.0, 0), (0.5, 20), (1.0, 40)):
+        rows = mimo.Mimo(3, equal, 4).deal(10)
+        assert rows.shape == (3, 40) and torch.equal(
+            rows[:, 40 - together_rows :], rows[:1, 40 - together_rows :].expand(3, -1)
+        )
+        assert all(torch.equal(row.bincount(), torch.full((10,), 4)) for row in rows)
+        apart = rows[:, : 40 - together_rows]
+        # Each input has the same samples in an order of its own.
+        assert torch.equal(apart.sort(1).values, apart[:1].sort(1).values.expand(3, -1))
+        assert equal == 1 or all((apart[a] != apart[b]).any() for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def dealt(model: Any, count: int) -> Tensor:
+    """The rows that the next call deals."""
+    with torch.random.fork_rng(devices=[]):
+        return model.options.deal(count)
+
+
+@pytest.mark.parametrize("variant", ["class-token", "hf-vit"])
+def test_mimo_is_the_library_model_of_three_images_at_once(variant: str) -> None:
+    model = together(replace(source_of(stock(variant), variant), drawn_by=None), "mimo", "3,0.5,2")
+    x, y = sample()
+    rows = dealt(model, SIZE)
+    logits, labels = model.answers(x, y)
+    assert torch.equal(labels, y[rows])
+    kernels, heads = (torch.stack([state[name] for state in state_of(model)]) for name in KERNEL_AND_HEAD[variant])
+    reference = three_at_once(variant, model)
+    expected = said(reference, torch.cat([x[r] for r in rows], 1)).unflatten(1, (3, -1))
+    assert near(logits, expected.transpose(0, 1))
+    own = model.loss(logits, labels, 0.0)
+    assert near(own, sum(F.cross_entropy(expected[:, m], y[rows[m]]) for m in range(3)))
+    # Of three equal images each member is the library's model with the kernels added up.
+    copies = said(reference, torch.cat([x] * 3, 1)).unflatten(1, (3, -1)).transpose(0, 1)
+    for member, state in enumerate(state_of(model)):
+        single = stock(variant)
+        single.load_state_dict(state)
+        assert near(said(single, x), copies[member])
+    assert torch.equal(kernels[0], kernels[1]) and not torch.equal(heads[0], heads[1])
+    # It begins where the given model was.
+    assert near(kernels[0], stock(variant).state_dict()[KERNEL_AND_HEAD[variant][0]])
+
+
+KERNEL_AND_HEAD = {
+    "class-token": ("patch_embed.proj.weight", "head.weight"),
+    "hf-vit": ("vit.embeddings.patch_embeddings.projection.weight", "classifier.weight"),
+}
+
+
+def said(model: Any, x: Tensor) -> Tensor:
+    found = model(x)
+    return getattr(found, "logits", found)
+
+
+def three_at_once(variant: str, model: Together) -> Any:
+    """The library's model of nine channels and three times as many classes, of the weights in training."""
+    if variant == "hf-vit":
+        config = stock(variant).config
+        config.num_channels, config.num_labels = 9, 15
+        reference = type(stock(variant))(config)
+    else:
+        import timm
+
+        sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
+        reference = timm.create_model("vit_tiny_patch16_224", in_chans=9, num_classes=15, **sizes)
+    only: Any = model.models[0]
+    kernel, _ = KERNEL_AND_HEAD[variant]
+    weights = only.stock_tensors()
+    reference.load_state_dict({**weights, kernel: weights[kernel].transpose(0, 1).flatten(1, 2)})
+    return reference.eval()
+
+
+def test_mimo_of_texts_adds_the_words_up() -> None:
+    variant = "roberta"  # whose positions go by which words pad
+    model: Any = together(source_of(stock(variant), variant), "mimo", "3,0,1")
+    batch = inputs(variant)
+    count = len(batch["input_ids"])
+    labels = torch.arange(count) % 2
+    rows = dealt(model, count)
+    logits, _ = model.answers(batch, labels)
+    tables = model.models[0].stock_tensors()["roberta.embeddings.word_embeddings.weight"]
+    mask = batch["attention_mask"][rows].amax(0)
+    reference = stock(variant)
+    words = sum(F.embedding(batch["input_ids"][row], table) for row, table in zip(rows, tables, strict=True))
+    positions = mask.cumsum(1) * mask + 1  # RoBERTa counts from behind its padding
+    for member, state in enumerate(state_of(model)):
+        reference.load_state_dict(state)
+        expected = reference(inputs_embeds=words, attention_mask=mask, position_ids=positions).logits
+        assert near(logits[member], expected)
+        assert near(model.member_logits(batch)[member], reference(**batch).logits)
+
+
+def test_one_stem_is_needed() -> None:
+    source = source_of(stock("hybrid"), "hybrid")
+    with pytest.raises(UsageError, match="no single convolution"):
+        together(source, "mimo", "3")
+
+
+# --- several classifiers ----------------------------------------------------------------------------------------------
+
+
+def test_classifiers_are_trained_as_in_a_plain_loop() -> None:
+    model = together(source_of(stock("class-token"), "class-token"), "classifiers", 3)
+    body, heads = stock("class-token"), nn.ModuleList()
+    for state in state_of(model):
+        heads.append(nn.Linear(24, 5))
+        heads[-1].load_state_dict({name: state[f"head.{name}"] for name in ("weight", "bias")})
+    body.reset_classifier(0)
+    parameters = [*body.parameters(), *heads.parameters()]
+    groups = [
+        {"params": [p for p in parameters if (p.ndim > 1) == decays], "weight_decay": 0.1 * decays}
+        for decays in (True, False)
+    ]
+    steps = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    for x, y in batches(3):
+        steps.zero_grad()
+        features = body(x)
+        torch.stack([F.cross_entropy(head(features), y) for head in heads]).mean().backward()
+        steps.step()
+    train(model)
+    features = body(images())
+    assert near(model.member_logits(images()), torch.stack([head(features) for head in heads]))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
+TRAIN = ["finetune", MODEL, "--data", "train.npz", "--val", "val.npz", "--device", "cpu", "--batch-size", "8",
+         "--epochs", "2", "--lr", "0.01", "--dropout", "0.2"]  # fmt: skip
+METHODS = {"h": ["--classifiers", "3"], "m": ["--mimo", "3"], "p": ["--packed", "3,2,2", "--init", "random"]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and three members of each method."""
+    path = tmp_path_factory.mktemp("together")
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 44), ("val", 20)):
+        pixels = draw.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(path / f"{name}.npz", x=pixels, y=np.arange(count) % 5)
+    with contextlib.chdir(path):
+        for name, options in METHODS.items():
+            quiet(*TRAIN, *options, "-o", f"{name}.st")
+    return path
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in made.iterdir():
+        Path(file.name).symlink_to(file)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", METHODS)
+def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = loop.Training._save_or_stop
+
+    def signalled(self: Any) -> None:
+        if self.history.steps == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    command = [*TRAIN, *METHODS[name], "-o", "part.st"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Training, "_save_or_stop", signalled)
+        run(*command, code=130)
+    quiet(*command, "--resume")
+    parts, wholes = ([Path(f"{one}.{number}.st") for number in (1, 2, 3)] for one in ("part", name))
+    assert [path.read_bytes() for path in parts] == [path.read_bytes() for path in wholes]
+    found = answer(capsys, *command, "--resume")
+    assert [(one["output"], one["member"]) for one in found["snapshots"]] == [
+        (str(p), n) for n, p in enumerate(parts, 1)
+    ]
+    assert found["sha256"] == found["snapshots"][-1]["sha256"]
+    run(*command, "--resume", "--clip", "2", code=3)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["h", "m", pytest.param("p", marks=pytest.mark.long)])
+def test_members_fuse_to_one_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    members = [f"{name}.{number}.st" for number in (1, 2, 3)]
+    found = answer(capsys, "fuse", *members, "-o", "fused.st")
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        each = hydractl.load("fused.st", device="cpu").member_logits(x)
+        for member, logits in zip(members, each, strict=True):
+            assert near(logits, hydractl.load(member, device="cpu").member_logits(x)[0])
+    cost, classifier = found["cost"], 24 * 5 + 5
+    if name != "p":  # one body, and two more classifiers
+        assert cost["fused"]["params"] == cost["single"]["params"] + 2 * classifier
+        assert cost["fused"]["macs"] == cost["single"]["macs"] + 2 * 24 * 5
+
+
+@pytest.mark.usefixtures("folder")
+def test_zeros_between_groups_stay_in_a_second_training(capsys: pytest.CaptureFixture[str]) -> None:
+    again = ["finetune", "p.1.st", *TRAIN[2:]]
+    quiet(*again, "--reset-head", "-o", "second.st")
+    before, after = tensors("p.1.st"), tensors("second.st")
+    for name, tensor in after.items():
+        same = re.search(r"(qkv|proj|fc1|fc2)\.weight", name) and "blocks" in name
+        assert not same or torch.equal(tensor == 0, before[name] == 0), name
+        assert not same or (tensor == 0).sum() * 2 == tensor.numel()
+        assert not torch.equal(tensor, before[name])
+    run(*again, "--lora", "2,2", "-o", "third.st", code=2)
+    assert "would fill the zeros" in capsys.readouterr().err
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    for more, complaint in (
+        ({"packed": "3,2", "mimo": "3"}, "give only one of --mimo, --packed"),
+        ({"classifiers": 3, "snapshots": 2}, "give only one of --snapshots, --classifiers"),
+        ({"mimo": "3", "members": 2}, "--mimo makes several members already"),
+        ({"mimo": "3", "compile": True}, "--mimo does not go with --compile"),
+        ({"classifiers": 3, "freeze": ["head"]}, "without --freeze head"),
+        ({"packed": "3"}, "--packed"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            settings(**more)
+    assert settings(packed="10,9/4").outputs == 10
