@@ -1,7 +1,7 @@
 """OOD detection against cost: which sites and how many heads, one circuit or two, what they share, fine-tuned or not.
 
     python examples/cost_curve.py fashion runs/study runs/study1    # each with vit.st and the data of study.py
-    python examples/cost_curve.py sst2 FOLDER                       # with the files of docs/numbers/study-sst2.md
+    python examples/cost_curve.py study runs/sst2 minilm-sst2       # what the study of docs/numbers/study-sst2.md has
     python examples/cost_curve.py clip FOLDER                       # with clip.st of docs/numbers/study-clip.md
     python examples/cost_curve.py draw fashion0=runs/study fashion1=runs/study1 ...
 
@@ -33,7 +33,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.cost import macs
 from hydractl.model.source import open_source
 from hydractl.studies.choosing import AUROC, Candidate, own_score
-from hydractl.studies.measuring import measure
+from hydractl.studies.measuring import Measured, measure
 
 ROUNDS, ACCURACY = 1000, "id.accuracy"
 PAIR = ("avg", "ood")
@@ -77,15 +77,6 @@ KINDS = {
         "--val-ood cifar10=cifar10.npz?part=2/2 --val-ood made=val.npz?ood=auto&part=2/2 --fit train.npz?part=1/11 "
         "--batch-size 256",
         "--data train.npz --val val.npz?part=1/2 --limit 6400 --epochs 1 --batch-size 64 --lr 5e-4",
-    ),
-    "sst2": Kind(
-        "minilm-sst2",
-        12,
-        "--data val.jsonl.gz?part=1/2 --ood agnews.jsonl.gz?part=1/2 --limit 100 --approx shortlist:4 --max-length 40",
-        "--data test.jsonl.gz --ood reviews:near=reviews.jsonl.gz --ood trec:far=trec.jsonl.gz "
-        "--val val.jsonl.gz?part=2/2 --val-ood agnews=agnews.jsonl.gz?part=2/2 --val-ood "
-        "made=val.jsonl.gz?ood=auto&part=2/2 --fit train.jsonl.gz?part=1/2 --limit 436 --max-length 40 --batch-size 32",
-        parts=(0.5,),
     ),
     "clip": Kind(
         "clip.st",
@@ -261,14 +252,17 @@ def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:
     return {row: Members(predictions, [pool.index(model) for model in row.members]) for row in rows}
 
 
-def figures(row: Row, predictions: Any) -> Figures:
+def best(validation: Measured, names: list[str]) -> str:
+    """The score that the rule of a study takes; one that is lower by more than 0.1 is taken to be significantly so."""
+    means = {name: validation.aurocs(name, 1, 0).values[AUROC] or 0.0 for name in names}
+    near = [name for name in names if means[name] > max(means.values()) - 0.1]
+    return own_score([Candidate("", name, 1, None, 0, 0, validation.aurocs(name, ROUNDS, 0)) for name in near]).score
+
+
+def figures(row: Row, validation: Measured, test: Measured) -> Figures:
     """Choose the scores of a row on validation data, resample test data, and count the mult-adds of its fused model."""
-    validation, test = measure(predictions, None, (VAL, VAL_OOD)), measure(predictions, None)
-    candidates = [Candidate("", one, 1, None, 0, 0, validation.aurocs(one, ROUNDS, 0)) for one in validation.scores]
-    chosen = {
-        "logits": own_score([one for one in candidates if one.score not in ON_FEATURES]).score,
-        "any": own_score(candidates).score,
-    }
+    logits = [one for one in validation.scores if one not in ON_FEATURES]
+    chosen = {"logits": best(validation, logits), "any": best(validation, validation.scores)}
     correct, draws = test.inside.correct, draw(0, "id", len(test.inside))
     rounds = np.array([next(draws) @ correct / len(correct) for _ in range(ROUNDS)])
     accuracy = Resampled({ACCURACY: float(correct.mean())}, {ACCURACY: rounds})
@@ -279,15 +273,47 @@ def figures(row: Row, predictions: Any) -> Figures:
 
 
 def study(kind: Kind) -> None:
-    """Write every row on test data, with its differences to the single model and to the paper's circuits."""
+    """Make and measure every row of a model."""
     Path("curve").mkdir(exist_ok=True)
     bench, rows = Bench(kind), {}
     for name, makers in (("pruned", bench.pruned_rows), ("tuned", bench.tuned_rows)):
         if name == "pruned" or kind.tuning:
-            rows |= {row: figures(row, found) for row, found in predicted(kind, name, list(makers())).items()}
-            against = dict(zip(("single", "three circuits"), rows.values(), strict=False))
-            made = [cells(row, found, against) for row, found in rows.items()]
-            Path("curve/curve.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+            for row, found in predicted(kind, name, list(makers())).items():
+                rows[row] = figures(row, measure(found, None, (VAL, VAL_OOD)), measure(found, None))
+            write(rows)
+
+
+def studied(model: str) -> None:
+    """Measure what a finished study has made: its rows of circuits, and these circuits alone."""
+    Path("curve").mkdir(exist_ok=True)
+    pools = {path.name.removesuffix(".pred.st"): path for path in sorted(Path("choose").glob("*.pred.st"))}
+    whole = {
+        name: [model, f"{name.removeprefix('whole-')}.st"]
+        for name in pools
+        if name.startswith(("whole-avg", "whole-late"))
+    }
+    (third,) = (path.stem.removeprefix("acc@") for path in Path().glob("acc@*.st"))
+    circuits = [f"{one}@{third}.st" for one in OBJECTIVES]
+    rows = {Row("single", "single", (model,)): ("single", [model])}
+    rows[Row("three circuits", "three circuits", tuple(circuits))] = ("circuits", circuits)
+    rows[Row(f"avg@{third}, alone", "one circuit", (circuits[-1],))] = ("circuits", circuits)
+    rows[Row(f"avg@{third}, two alone", "two circuits", tuple(circuits[1:]))] = ("circuits", circuits)
+    for name, members in whole.items():
+        rows[Row(name, "whole + one", tuple(members))] = (name, members)
+        rows[Row(f"{name}, alone", "one circuit", tuple(members[1:]))] = (name, members)
+    found = {}
+    for row, (name, pool) in rows.items():
+        own = [pool.index(member) for member in row.members]
+        validation, test = (Members(read_predictions(f"{of}/{name}.pred.st"), own) for of in ("choose", "test"))
+        found[row] = figures(row, measure(validation, None), measure(test, None))
+    write(found)
+
+
+def write(rows: dict[Row, Figures]) -> None:
+    """Every row on test data, with its differences to the single model and to the paper's circuits."""
+    against = dict(zip(("single", "three circuits"), rows.values(), strict=False))
+    made = [cells(row, found, against) for row, found in rows.items()]
+    Path("curve/curve.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def cells(row: Row, found: Figures, against: dict[str, Figures]) -> dict[str, Any]:
@@ -333,7 +359,7 @@ def point(axis: Any, row: dict[str, Any], of: str, color: str) -> None:
 
 def main() -> None:
     """Make what is missing in each folder and write the answer; or join answers and draw them."""
-    if len(sys.argv) < 3 or sys.argv[1] not in (*KINDS, "draw"):
+    if len(sys.argv) < 3 or sys.argv[1] not in (*KINDS, "study", "draw"):
         sys.exit(__doc__)
     here = Path.cwd()
     if sys.argv[1] == "draw":
@@ -341,6 +367,9 @@ def main() -> None:
         found = {name: json.loads(Path(at, "curve/curve.json").read_text("utf-8")) for name, at in folders.items()}
         Path("cost-curve.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return picture(found, "cost-curve.svg")
+    if sys.argv[1] == "study":
+        os.chdir(sys.argv[2])
+        return studied(str(here / sys.argv[3]))
     for folder in sys.argv[2:]:
         os.chdir(here / folder)
         study(KINDS[sys.argv[1]])
