@@ -230,7 +230,7 @@ def evaluate(models: Models = (), **options: Any) -> Document:
 
     Args:
         models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
-            one after another. None with ``from_file``.
+            one after another. None with ``from_file``, a list of answers.
         options: ``ood`` and ``val_ood`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
 
     Returns:

@@ -142,6 +142,8 @@ VERBS: dict[str, Verb] = {
   hydractl eval ensemble=a.st+b.st+c.st --data test.npz
   # a gate for scripts: exit code 4 when it fails
   hydractl eval hydra.st --data test.npz --ood svhn=svhn.npz --require 'ood_avg.auroc>=0.85'
+  # means and standard deviations over seeds
+  hydractl eval --from a.json --from b.json --from c.json --over seed -o mean.json
 """,
         prints_table=True,
     ),

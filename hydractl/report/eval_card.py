@@ -163,6 +163,7 @@ def _facts(document: Mapping[str, Any], row: tables.Row) -> dict[str, Any]:
         "id_spec": tables.at(data, "id", "spec"),
         "n": tables.at(row, "id", "n"),
         "level": tables.level_text(document),
+        "runs": tables.runs_text({**document, "models": [row]}),
         "intervals": any(column.interval(row) for column in tables.ID_COLUMNS),
         "id_cells": [(column, tables.metric_cells([row], column)[0]) for column in tables.ID_COLUMNS],
         "score": tables.score_name(document, row),

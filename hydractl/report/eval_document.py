@@ -224,6 +224,8 @@ class Row(ByScore):
     seen: dict[str, Count | None] | None = Field(None, description="By data set how many samples had been seen.")
     mc_dropout: McDropout | None = Field(None, description="How the members were drawn by MC dropout.")
     probe: Probe | None = Field(None, description="The classifier of features that was measured.")
+    runs: Count | None = Field(None, description="Number of runs that the figures are means of.")
+    std: dict[str, Number] | None = Field(None, description="By dotted key the sample standard deviation over runs.")
 
 
 class Suite(Form):
@@ -251,6 +253,7 @@ class Eval(Form):
     conventions: dict[str, Any] | None = Field(None, description="A sentence on each metric that is in the rows.")
     suite: Suite | None = Field(None, description="The OOD suite that was asked for.")
     bootstrap: Bootstrap | None = Field(None, description="How intervals were drawn.")
+    over: Literal["seed", "data"] | None = Field(None, description="What the runs of a row differ in.")
     warnings: list[str] | None = Field(None, description="What makes the result less than it seems.")
 
     @model_validator(mode="after")

@@ -178,6 +178,8 @@ def _set_text(name: str, rows: Sequence[Mapping[str, Any]], data: Mapping[str, A
 
 def _intervals(document: Mapping[str, Any]) -> list[str]:
     boot = document.get("bootstrap") or {}
+    if runs := tables.runs_text(document):
+        return [f"Figures are {runs}."]
     if not boot:
         return ["No confidence intervals were computed: small differences may be chance."]
     text = f"Intervals cover {tables.level_text(document) or 'an unstated share'}"

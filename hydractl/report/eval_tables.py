@@ -51,6 +51,11 @@ class Column:
         number: float | None = at(row, *self.place, self.metric.key)
         return number
 
+    def std(self, row: Row) -> float | None:
+        """The sample standard deviation over the runs that the number is a mean of; None of a single run."""
+        found: float | None = (row.get("std") or {}).get(self.key)
+        return found
+
     def interval(self, row: Row) -> tuple[float, float] | None:
         """Its confidence interval in this row; None where none was made."""
         return _pair(at(row, "ci", self.key))
@@ -141,6 +146,13 @@ def level_text(document: Mapping[str, Any]) -> str:
     return "" if level is None else f"{100 * level:g} %"
 
 
+def runs_text(document: Mapping[str, Any]) -> str:
+    """What figures are means of, where they are, and how many runs each row has."""
+    over = {"seed": "seeds", "data": "data sets"}.get(document.get("over") or "")
+    counts = ", ".join(f"{shown_name(row['name'])} {row.get('runs', '-')}" for row in document["models"])
+    return f"means over {over} ± sample standard deviation; runs: {counts}" if over else ""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell.
@@ -179,9 +191,13 @@ def metric_cells(rows: Sequence[Row], column: Column) -> list[Cell]:
     """The column's number in every row, marked, with its interval."""
     values = [column.value(row) for row in rows]
     return [
-        Cell(number(value, column.metric.digits), mark, column.interval(row))
+        Cell(_with_std(value, column.std(row), column.metric.digits), mark, column.interval(row))
         for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True)
     ]
+
+
+def _with_std(value: float | None, std: float | None, digits: int) -> str:
+    return number(value, digits) + ("" if std is None else f" ± {number(std, digits)}")
 
 
 def metric_table(rows: Sequence[Row], shown: Sequence[Column], caption: str, title: str = "", tail: str = "") -> Table:

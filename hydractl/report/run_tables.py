@@ -102,7 +102,7 @@ def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int 
 
 def _text(cell: tables.Cell, intervals: bool) -> Text:
     """A number with its mark, and its interval on a second line."""
-    text = Text(cell.text, _STYLES.get(cell.mark, ""))
+    text = Text(cell.text.replace(" ± ", "\n± "), _STYLES.get(cell.mark, ""))  # below the number, for the width
     if intervals and cell.ends is not None:
         between = " to " if cell.signed else "-"
         return Text.assemble(text, "\n", (between.join(map(_short, cell.ends)), "not bold not underline"))
@@ -133,15 +133,16 @@ class _Note:
         level = f"{tables.level_text(document)} " if tables.level_text(document) else ""
         known = any(end for row in rows for end in (row.get("ci") or {}).values() if end and None not in end)
         self.intervals = f"{level}intervals: --json, or a wider terminal" if known else ""
-        if intervals:
+        if intervals and known:
             self.intervals = f"below a number: its {level}interval"
         compared = any(row.get("difference") for row in rows)
+        self.runs = tables.runs_text(document)
         self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0" if compared else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         marked = self.marks if console.is_terminal and not console.is_dumb_terminal else ""
         text = "; ".join(part for part in (marked, self.intervals) if part)
-        yield from (Text(line) for line in (text, self.significant) if line)
+        yield from (Text(line) for line in (self.runs, text, self.significant) if line)
 
 
 # --- trainings --------------------------------------------------------------------------------------------------------

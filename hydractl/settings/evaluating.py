@@ -150,7 +150,7 @@ class Shown(Validated):
     """Options of MC dropout (``hydractl.evaluation.mc_dropout``), and of what is made from the answer of an eval."""
 
     of_showing: ClassVar[tuple[str, ...]] = (
-        *(*Measured.of_showing, "report", "plots", "card", "card_model", "openood_csv"),
+        *(*Measured.of_showing, "report", "plots", "card", "card_model", "openood_csv", "over"),
     )
 
     mc_dropout: float | None = dropout_option(
@@ -180,9 +180,21 @@ class Shown(Validated):
         metavar="FILE",
         check=ends_in(".csv", any_case=True),
     )
-    from_file: str | None = show_option(
-        "Measure nothing: show, draw or check an eval.json written before", metavar="FILE", flag="--from"
+    from_file: list[str] = show_option(
+        "Measure nothing: show, draw or check an eval.json written before; several with --over",
+        [],
+        metavar="FILE",
+        flag="--from",
     )
+    over: str | None = show_option(
+        "Show the means of the answers of --from, with sample standard deviations, over seeds (rows with the same name "
+        "before #) or over data sets (rows with the same name)",
+        choices=("seed", "data"),
+    )
+
+    def inapplicable(self) -> dict[str, str]:
+        """With ``--over`` there is a new answer to write."""
+        return {k: v for k, v in super().inapplicable().items() if k != "output" or not self.given("over")}
 
     def settle(self) -> None:
         """The default number of passes, if only the rate is given."""
@@ -198,6 +210,9 @@ class Shown(Validated):
     def conflicts(self) -> list[str]:
         """Passes are those of MC dropout, and a row for the card only where there is a card."""
         found = super().conflicts() + self.goes_with("samples", "mc_dropout") + self.goes_with("card_model", "card")
+        found += self.goes_with("over", "from_file")
+        if len(self.from_file) > 1 and self.over is None:
+            found.append(f"--from is given {len(self.from_file)} times{self.where('from_file')} and needs --over")
         if self.calibrated is not None and self.mc_dropout is not None:
             found.append("--calibrated keeps what was chosen for a model that runs once, not for --mc-dropout")
         return found
@@ -358,7 +373,7 @@ class EvalSettings(Shown):
 
     def _without_data(self) -> list[str]:
         """Problems of options that would be ignored where the test sets are those of a predictions file."""
-        if self.given("data") or self.from_file is not None:
+        if self.given("data") or self.from_file:
             return []
         unused = [name for name in ("ood", "ood_suite", "corruptions", "fit") if self.given(name)]
         if self.given("limit") and not self.given("val") and not self.given("val_ood"):

@@ -22,6 +22,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.metrics.rows import little_diversity
 from hydractl.model.machine import slow_format
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
+from hydractl.report.eval_runs import means
 from hydractl.settings.evaluating import EvalSettings
 from hydractl.settings.expressions import ALL_SCORES
 from hydractl.verbs.outcome import Outcome
@@ -36,7 +37,7 @@ SCHEMA = "hydractl.eval/1"
 
 def run(settings: EvalSettings, log: Log) -> Outcome:
     """Evaluate every MODEL on the same data, or show again what was measured (``--from``)."""
-    if settings.from_file is not None:
+    if settings.from_file:
         return _again(settings)
     plan = plan_of(settings, log)
     names = [model.name for model in plan.models]
@@ -57,16 +58,21 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _again(settings: EvalSettings) -> Outcome:
-    """The document of an earlier eval: its table, its reports, and what is required of it."""
+    """The document of an earlier eval, or the means of several: its table, its reports, and what is required of it."""
     from hydractl.report.eval_document import read_eval
 
-    assert settings.from_file is not None
-    document = read_eval(settings.from_file)
+    documents = {path: read_eval(path) for path in settings.from_file}
+    document = documents[settings.from_file[0]] if settings.over is None else means(documents, settings.over)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
-    with claimed_reports(settings.fill(ReportOptions), [name for name, _ in rows]) as reports:
-        files = [] if settings.dry_run else write_reports(document, reports)
-    return Outcome(document, files=files, unmet=unmet)
+    with ExitStack() as stack:
+        path = None if settings.to_stdout or settings.output is None else file_path(settings.output)
+        output = path and stack.enter_context(Output(path, force=settings.force))
+        names = [name for name, _ in rows]
+        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
+        files = [write_json(output, document)] if output and not settings.dry_run else []
+        files += [] if settings.dry_run else write_reports(document, reports)
+    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:

@@ -164,10 +164,10 @@ def test_formats_and_partners() -> None:
 
 def test_nothing_that_measures_goes_with_from() -> None:
     assert (
-        EvalSettings(from_file="eval.json", require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
+        EvalSettings(from_file=["eval.json"], require=["id.n>=1"], force=True, json=True, dry_run=True).problems() == []
     )
     found = EvalSettings(
-        from_file="eval.json", model=["m"], data="d", ood=["a=b"], dtype="float16", output="x"
+        from_file=["eval.json"], model=["m"], data="d", ood=["a=b"], dtype="float16", output="x"
     ).problems()
     assert sorted(found) == sorted(
         f"{name} has no effect with --from eval.json" for name in ("MODEL", "--output", "--data", "--dtype", "--ood")
@@ -176,7 +176,7 @@ def test_nothing_that_measures_goes_with_from() -> None:
 
 def test_what_a_file_says_of_measuring_is_set_aside() -> None:
     ranks = {"from_file": FLAG, "data": SHARED_KEY, "batch_size": VERB_KEY}
-    settings = EvalSettings(from_file="eval.json", data="d", batch_size=8, ranks=ranks)
+    settings = EvalSettings(from_file=["eval.json"], data="d", batch_size=8, ranks=ranks)
     settings.sources.update(data="hydra.yaml:data", batch_size="hydra.yaml:eval.batch_size")
     assert settings.problems() == []
     assert settings.data is None and settings.batch_size == 64
