@@ -98,6 +98,10 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert cells["nothing"][5:] == ["1.0000", "0.0000", "0.0000", "0.0000", "0.0000"]
     assert cells["order"][5] == "1.0000" and cells["pruning"][5] != "1.0000"
 
+    rows = run("heads_removed", "vit.st", *DATA, *rankings, "--step", "3", *tuning, **both)
+    assert len(rows) == 9 and rows[0].count("|") == 4
+    assert rows[1].split("|")[2] == rows[2].split("|")[2], "with all heads the rankings make no difference"
+
     members = [f"out/diversity/{number}.st" for number in (0, 1, 3)]
     rows = run("fused_or_not", *members, *DATA, **both)
     assert [row.split("|")[1].strip() for row in rows[4:]] == [
@@ -113,6 +117,7 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert {path.name for path in Path("out").glob("*.png")} == {
         "head_distances.png",
         "heads_removed.png",
+        "heads_removed_tuned.png",
         "proposition1.png",
     }
 
