@@ -102,7 +102,7 @@ class Row:
     members: tuple[str, ...]
 
 
-class Bench:
+class Maker:
     """The members of one model, made when they are asked for and kept in ``curve/``."""
 
     def __init__(self, kind: Kind) -> None:
@@ -173,7 +173,7 @@ class Bench:
     def from_tuned(self, start: str, name: str, how: str) -> Iterator[Row]:
         """A pruned model that is trained before the circuits of its last sites are searched."""
         shared, left = DEPTH - 2, self.kind.third - 2 * self.kind.third // 3
-        trained = Bench(replace(self.kind, model=start))
+        trained = Maker(replace(self.kind, model=start))
         trained.circuit(name, ",".join(OBJECTIVES), left, "--sites", f"{shared}-{DEPTH - 1}")
         members = [trained.member(f"{name}.{one}", left) for one in OBJECTIVES]
         yield self.row(f"sharing {shared}, from one start, {how} before", "three, one start, tuned", members)
@@ -295,10 +295,10 @@ def figures(row: Row, validation: Measured, test: Measured) -> Figures:
 def study(kind: Kind) -> None:
     """Make and measure every row of a model."""
     Path("curve").mkdir(exist_ok=True)
-    bench, rows = Bench(kind), {}
-    makers = {"pruned": bench.pruned_rows, "tuned": bench.tuned_rows}
-    for name, maker in (makers | ({"longer": bench.longer_rows} if kind.longer else {})).items():
-        for row, found in predicted(kind, name, list(maker())).items():
+    maker, rows = Maker(kind), {}
+    makers = {"pruned": maker.pruned_rows, "tuned": maker.tuned_rows}
+    for name, made in (makers | ({"longer": maker.longer_rows} if kind.longer else {})).items():
+        for row, found in predicted(kind, name, list(made())).items():
             rows[row] = figures(row, measure(found, None, (VAL, VAL_OOD)), measure(found, None))
         write(rows)
 
