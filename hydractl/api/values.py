@@ -43,7 +43,7 @@ def data_in(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[st
     for name, value in values.items():
         if _is_data(options[name]) and isinstance(value, Mapping):
             found.update({f"{name}.{one}": data for one, data in value.items()})
-        elif _is_data(options[name]) and not options[name].many:
+        elif _is_data(options[name]) and not options[name].names:
             found[name] = value
     return found
 
@@ -62,7 +62,8 @@ def raw(option: Option, value: Any, specs: Mapping[str, str], folder: Path) -> R
     if isinstance(value, bool) and option.type is bool:
         return value
     if _is_data(option) and isinstance(value, Mapping):
-        return {name: specs[f"{option.name}.{name}"] for name in value}
+        named = {name: specs[f"{option.name}.{name}"] for name in value}
+        return named if option.names else list(named.values())
     if not option.many and isinstance(value, Mapping | list | tuple):
         path = folder / f"{option.name}.json"
         try:

@@ -9,6 +9,7 @@ from hydractl.circuit.cost import FusedCost
 from hydractl.circuit.objective import LOSS_UNIT, LOSSES, OBJECTIVES
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found
+from hydractl.circuit.tasks import Task, role_of
 from hydractl.circuit.tower import Candidate
 from hydractl.data.base import Dataset
 from hydractl.errors import InputError
@@ -37,9 +38,10 @@ def document_of(
     found: Found,
     names: Mapping[Candidate, Head],
     data: Mapping[str, Dataset],
+    tasks: Sequence[Task],
     cost: FusedCost | None = None,
 ) -> dict[str, Any]:
-    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets it was searched with.
+    """The circuit of one objective, ``hydractl.circuit/1``, from its ranking and the sets and tasks of the search.
 
     With ``cost``, every step says what the fused model costs.
     """
@@ -67,6 +69,7 @@ def document_of(
         **asked_classes(source, options.tower),
         "data": data["id"].fingerprint(),
         "ood": data["ood"].fingerprint() if "ood" in data else None,
+        **({"tasks": joint} if (joint := _joint(data, tasks)) else {}),
     }
     removed = []
     for index, step in enumerate(found.steps, start=1):
@@ -90,14 +93,25 @@ def document_of(
         document["tower"] = options.tower
     if not mask.is_full:
         document["start_mask"] = mask.to_json()
+    inside = [dataset.fingerprint() for name, dataset in data.items() if role_of(name) == "id"]
     own = [
-        entry("extract-circuit", role, part)
-        for role, dataset in data.items()
+        entry("extract-circuit", role_of(name), part)
+        for name, dataset in data.items()
         for part in dataset.origins()
-        if part is dataset or part.fingerprint() != details["data"]
+        if part is dataset or part.fingerprint() not in inside
     ]
     document["seen"] = [dict(one) for one in merged(source.description.seen, scope.seen, own)]
     return document
+
+
+def _joint(data: Mapping[str, Dataset], tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Of several tasks, the SPECs and fingerprints of their sets and their weights."""
+    found = []
+    for task in tasks if len(tasks) > 1 else ():
+        sets = {"data": data[task.data]} | ({"ood": data[task.ood]} if task.ood else {})
+        named = {role: {"spec": one.spec, "fingerprint": one.fingerprint()} for role, one in sets.items()}
+        found.append({**named, "weight": task.weight})
+    return found
 
 
 def _ratio(cost: FusedCost | None, removed: Sequence[Head]) -> dict[str, float]:
@@ -254,4 +268,4 @@ def _data(document: Mapping[str, Any]) -> list[Any]:
     settings = source.get("settings") if isinstance(source, Mapping) else None
     if not isinstance(settings, Mapping):
         return []
-    return [settings.get("data"), settings.get("ood")]
+    return [settings.get("data"), settings.get("ood"), settings.get("tasks")]

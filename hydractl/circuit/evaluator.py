@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import Values, values_of
+from hydractl.circuit.objective import Values, shares_of, values_of
 from hydractl.circuit.samples import Sample
 from hydractl.circuit.tower import Candidate, Tower, Trace, agreeing
 from hydractl.families.base import State
@@ -29,8 +30,12 @@ class Evaluator:
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
         aside: whether models are tried beside them (see :meth:`begin`), whose states need as much memory again.
+        weights: of the tasks, in their order.
 
     Attributes:
+        shares: of the tasks.
+        n_id, n_ood: the ID and OOD samples of all of them, as often as they count.
+        size: samples of all batches.
         keeps_data: whether the samples stay in memory, as they are before the first block.
         chunks: batches whose states fit into the memory together.
     """
@@ -45,12 +50,19 @@ class Evaluator:
         memory_bytes: int = sys.maxsize,
         lanes: int = 1,
         aside: bool = False,
+        weights: Sequence[int] = (1,),
     ) -> None:
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
-        self.n_id = sum(b.size for b in batches if b.labels is not None)
-        self.n_ood = sum(b.size for b in batches if b.labels is None)
+        own = [[batch for batch in batches if task in batch.tasks] for task in range(len(weights))]
+        sizes = [
+            (sum(b.size for b in of if b.labels is not None), sum(b.size for b in of if b.labels is None)) for of in own
+        ]
+        self.weights, self.shares = list(weights), shares_of(sizes, weights)
+        self.n_id = sum(share.inside * n_id for share, (n_id, _) in zip(self.shares, sizes, strict=True))
+        self.n_ood = sum(share.outside * n_ood for share, (_, n_ood) in zip(self.shares, sizes, strict=True))
+        self.size = sum(batch.size for batch in batches)
         self.samples = Tower(model, model.chain_of_samples)
         self.labels = None if model.prompted is None else Tower(model, model.chain_of_labels)
         self._stems: dict[int, State] = {}
@@ -156,7 +168,7 @@ class Evaluator:
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
         """Logits ``[B, classes]`` of one batch under the model without the removed heads."""
-        return self._logits(self._trace(batch).read, self._classes)
+        return self._logits(batch, self._trace(batch).read, self._classes)
 
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
         """The same as a function of a gate on each head of the tower of samples; see :meth:`Tower.gated`.
@@ -167,7 +179,7 @@ class Evaluator:
         # What is kept was made in inference mode, and only a copy of it may be part of a graph of gradients.
         context = {name: v.clone() if isinstance(v, Tensor) else v for name, v in stem.context.items()}
         read = self.samples.gated(State(stem.hidden.clone(), context), gates)
-        return self._logits(read, None if self._classes is None else self._classes.clone())
+        return self._logits(batch, read, None if self._classes is None else self._classes.clone())
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
@@ -175,12 +187,13 @@ class Evaluator:
 
     def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
         sample = self.batches[batch]
-        return values_of(self._logits(read, classes), sample.labels, self.ood_score, sample.beside)
+        values = values_of(self._logits(batch, read, classes), sample.labels, self.ood_score, sample.beside)
+        return replace(values, tasks=sample.tasks)
 
-    def _logits(self, read: Tensor, classes: Tensor | None) -> Tensor:
+    def _logits(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
         outputs = [read] if classes is None else [read, classes]
         # One member's outputs, in the order of the towers: samples first, as the families list them.
-        return self.model.logits([output[None] for output in outputs])[0]
+        return self.model.logits([output[None] for output in outputs])[0][:, slice(*self.batches[batch].columns)]
 
     def _install(self, removed: Sequence[Candidate]) -> None:
         for tower in (self.samples, self.labels):

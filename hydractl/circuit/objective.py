@@ -3,6 +3,10 @@
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
 ``S_avg`` their mean. Beside the paper's three: ``nll`` and ``brier``, minus the mean loss over ID samples.
 
+Of several tasks, each an ID set and perhaps an OOD set, every score is the weighted mean over the tasks. Samples and
+pairs then count more than once (:class:`Share`), so often that all tasks have as many: the ratios of the counts are
+those means, exactly, and all that follows is as for one task.
+
 Processors, versions of torch and numbers of threads add up in orders of their own, so that logits differ in their last
 digits. That decides nothing where a sample is far from being classified otherwise, and everything where two logits are
 the same but for rounding. So an evaluation says, beside what it counted, how far another machine may count otherwise.
@@ -11,7 +15,7 @@ the same but for rounding. So an evaluation says, beside what it counted, how fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +32,25 @@ LOSS_UNIT = 2.0**-20
 """Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""
 
 LOSSES = ("nll", "brier")
+
+
+class Share(NamedTuple):
+    """How often each ID sample, OOD sample, and pair of an ID and an OOD sample of one task counts."""
+
+    inside: int = 1
+    outside: int = 1
+    pairs: int = 1
+
+
+def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[Share]:
+    """The shares of tasks by the numbers of their ID and OOD samples and their weights; without OOD samples, in all."""
+    total = sum(weights)
+    inside, outside = (math.lcm(*(max(1, size) for size in side)) for side in zip(*sizes, strict=True))
+    found = []
+    for (n_id, n_ood), weight in zip(sizes, weights, strict=True):
+        own, others = weight * inside // max(1, n_id), outside // max(1, n_ood)
+        found.append(Share(own, weight * others, total * own * others))
+    return found
 
 
 class Doubt(NamedTuple):
@@ -48,7 +71,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one evaluation counted, perhaps over a part of the data.
+    """What one evaluation counted, perhaps over a part of the data; of several tasks by their :class:`Share`.
 
     Attributes:
         correct: ID samples classified right, of ``n_id``.
@@ -86,10 +109,15 @@ class Measured:
             return self
         return replace(self, two_u=None, n_ood=0, doubt=self.doubt._replace(lower=0, higher=0))
 
-    def best_case(self, n_id: int, n_ood: int) -> Measured:
-        """The most that the whole data can still give: every sample not yet seen right, certain, and on its side."""
-        unseen_pairs = n_id * n_ood - self.n_id * self.n_ood
-        two_u = (self.two_u or 0) + 2 * unseen_pairs
+    def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> Measured:
+        """The most that the whole data can still give: every sample not yet seen right, certain, and on its side.
+
+        Args:
+            n_id, n_ood: of the whole data.
+            seen_pairs: of ID and OOD samples; None: all of those seen, which are of one task.
+        """
+        seen = self.n_id * self.n_ood if seen_pairs is None else seen_pairs
+        two_u = (self.two_u or 0) + 2 * (n_id * n_ood - seen)
         return Measured(self.correct + n_id - self.n_id, n_id, two_u, n_ood, self.nll, self.brier)
 
     def key(self, objective: str) -> int:
@@ -239,6 +267,7 @@ class Values:
         correct, nll, brier: as in :class:`Measured`; zero for OOD samples.
         doubt: of these three, as in :class:`Doubt`.
         near: how far rounding may take each score; a number holds for all.
+        tasks: the tasks that the samples belong to.
     """
 
     labelled: bool
@@ -248,6 +277,7 @@ class Values:
     brier: int = 0
     doubt: Doubt = Doubt()
     near: Floats | float = 0.0
+    tasks: Sequence[int] = (0,)
 
 
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, beside: Floats | None = None) -> Values:
@@ -319,31 +349,46 @@ class Pairs:
 
 
 class Tally:
-    """The counts of one model over the batches it has seen so far."""
+    """The counts of one model over the batches it has seen so far, of tasks with these shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
         self.seen: set[int] = set()
+        self._shares = shares
         self._correct = self._nll = self._brier = 0
         self._doubt = Doubt()
-        self._pairs, self._least, self._most = Pairs(), Pairs(), Pairs()
+        # Of each task as counted, with rounding against the model, and with rounding for it.
+        self._pairs = [(Pairs(), Pairs(), Pairs()) for _ in shares]
 
     def add(self, batch: int, values: Values) -> None:
         """Count one batch, which must be new."""
         assert batch not in self.seen
         self.seen.add(batch)
-        self._correct += values.correct
-        self._nll += values.nll
-        self._brier += values.brier
-        self._doubt = Doubt(*(one + more for one, more in zip(self._doubt, values.doubt, strict=True)))
         against = values.near if values.labelled else -values.near
-        self._pairs.add(values.labelled, values.scores)
-        self._least.add(values.labelled, values.scores + against)
-        self._most.add(values.labelled, values.scores - against)
+        for task in values.tasks:
+            times = self._shares[task].inside
+            self._correct += times * values.correct
+            self._nll += times * values.nll
+            self._brier += times * values.brier
+            self._doubt = Doubt(*(one + times * more for one, more in zip(self._doubt, values.doubt, strict=True)))
+            counted, least, most = self._pairs[task]
+            counted.add(values.labelled, values.scores)
+            least.add(values.labelled, values.scores + against)
+            most.add(values.labelled, values.scores - against)
 
     def measured(self) -> Measured:
         """The counts over what has been seen."""
-        n_id, n_ood = len(self._pairs.inside), len(self._pairs.outside)
-        two_u = self._pairs.two_u if n_ood else None
-        lower, higher = self._pairs.two_u - self._least.two_u, self._most.two_u - self._pairs.two_u
+        n_id = n_ood = two_u = lower = higher = 0
+        for share, (counted, least, most) in zip(self._shares, self._pairs, strict=True):
+            n_id += share.inside * len(counted.inside)
+            n_ood += share.outside * len(counted.outside)
+            two_u += share.pairs * counted.two_u
+            lower += share.pairs * (counted.two_u - least.two_u)
+            higher += share.pairs * (most.two_u - counted.two_u)
         doubt = self._doubt._replace(lower=lower, higher=higher)
-        return Measured(self._correct, n_id, two_u, n_ood, self._nll, self._brier, doubt)
+        return Measured(self._correct, n_id, two_u if n_ood else None, n_ood, self._nll, self._brier, doubt)
+
+    @property
+    def seen_pairs(self) -> int:
+        """The pairs of ID and OOD samples seen so far."""
+        pairs = zip(self._shares, self._pairs, strict=True)
+        return sum(share.pairs * len(counted.inside) * len(counted.outside) for share, (counted, _, _) in pairs)

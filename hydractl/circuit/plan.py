@@ -89,7 +89,7 @@ def plan_of(
         round(naive),
         round(most),
         most * _seconds_per_block(evaluator, heads[0]) / processes,
-        round(evaluator.memory_bytes * everything / (evaluator.n_id + evaluator.n_ood)),
+        round(evaluator.memory_bytes * everything / evaluator.size),
         len(evaluator.chunks),
     )
 

@@ -138,7 +138,7 @@ class Race:
         self._runners: list[Runner] = []
         nothing = Measured(0, 0, None, 0).best_case(evaluator.n_id, evaluator.n_ood)
         for candidate in candidates:
-            runner = Runner(candidate, set(self.objectives), nothing)
+            runner = Runner(candidate, set(self.objectives), nothing, tally=Tally(evaluator.shares))
             if candidate in known:
                 runner.known, given_up = known[candidate]
                 runner.alive.difference_update(given_up)
@@ -158,7 +158,7 @@ class Race:
 
     def tally_of(self, candidate: Candidate) -> Tally:
         """What has been counted of a candidate here; nothing where another process or a journal counted it."""
-        return next((r.tally for r in self._runners if r.candidate == candidate), Tally())
+        return next((r.tally for r in self._runners if r.candidate == candidate), Tally(self.evaluator.shares))
 
     # --- all data in memory, bounds: the best case decides who goes on ------------------------------------------------
 
@@ -193,7 +193,7 @@ class Race:
         alone = np.array([sum(_loss_alone(value, key) for key in {objective, *self.limits}) for value in values])
         paired = np.zeros((len(needed), len(needed)))
         for i, o in itertools.product(range(len(needed)), repeat=2):
-            if values[i].labelled and not values[o].labelled:
+            if values[i].labelled and not values[o].labelled and set(values[i].tasks) & set(values[o].tasks):
                 paired[i, o] = paired[o, i] = _inverted(values[i], values[o])
         # Both kinds of loss as shares of their totals.
         order = _greedy(alone / max(alone.sum(), 1e-9), paired / max(paired.sum() / 2, 1e-9))
@@ -267,7 +267,7 @@ class Race:
         """A candidate has seen one more batch: it may be out, or have all counts that an objective needs."""
         n_id, n_ood = self.evaluator.n_id, self.evaluator.n_ood
         measured = runner.tally.measured()
-        runner.best_case = measured.most.best_case(n_id, n_ood)
+        runner.best_case = measured.most.best_case(n_id, n_ood, runner.tally.seen_pairs)
         self._give_up(runner)
         for objective in self.objectives:
             complete = measured.n_id == n_id and (measured.n_ood == n_ood or not self._needs_ood(objective))

@@ -19,6 +19,11 @@ from hydractl.model.runtime import HydraModel, move
 _STRATA = 4
 """Into how many parts texts are cut by how undecided they are, before each part is sorted by length."""
 
+Columns = tuple[int, int | None]
+"""Classes of a model: from the first number to before the second."""
+
+EVERY: Columns = (0, None)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -29,12 +34,16 @@ class Sample:
         labels: int64 ``[B]``; None for OOD samples.
         size: number of samples.
         beside: float64 ``[M - 1, B, classes]``, the logits of the members that the circuit is to join, if any.
+        tasks: the tasks it belongs to.
+        columns: from which to which the classes of those tasks are among the model's.
     """
 
     read: Callable[[], Any]
     labels: np.ndarray | None
     size: int
     beside: Floats | None = None
+    tasks: Sequence[int] = (0,)
+    columns: Columns = EVERY
 
 
 class SampleSet:
@@ -42,8 +51,9 @@ class SampleSet:
 
     Args:
         order: the indices of its samples.
-        labelled: whether it is the ID set.
-        beside: as of :class:`Sample`, for all samples in the order of the data set.
+        labelled: whether it is an ID set.
+        beside: as of :class:`Sample`, for all samples in the order of the data set and all classes of the model.
+        tasks, columns: as of :class:`Sample`.
     """
 
     def __init__(
@@ -55,8 +65,11 @@ class SampleSet:
         workers: int,
         labelled: bool,
         beside: Floats | None = None,
+        tasks: Sequence[int] = (0,),
+        columns: Columns = EVERY,
     ) -> None:
         self._dataset, self._model, self._workers, self._beside = dataset, model, workers, beside
+        self._tasks, self._columns = tasks, columns
         self._order, self._batch_size = [int(i) for i in order], batch_size
         starts = range(0, len(order), batch_size)
         self.batches = [self._batch(self._order[i : i + batch_size], labelled) for i in starts]
@@ -64,8 +77,9 @@ class SampleSet:
     def _batch(self, indices: list[int], labelled: bool) -> Sample:
         labels = self._dataset.labels if labelled else None
         own = None if labels is None else np.asarray(labels)[indices]
-        beside = None if self._beside is None else self._beside[:, indices]
-        return Sample(lambda: next(self._inputs(indices, 0)), own, len(indices), beside)
+        beside = None if self._beside is None else self._beside[:, indices, slice(*self._columns)]
+        size = len(indices)
+        return Sample(lambda: next(self._inputs(indices, 0)), own, size, beside, self._tasks, self._columns)
 
     def stream(self) -> Iterator[Any]:
         """The inputs of all batches in turn, read ahead by worker processes where there are any."""
@@ -140,14 +154,15 @@ def measure_certainty(
     labelled: bool,
     beside: Floats | None = None,
     advance: Callable[[int], None] = lambda samples: None,
+    columns: Columns = EVERY,
 ) -> Certainty:
     """Run the whole model once over one set; ``advance`` is called with the number of samples of each batch."""
     parts: list[Floats] = []
-    logits = logits_of(dataset, model, batch_size, workers, advance)
+    logits = logits_of(dataset, model, batch_size, workers, advance)[:, slice(*columns)]
     known = dataset.labels if labelled else None
     for start in range(0, len(logits), batch_size):
         rows = slice(start, start + batch_size)
-        own, others = logits[rows], None if beside is None else beside[:, rows]
+        own, others = logits[rows], None if beside is None else beside[:, rows, slice(*columns)]
         labels = None if known is None else np.asarray(known)[rows]
         parts.append(np.stack(_certainty(own, labels, ood_score, others)))
     return Certainty(*np.concatenate(parts, axis=1))

@@ -22,11 +22,14 @@ from hydractl.model.source import Source, pruned
 class SearchOptions:
     """The options of a search, each as the option of this name; None is "not given".
 
-    ``data`` and ``ood`` are SPECs. Neither ``keep`` nor ``budget`` is given where a constraint ends the search.
+    ``data`` and ``ood`` are SPECs, ``weights`` none or one for each of ``data``. Neither ``keep`` nor ``budget`` is
+    given where a constraint ends the search.
     """
 
-    data: str
-    ood: str | None
+    data: Sequence[str]
+    ood: Sequence[str]
+    weights: Sequence[int]
+    paired: bool
     limit: int | None
     objective: Sequence[str]
     ensemble_with: Sequence[str]

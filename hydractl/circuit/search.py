@@ -125,7 +125,7 @@ class GreedySearch:
             if "base" in record:
                 return measured_of(record["base"])
         self.evaluator.begin([])
-        base = self._over_all(Tally(), self.evaluator.current)
+        base = self._over_all(Tally(self.evaluator.shares), self.evaluator.current)
         self._keep({"base": counts_of(base)})
         return base
 
@@ -193,7 +193,7 @@ class GreedySearch:
         """The candidates of this process: the dearest first, each to the one that has least to do."""
         loads = [0.0] * self.processes.size
         mine = []
-        samples = self.evaluator.n_id + self.evaluator.n_ood
+        samples = self.evaluator.size
         prices = {site: self.evaluator.price(site, samples) for site in dict.fromkeys(site for site, _ in left)}
         for site, head in sorted(left, key=lambda candidate: (-prices[candidate[0]], candidate)):
             least = loads.index(min(loads))
@@ -271,6 +271,8 @@ def evaluations(heads: int, budget: int) -> int:
 
 # --- records of a journal ---------------------------------------------------------------------------------------------
 
+_Whole = tuple[int, int, bool]  # the ID and OOD samples of the data, and whether they are of several tasks
+
 
 def _head(record: Mapping[str, Any]) -> Candidate:
     site, head = record["head"]
@@ -300,12 +302,18 @@ def step_of(record: Mapping[str, Any]) -> Step:
 
 
 def check_records(
-    path: Path, journal: Journal, sizes: Mapping[str, int], heads: Collection[Candidate], objectives: Sequence[str]
+    path: Path,
+    journal: Journal,
+    sizes: Mapping[str, int],
+    heads: Collection[Candidate],
+    objectives: Sequence[str],
+    whole: tuple[int, int] | None = None,
 ) -> None:
     """Whether the journal at a path holds what a search wrote: a damaged figure must not become a result.
 
     Args:
         sizes: samples of the data, ``id`` and ``ood``.
+        whole: of several tasks, the ID and OOD samples of all of them, as often as they count.
 
     Raises:
         InputError: listing every record that cannot be one.
@@ -314,8 +322,9 @@ def check_records(
     if journal.order is not None and not _is_order(journal.order, sizes):
         problems.append("the order of the samples is not one")
     removed: dict[tuple[str, int], Any] = {}
+    most = (*(whole or (sizes["id"], sizes.get("ood", 0))), whole is not None)
     for record in journal.records:
-        if not _is_record(record, sizes, heads, objectives):
+        if not _is_record(record, most, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
         elif "removed" in record:
             place = (record["removed"], record["step"])
@@ -333,24 +342,23 @@ def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
 
 
 def _is_record(
-    record: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[Candidate], objectives: Sequence[str]
+    record: Mapping[str, Any], whole: _Whole, heads: Collection[Candidate], objectives: Sequence[str]
 ) -> bool:
     try:
         if "base" in record:
-            return _are_counts(measured_of(record["base"]), sizes)
+            return _are_counts(measured_of(record["base"]), whole)
         if type(record["step"]) is not int:
             return False
         if "ended" in record:
             return record["ended"] in objectives
-        if "listed" in record:
-            return all(_is_candidate(tuple(pair), heads) for pair in record["heads"])
         step = step_of(record)
-        whole = record["of" if "of" in record else "removed"] in objectives
-        whole = whole and ("of" not in record or isinstance(record["given_up"], list))
+        sound = record["of" if "of" in record else "removed"] in objectives
+        sound = sound and ("of" not in record or isinstance(record["given_up"], list))
+        sound = sound and all(type(off) is float for off in record.get("off", {}).values())
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
         return False
-    return whole and all(
-        _is_candidate(one.candidate, heads) and _are_counts(one.measured, sizes) for one in (step, *step.rivals)
+    return sound and all(
+        _is_candidate(one.candidate, heads) and _are_counts(one.measured, whole) for one in (step, *step.rivals)
     )
 
 
@@ -358,11 +366,12 @@ def _is_candidate(pair: tuple[Any, ...], heads: Collection[Candidate]) -> bool:
     return all(type(i) is int for i in pair) and pair in heads
 
 
-def _are_counts(m: Measured, sizes: Mapping[str, int]) -> bool:
+def _are_counts(m: Measured, whole: _Whole) -> bool:
+    n_id, n_ood, several = whole
     counts = (m.n_id, m.n_ood, m.correct, 0 if m.two_u is None else m.two_u, m.nll, m.brier, *m.doubt)
     if not all(type(count) is int and count >= 0 for count in counts):
         return False
-    pairs = 2 * m.n_id * m.n_ood
+    pairs = 2 * (n_id * n_ood if several else m.n_id * m.n_ood)
     most_doubt = Doubt(m.n_id, m.n_id, pairs, pairs, _MOST_LOSS)
-    most = (sizes["id"], sizes.get("ood", 0), m.n_id, pairs, _MOST_LOSS, _MOST_LOSS, *most_doubt)
+    most = (n_id, n_ood, m.n_id, pairs, _MOST_LOSS, _MOST_LOSS, *most_doubt)
     return all(count <= highest for count, highest in zip(counts, most, strict=True))

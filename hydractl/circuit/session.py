@@ -36,23 +36,20 @@ from hydractl.circuit.race import Step
 from hydractl.circuit.samples import SampleSet, logits_of, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import Found, GreedySearch, check_records
+from hydractl.circuit.tasks import open_tasks, role_of, run_once, whole_of, with_classes
 from hydractl.circuit.tower import Candidate
-from hydractl.data import open_data
-from hydractl.data.base import Dataset, report_classes
 from hydractl.data.batching import longest_first
-from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes, local_device
-from hydractl.errors import InputError
 from hydractl.files.version import __version__
 from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.loading import build_model
-from hydractl.model.matching import asked_classes, check_labels, named_by_data
+from hydractl.model.matching import asked_classes
 from hydractl.report.texts import number
-from hydractl.settings.expressions import AUTO, parse_constraint
+from hydractl.settings.expressions import parse_constraint
 
 _ROWS_AT_ONCE = 1 << 16
 """Tokens that run together on a GPU, where a batch of one candidate has fewer."""
@@ -67,10 +64,10 @@ class Session:
 
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
         self.options, self.log, self.team = options, log, team
-        source = named_by_data(scope.source, options.data, options.limit)
-        members = [named_by_data(member, options.data, options.limit) for member in scope.members]
+        source, names = with_classes(scope.source, options)
+        members = [with_classes(member, options)[0] for member in scope.members]
         self.scope = replace(scope, source=source, members=members)
-        self.sets = self._open_sets()
+        self.sets, self.tasks = open_tasks(source, names, options, log)
         self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
         self._exact = None if options.check_against is None else self._read_exact(options.check_against)
         self.model = build_model(source, local_device(options.device), options.dtype)
@@ -92,23 +89,6 @@ class Session:
         return self.options.bounds and self.options.algorithm == "greedy" and self.options.approx is None
 
     # --- data ---------------------------------------------------------------------------------------------------------
-
-    def _open_sets(self) -> dict[str, Dataset]:
-        options, source = self.options, self.scope.source
-        labels = source.description.labels or []  # names are never taken by position
-        reads = {source.name: source.description.reads}
-        few: dict[str, Any] = {"limit": options.limit, "seed": options.seed}
-        sets = {"id": open_data(options.data, labels=labels, need_labels=True, reads=reads, **few)}
-        check_labels(sets["id"], source)
-        report_classes(sets["id"], self.log)
-        if options.ood is not None:
-            if options.ood == AUTO:
-                sets["ood"] = PseudoOod(sets["id"], AUTO, options.seed, "--ood auto")
-            else:
-                sets["ood"] = open_data(options.ood, option="--ood", ignore_labels=True, reads=reads, **few)
-            if sets["id"].sample_fingerprints() == sets["ood"].sample_fingerprints():
-                raise InputError("--data and --ood are the same samples", hint="give an OOD validation set")
-        return sets
 
     def _beside(self) -> dict[str, Floats]:
         """Of each set the logits of the other members, ``[M - 1, N, classes]``, in its order; nothing for a circuit
@@ -136,10 +116,16 @@ class Session:
             total = sum(self._sizes.values())
             with self.log.progress("finding what is undecided", total, "samples") as progress:
                 for name, dataset in self.sets.items():
-                    how = (options.batch_size, options.workers, options.ood_score, name == "id", beside.get(name))
-                    certain[name] = measure_certainty(dataset, self.model, *how, progress.advance)
-            lengths = {name: dataset.lengths() for name, dataset in self.sets.items()}
-            order = undecided_first(certain["id"], certain.get("ood"), options.objective, lengths)
+                    labelled, others = role_of(name) == "id", beside.get(name)
+                    how = (options.batch_size, options.workers, options.ood_score, labelled, others)
+                    columns = next(task.columns for task in self.tasks if name in (task.data, task.ood))
+                    certain[name] = measure_certainty(dataset, self.model, *how, progress.advance, columns)
+            for task in self.tasks:
+                outside = certain.get(task.ood or "")
+                lengths = {"id": self.sets[task.data].lengths()}
+                lengths |= {"ood": self.sets[task.ood].lengths()} if task.ood else {}
+                own = undecided_first(certain[task.data], outside, options.objective, lengths)
+                order |= {task.data: own["id"]} | ({task.ood: own["ood"]} if task.ood else {})
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
         order = self.team.gather(None if self.team.rank else order)[0]
@@ -154,11 +140,14 @@ class Session:
         options, others = self.options, beside or {}
         how = (self.model, options.batch_size, options.workers)
         parts = [
-            SampleSet(dataset, order[name], *how, name == "id", others.get(name)) for name, dataset in self.sets.items()
+            SampleSet(self.sets[name], order[name], *how, role_of(name) == "id", others.get(name), tasks, columns)
+            for (name, columns), tasks in run_once(self.tasks).items()
         ]
 
         def stream() -> Iterator[Any]:
-            with self.log.progress("reading", sum(map(len, order.values())), "samples") as progress:
+            with self.log.progress(
+                "reading", sum(sample.size for part in parts for sample in part.batches), "samples"
+            ) as progress:
                 for part in parts:
                     for sample, inputs in zip(part.batches, part.stream(), strict=True):
                         yield inputs
@@ -172,6 +161,7 @@ class Session:
             memory_bytes=memory_bytes,
             lanes=len(options.objective),
             aside=options.approx is not None,
+            weights=[task.weight for task in self.tasks],
         )
 
     def _memory_bytes(self) -> int:
@@ -208,7 +198,10 @@ class Session:
         return with_memory(plan, batches, len(self.model.sites), lanes, self._memory, tried=tried)
 
     def _plan(self, evaluator: Evaluator) -> Plan:
-        return plan_of(evaluator, list(self.names), self.scope.budget, self.options, self._sizes, self.team.size)
+        sizes = {"id": 0, "ood": 0}
+        for name, _ in run_once(self.tasks):
+            sizes[role_of(name)] += self._sizes[name]
+        return plan_of(evaluator, list(self.names), self.scope.budget, self.options, sizes, self.team.size)
 
     def search(self, journal_path: Path | None) -> dict[str, dict[str, Any]]:
         """The circuit document of each objective."""
@@ -285,7 +278,9 @@ class Session:
             rank=self.team.rank,
         )
         with journal:
-            check_records(path, journal, self._sizes, self.names, self.options.objective)
+            check_records(
+                path, journal, self._sizes, self.names, self.options.objective, whole_of(self.tasks, self._sizes)
+            )
             if not self.team.rank:
                 self.team.gather(None)
             self.team.gather(None)  # none may append before all have read
@@ -300,6 +295,7 @@ class Session:
             "heads already removed": f"{len(gone)}, {_digest(gone)}" if gone else "none",
             "candidates": f"{len(self.names)}, {_digest(list(self.names.values()))}",
             **{name: dataset.fingerprint() for name, dataset in self.sets.items()},
+            **({"tasks": [list(vars(task).values()) for task in self.tasks]} if len(self.tasks) > 1 else {}),
             "objective": list(options.objective),
             **({"ensemble_with": [one.sha256 for one in scope.members]} if scope.members else {}),
             "ood_score": options.ood_score,
@@ -322,7 +318,9 @@ class Session:
     def _documents(self, found: dict[str, Found]) -> dict[str, dict[str, Any]]:
         documents = {}
         for objective, ranking in found.items():
-            document = document_of(self.scope, self.options, objective, ranking, self.names, self.sets, self._cost)
+            document = document_of(
+                self.scope, self.options, objective, ranking, self.names, self.sets, self.tasks, self._cost
+            )
             if ranking.ended:
                 self.log.warn(ended_text(document))
             if self._exact is not None and ranking.steps:

@@ -38,7 +38,7 @@ def trainings_of(descriptions: Iterable[Description]) -> list[dict[str, Any]]:
 def training_text(training: Mapping[str, Any]) -> str:
     """One line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``."""
     epochs, kept = training["epochs"], training["kept_epoch"]
-    weights = "average of weights" if kept is None else f"epoch {kept} of {epochs[-1]['epoch']} kept"
+    weights = "weights of several steps" if kept is None else f"epoch {kept} of {epochs[-1]['epoch']} kept"
     text = f"{weights}, {training['steps']} steps, last loss {epochs[-1]['loss']:.4f}"
     accuracy = next((e.get("val_accuracy") for e in epochs if e["epoch"] == kept), None)
     return text if accuracy is None else f"{text}, validation accuracy {accuracy:.4f}"

@@ -56,7 +56,8 @@ def fit(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict[str,
         Weights and ``texts`` for :func:`score`; where all predictions are right, or all are wrong, there is nothing to
         tell apart: ``constant``, the share of wrong ones.
     """
-    wrong = (features @ texts.T).argmax(axis=1) != labels
+    parts = np.array_split(features, 1 + len(features) // 10_000)  # the products [n, C] would be too much at once
+    wrong = np.concatenate([(part @ texts.T).argmax(axis=1) for part in parts]) != labels
     if wrong.all() or not wrong.any():
         return {"constant": np.array([wrong.mean()])}
     generator = torch.Generator().manual_seed(0)

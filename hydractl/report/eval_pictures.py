@@ -263,7 +263,7 @@ def _epochs(trainings: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
         epochs = [entry for entry in one.get("epochs") or () if entry.get("epoch") is not None]
         member = f"member {_or_unknown(one.get('member'))}: " if len(trainings) > 1 else ""
         kept, last = one.get("kept_epoch"), epochs[-1]["epoch"] if epochs else 0
-        label = f"{member}{'average of weights' if kept is None else f'epoch {kept} of {last} kept'}"
+        label = f"{member}{'weights of several steps' if kept is None else f'epoch {kept} of {last} kept'}"
         points = [(entry["epoch"], entry[key]) for entry in epochs if entry.get(key) is not None]
         if points:
             found.append((index, label, points))

@@ -154,10 +154,29 @@ class CircuitSettings(Dropping):
     counted: ClassVar[str] = "budget"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("budget", "keep"), ("start_mask", "share_from"))
 
-    ood: str | None = search_option(
-        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data",
+    data: list[str] = search_option(  # type: ignore[assignment]
+        "Labelled validation data; several count in the mean over all of them, so repeat it for more",
+        [],
+        metavar="SPEC",
+        often=True,
+    )
+    ood: list[str] = search_option(
+        "The out-of-distribution data, as a SPEC; auto makes them of the samples of --data; repeat it for more",
+        [],
         metavar="SPEC|auto",
         often=True,
+    )
+    weights: list[int] = search_option(
+        "The weight of each --data in that mean [default: equal ones]",
+        [],
+        metavar="N,...",
+        at_least=1,
+        at_most=1000,
+        split=True,
+        repeats=True,
+    )
+    paired: bool = search_option(
+        "Measure each --data against the --ood in the same place only, instead of against all of them", False
     )
     objective: list[str] = search_option(
         "What to maximise: accuracy, AUROC against --ood, their mean, or minus a loss; several make one file each "
@@ -256,6 +275,11 @@ class CircuitSettings(Dropping):
         """Data of both kinds, how far to go, and what belongs together."""
         ends = (self.given("max_drop") or self.given("subject_to")) and not self.given("share_from")
         found = self.needs("data") + self.at_most_one("start_mask", "share_from")
+        if self.weights and len(self.weights) != len(self.data):
+            found.append(f"--weights{self.where('weights')} has {len(self.weights)} for {len(self.data)} --data")
+        if self.paired and not 1 < len(self.data) == len(self.ood):
+            counts = f"{len(self.ood)} and {len(self.data)}"
+            found.append(f"--paired needs as many --ood as --data, two or more, not {counts}")
         found += self.at_most_one("budget", "keep") if ends else self.exactly_one("budget", "keep")
         wanting = [f"--objective {o}" for o in self.objective if o in ("ood", "avg")]
         wanting += [f"--subject-to {text}" for text in self.subject_to if text.startswith(("ood", "avg"))]

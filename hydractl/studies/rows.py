@@ -399,8 +399,7 @@ def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
     options: dict[str, Value] = {"method": method, "weights": "0.891", "force": True}
     if method == "oba":
         options["data"] = shop.train
-    common = "prune" if method == "oba" else "prune --circuit"
-    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"], common=common))
+    tuned = shop.tuned(shop.step("prune", [shop.model], options, [f"{name}.st"]))
     return [Row(name, str(tuned.outputs[0]), (tuned,))]
 
 

@@ -32,7 +32,6 @@ from hydractl.training.loop import Training
 from hydractl.training.run_log import FileLog, RunLog, Sink, first_new_step
 from hydractl.training.start import Opened
 from hydractl.training.together.base import Together
-from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
@@ -176,7 +175,7 @@ def _write(
         source.description,
         layout="zeroed" if output.is_folder else "sliced",
         family_version=source.family.version,
-        extra={key: value for key, value in source.description.extra.items() if key == GROUPED},
+        extra={},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
         seen=tuple(merged(source.description.seen, _seen(opened))),
     )

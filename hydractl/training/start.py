@@ -60,9 +60,10 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         UsageError: for a start that the model does not have.
     """
     data, weights = options.data, options.weights
-    if weights.adapter is not None and source.description.params_nonzero is not None:
-        hint = "train its weights, or put the adapter on the model as it was before --weights"
-        raise UsageError(f"{source.name} has pruned weights, which an adapter would fill", hint=hint)
+    filled = "an adapter" if weights.adapter is not None else None if options.together is None else "members together"
+    if filled is not None and source.description.params_nonzero is not None:
+        hint = "train its weights, or take the model as it was before they were pruned"
+        raise UsageError(f"{source.name} has pruned weights, which {filled} would fill", hint=hint)
     if weights.init == "random":
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":

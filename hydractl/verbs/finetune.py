@@ -25,7 +25,6 @@ from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_sources
 from hydractl.settings.finetuning import ADAPTERS, TOGETHER, FinetuneSettings, recipe_options
 from hydractl.training.adapters.base import Adapter, make_adapter
-from hydractl.training.adapters.zeros import keep_zeros
 from hydractl.training.averaging import Averaging
 from hydractl.training.checkpointing import Checkpointing, StateFile
 from hydractl.training.data import TrainingData, report_all_cut, training_data
@@ -46,7 +45,6 @@ from hydractl.training.outputs import RunFiles, finished, write_all
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.training.together.base import AnyModel, make_method
-from hydractl.training.together.packed import GROUPED
 from hydractl.training.trackers import check_installed
 from hydractl.verbs.finetune_members import check_files, on_first_device, train_members
 from hydractl.verbs.opening import announce_reading, model_options, start_options
@@ -144,9 +142,6 @@ def _prepared(settings: FinetuneSettings, log: Log) -> Prepared:
         log.info(note)
     options = train_options(settings)
     opened = open_all(source, options)
-    if GROUPED in opened.source.description.extra and options.weights.adapter is not None:
-        hint = "leave out --lora or --batch-ensemble"
-        raise UsageError(f"an adapter would fill the zeros between the groups of {source.name}", hint=hint)
     if opened.drawn:
         log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {', '.join(opened.drawn)}")
     for one in filter(None, (opened.train_set, opened.val_set)):
@@ -276,8 +271,6 @@ def _one_model(prepared: Prepared, source: Source) -> HydraModel:
     source = with_dropout(source, settings.dropout)
     device = resolve_device(local_device(settings.device))
     model = build_model(source, "cpu" if settings.shard else str(device), settings.dtype)
-    if GROUPED in source.description.extra:
-        keep_zeros(model)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     if settings.shard:

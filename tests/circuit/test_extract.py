@@ -628,3 +628,37 @@ def test_a_cost_limits_where_heads_may_go(capsys: pytest.CaptureFixture[str]) ->
     assert "above --max-cost 1.1: remove more heads" in capsys.readouterr().err
     run(*SEARCH, "--budget", "2", "--max-cost", "1.1", "-o", "e.json", code=2)
     assert "needs --ensemble-with" in capsys.readouterr().err
+
+
+def test_several_sets_count_in_the_weighted_mean_over_their_pairs() -> None:
+    draw = np.random.default_rng(1)
+    np.savez("id2.npz", x=draw.integers(0, 256, (25, 16, 16, 3), dtype=np.uint8), y=draw.integers(0, 5, 25))
+    np.savez("ood2.npz", x=draw.integers(0, 90, (14, 16, 16, 3), dtype=np.uint8))
+    more = ["--data", "id2.npz", "--ood", "ood2.npz", "--paired", "--weights", "3,1"]
+    run(*SEARCH, *more, "--budget", "1", "-o", "paired.json")
+    run("extract-circuit", "base.st", *more[:4], "--batch-size", "8", "--budget", "1", "-o", "alone.json")
+    paired, first, second = (read(path) for path in ("paired.json", "full.avg.json", "alone.json"))
+    expected = (3 * first["base"]["score"] + second["base"]["score"]) / 4
+    assert paired["base"]["score"] == pytest.approx(expected, abs=1e-12)
+    tasks = paired["source"]["settings"]["tasks"]
+    assert [(task["data"]["spec"], task["ood"]["spec"], task["weight"]) for task in tasks] == [
+        ("id.npz", "ood.npz", 3),
+        ("id2.npz", "ood2.npz", 1),
+    ]
+    assert Counter(one["as"] for one in paired["seen"]) == {"id": 2, "ood": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "1,2"], "--weights (flag) has 2 for 1 --data"),
+        (["--paired"], "--paired needs as many --ood as --data, two or more, not 1 and 1"),
+        (["--data", "id.npz"], "are the same samples"),
+        (["--ood", "id.npz"], "--data and --ood are the same samples"),
+    ],
+)
+def test_sets_that_do_not_fit_each_other_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--budget", "1", "-o", "x.json", *options]) in (2, 3)
+    assert message in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.Captur
     made = read_header("whole.2.st").description["provenance"]["settings"]  # type: ignore[index]
     assert (made["swa"], made["swag"], made["averaged"], made["draw"]) == ("0.5,4", "2,3", 4, 2)
     run("--info", "swa.st")
-    assert "average of weights, 18 steps" in capsys.readouterr().out
+    assert "weights of several steps, 18 steps" in capsys.readouterr().out
     mean, one, two = tensors("swa.st"), tensors("whole.1.st"), tensors("whole.2.st")
     apart = [float((a[name] - b[name]).norm()) for a, b in ((one, mean), (two, mean), (one, two)) for name in mean]
     assert 0 < max(apart) < 1

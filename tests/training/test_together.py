@@ -22,7 +22,6 @@ from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source
 from hydractl.training import loop
-from hydractl.training.adapters.zeros import keep_zeros
 from hydractl.training.loop import Training, TrainingContext
 from hydractl.training.together import mimo
 from hydractl.training.together.base import Together, make_method
@@ -37,10 +36,7 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, 
 def together(source: Source, option: str, value: Any, seed: int = 3) -> Together:
     """As the verb makes it."""
     method = make_method(option, value)
-    models = [build_model(one) for one in method.sources(source, seed)]
-    for model in models if getattr(method, "gamma", 1) > 1 else ():
-        keep_zeros(model)
-    return method.model(models, source, seed)
+    return method.model([build_model(one) for one in method.sources(source, seed)], source, seed)
 
 
 def train(model: Together, **options: Any) -> None:
@@ -419,7 +415,7 @@ def test_zeros_between_groups_stay_in_a_second_training(capsys: pytest.CaptureFi
         assert not same or (tensor == 0).sum() * 2 == tensor.numel()
         assert not torch.equal(tensor, before[name])
     run(*again, "--lora", "2,2", "-o", "third.st", code=2)
-    assert "would fill the zeros" in capsys.readouterr().err
+    assert "pruned weights, which an adapter would fill" in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -21,12 +21,10 @@ from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
+from hydractl.model.cost import nonzero_parameters
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.training.together.base import Together
-
-GROUPED = "groups"
-"""In ``extra`` of a checkpoint: gamma, so that a training leaves the zeros between groups as they are."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,12 @@ class Packed:
             if self.gamma > 1:
                 _group(tensors, narrow, self.gamma)
             each.append(replace(narrow, tensors=DictTensors(tensors)))
-        return tuple(each)
+        if self.gamma == 1:
+            return tuple(each)
+        # Weights that are pruned: trainings leave them zero.
+        sparse = {"groups": self.gamma, "params_nonzero": nonzero_parameters(each[0].tensors)}
+        description = replace(narrow.description, extra={"sparse": sparse})
+        return tuple(replace(one, description=description) for one in each)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """As of :class:`hydractl.training.together.base.Method`."""
@@ -89,9 +92,8 @@ class Packed:
         uneven = [size for size in sizes if size % self.gamma]
         if uneven:
             raise UsageError(f"--packed: GAMMA {self.gamma} does not divide {uneven[0]} heads or channels of a member")
-        extra = {GROUPED: self.gamma} if self.gamma > 1 else {}
         masks = [HeadMask.full(source.family.sites(config))]
-        return replace(source, description=replace(description, config=config, masks=masks, extra=extra))
+        return replace(source, description=replace(description, config=config, masks=masks, extra={}))
 
 
 def _sizes(source: Source, config: Mapping[str, Any]) -> list[int]:
