@@ -17,7 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,15 @@ class Bench:
         members = [self.tuned(member, DEPTH) for member in self.paper()]
         yield self.row("three circuits, tuned", "three circuits, tuned", members)
         yield self.row(f"all, {self.kind.third} heads, alone, tuned", "one circuit, tuned", members[-1:])
-        members = [self.tuned(self.member(f"shared.{one}", self.kind.third), 2) for one in OBJECTIVES]
-        yield self.row(f"sharing {DEPTH - 2}, tuned", "three, shared, tuned", members)
+        shared, third, first = DEPTH - 2, self.kind.third, 2 * self.kind.third // 3
+        members = [self.tuned(self.member(f"again.{one}", third), 2) for one in OBJECTIVES]
+        yield self.row(f"sharing {shared}, from one start, tuned", "three, one start, tuned", members)
+        start = self.tuned(self.member("first.avg", first), DEPTH)  # trained before the last sites are searched
+        trained = Bench(replace(self.kind, model=start))
+        trained.circuit("after", ",".join(OBJECTIVES), third - first, "--sites", f"{shared}-{DEPTH - 1}")
+        members = [trained.member(f"after.{one}", third - first) for one in OBJECTIVES]
+        yield self.row(f"sharing {shared}, from one tuned start", "three, one start, tuned", members)
+        yield self.row("that start, alone, tuned", "one circuit, tuned", [start])
 
     def with_and_without(self, title: str, circuits: list[str], removed: int) -> Iterator[Row]:
         """One circuit and two, beside the whole model and alone."""
