@@ -9,7 +9,9 @@ stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`
 ``joint-circuits.json``, which ``examples/joint_circuits.py`` writes; between ``<!-- cascade: NAME -->`` and
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
-``examples/cost_curve.py`` writes. A test fails where a page differs from what this makes.
+``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
+``docs/results/methods.json``, which ``examples/methods.py`` writes. A test fails where a page differs from what this
+makes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)",
 _PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CURVE = re.compile(r"(<!-- curve: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_METHODS = re.compile(r"(<!-- methods: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -102,6 +105,7 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
+    text = _METHODS.sub(methods, text)
     return _CURVE.sub(curve, _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text))))
 
 
@@ -240,6 +244,28 @@ def bold(difference: dict[str, Any]) -> str:
     """A paired difference with its interval, in bold where that excludes 0; empty for a row minus itself."""
     low, high = difference["ci"]
     return "" if low == high == 0 else f"**{interval(difference)}**" if low > 0 or high < 0 else interval(difference)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def methods(match: re.Match[str]) -> str:
+    """One study of ``methods.json``: every row, and its differences to the single model, in bold where not 0."""
+    rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))[match[2]]
+    columns = ["", "mult-adds"]
+    columns += [text for key in ("accuracy", "NLL", "ECE", "AUROC by MSP") for text in (key, "minus single")]
+    made = []
+    for row in rows:
+        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
+        for key in ("id.accuracy", "id.nll", "id.ece", "msp"):
+            cells += compared(row[key])
+        made.append([*cells, row["score"], *compared(row["own"])])
+    return f"{match[1]}{markdown([*columns, 'own score', 'AUROC', 'minus single'], made)}\n{match[3]}"
+
+
+def compared(figure: dict[str, Any]) -> list[str]:
+    """A metric, and its difference to the single model."""
+    return [f"{figure['value']:.3f}", bold(figure["minus single"]) if figure["minus single"] else ""]
 
 
 if __name__ == "__main__":

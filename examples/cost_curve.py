@@ -17,7 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class Kind:
     Attributes:
         model: MODEL.
         heads: of each site.
-        search, data, tuning: data and options of ``extract-circuit``, of ``eval`` (``--val`` chooses scores) and of
-            ``finetune``; without the latter no row is trained.
+        search, data, tuning, longer: data and options of ``extract-circuit``, of ``eval`` (``--val`` chooses scores),
+            and of ``finetune``, in short and for longer, if that is tried.
         more: options of every command.
         parts: of the heads of some last sites that a circuit beside the whole model loses.
     """
@@ -58,7 +58,8 @@ class Kind:
     heads: int
     search: str
     data: str
-    tuning: str = ""
+    tuning: str
+    longer: str = ""
     more: str = ""
     parts: tuple[float, ...] = (0.5, 0.75)
 
@@ -77,6 +78,7 @@ KINDS = {
         "--val-ood cifar10=cifar10.npz?part=2/2 --val-ood made=val.npz?ood=auto&part=2/2 --fit train.npz?part=1/11 "
         "--batch-size 256",
         "--data train.npz --val val.npz?part=1/2 --limit 6400 --epochs 1 --batch-size 64 --lr 5e-4",
+        "--data train.npz --val val.npz?part=1/2 --epochs 1 --batch-size 64 --lr 1e-3",
     ),
     "clip": Kind(
         "clip.st",
@@ -100,7 +102,7 @@ class Row:
     members: tuple[str, ...]
 
 
-class Bench:
+class Maker:
     """The members of one model, made when they are asked for and kept in ``curve/``."""
 
     def __init__(self, kind: Kind) -> None:
@@ -157,8 +159,26 @@ class Bench:
         members = [self.tuned(member, DEPTH) for member in self.paper()]
         yield self.row("three circuits, tuned", "three circuits, tuned", members)
         yield self.row(f"all, {self.kind.third} heads, alone, tuned", "one circuit, tuned", members[-1:])
-        members = [self.tuned(self.member(f"shared.{one}", self.kind.third), 2) for one in OBJECTIVES]
-        yield self.row(f"sharing {DEPTH - 2}, tuned", "three, shared, tuned", members)
+        shared, third = DEPTH - 2, self.kind.third
+        members = [self.tuned(self.member(f"again.{one}", third), 2) for one in OBJECTIVES]
+        yield self.row(f"sharing {shared}, from one start, tuned", "three, one start, tuned", members)
+        yield from self.from_tuned(self.tuned(self.member("first.avg", 2 * third // 3), DEPTH), "after", "tuned")
+
+    def longer_rows(self) -> Iterator[Row]:
+        """The same from a start that was trained for longer."""
+        member, output = self.member("first.avg", 2 * self.kind.third // 3), "curve/first.avg.longer.st"
+        hydractl("finetune", member, *self.more, *shlex.split(self.kind.longer), "--resume", "-q", "-o", output)
+        yield from self.from_tuned(output, "longer", "trained longer")
+
+    def from_tuned(self, start: str, name: str, how: str) -> Iterator[Row]:
+        """A pruned model that is trained before the circuits of its last sites are searched."""
+        shared, left = DEPTH - 2, self.kind.third - 2 * self.kind.third // 3
+        trained = Maker(replace(self.kind, model=start))
+        trained.circuit(name, ",".join(OBJECTIVES), left, "--sites", f"{shared}-{DEPTH - 1}")
+        members = [trained.member(f"{name}.{one}", left) for one in OBJECTIVES]
+        yield self.row(f"sharing {shared}, from one start, {how} before", "three, one start, tuned", members)
+        yield self.row(f"that start and one, {how}", "whole + one, tuned", [start, members[-1]])
+        yield self.row(f"that start, alone, {how}", "one circuit, tuned", [start])
 
     def with_and_without(self, title: str, circuits: list[str], removed: int) -> Iterator[Row]:
         """One circuit and two, beside the whole model and alone."""
@@ -275,12 +295,12 @@ def figures(row: Row, validation: Measured, test: Measured) -> Figures:
 def study(kind: Kind) -> None:
     """Make and measure every row of a model."""
     Path("curve").mkdir(exist_ok=True)
-    bench, rows = Bench(kind), {}
-    for name, makers in (("pruned", bench.pruned_rows), ("tuned", bench.tuned_rows)):
-        if name == "pruned" or kind.tuning:
-            for row, found in predicted(kind, name, list(makers())).items():
-                rows[row] = figures(row, measure(found, None, (VAL, VAL_OOD)), measure(found, None))
-            write(rows)
+    maker, rows = Maker(kind), {}
+    makers = {"pruned": maker.pruned_rows, "tuned": maker.tuned_rows}
+    for name, made in (makers | ({"longer": maker.longer_rows} if kind.longer else {})).items():
+        for row, found in predicted(kind, name, list(made())).items():
+            rows[row] = figures(row, measure(found, None, (VAL, VAL_OOD)), measure(found, None))
+        write(rows)
 
 
 def studied(model: str) -> None:

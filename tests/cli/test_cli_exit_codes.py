@@ -170,8 +170,8 @@ def test_info(hydractl: Run, fake_info: None) -> None:
     [
         (["prune", "a.st", "--keep", "8", "--keep", "6"], "--keep is given as 8 and as 6; prune takes one"),
         (
-            ["extract-circuit", "a.st", "--ood", "a", "--ood", "b"],
-            "--ood is given as a and as b; extract-circuit takes one",
+            ["extract-circuit", "a.st", "--sites", "1", "--sites", "2"],
+            "--sites is given as 1 and as 2; extract-circuit takes one",
         ),
     ],
 )

@@ -1,0 +1,63 @@
+"""Every row of a study minus the single model: with MSP for all, and with the score that validation data gave each.
+
+    python examples/methods.py fashion-mnist=runs/methods/study ...
+
+A folder is that of a finished ``hydractl study``, from whose predictions everything is measured. Writes
+``methods.json``, from which ``docs/make_results.py`` makes the tables of docs/numbers/methods.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from chain import hydractl
+from intervals import mult_adds, rows_of, value_at
+
+FIGURES = ("id.accuracy", "id.nll", "id.ece")
+AUROC = "ood_avg.auroc"
+
+
+def evaluated(folder: Path, scores: dict[str, str]) -> list[Any]:
+    """The rows of a study on its test data, each by one score, with their differences to the first."""
+    output = folder / "methods.eval.json"
+    models = [f"{name}={folder}/test/{name}.pred.st" for name in scores]
+    chosen = [word for name, score in scores.items() for word in ("--ood-score", f"{name}={score}")]
+    hydractl("eval", *models, *chosen, "--bootstrap", "1000", "--force", "-q", "-o", str(output))
+    return rows_of(output)
+
+
+def figures(row: Any, key: str) -> dict[str, Any]:
+    """A metric, and its difference to the single model; of that itself none."""
+    return {"value": value_at(row, key), "minus single": row.get("difference", {}).get(key)}
+
+
+def measured(folder: Path) -> list[dict[str, Any]]:
+    """Every row of a study."""
+    own = {row["name"]: row["score"] for row in json.loads((folder / "study.json").read_text("utf-8"))["rows"]}
+    plain, chosen = evaluated(folder, dict.fromkeys(own, "msp")), evaluated(folder, own)
+    return [
+        {
+            "name": row["name"],
+            "members": row["members"],
+            "mac_ratio": mult_adds(row, plain[0]),
+            "score": own[row["name"]],
+            **{key: figures(row, key) for key in FIGURES},
+            "msp": figures(row, AUROC),
+            "own": figures(by_own, AUROC),
+        }
+        for row, by_own in zip(plain, chosen, strict=True)
+    ]
+
+
+def main() -> None:
+    """Measure every study and write the answer."""
+    studies = dict(word.split("=", 1) for word in sys.argv[1:])
+    found = {name: measured(Path(folder)) for name, folder in studies.items()}
+    Path("methods.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
