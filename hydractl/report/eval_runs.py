@@ -111,7 +111,7 @@ def _runs(documents: Documents, over: str) -> dict[str, list[tuple[str, Mapping[
     for path, document in documents.items():
         for row in document["models"]:
             found = runs.setdefault(_name(row["name"], over), [])
-            if not any(_same_run(row, other) for _, other in found):
+            if over == "data" or not any(_same_run(row, other) for _, other in found):
                 found.append((path, row))
     return runs
 
@@ -136,8 +136,8 @@ def _check_alike(name: str, runs: Sequence[tuple[str, Mapping[str, Any]]], over:
 
 def _settings(row: Mapping[str, Any], over: str) -> dict[str, Any]:
     found = {key: at(row, *key.split(".")) for key in (*_ALIKE, *(_ALIKE_OVER_SEEDS if over == "seed" else ()))}
-    if at(row, "calibration", "fitted_on") is None:
-        found["calibration.temperature"] = at(row, "calibration", "temperature")
+    given = at(row, "calibration", "fitted_on") is None
+    found["calibration.temperature"] = at(row, "calibration", "temperature") if given else None
     groups = {name: entry.get("group") for name, entry in (row.get("ood") or {}).items()}
     grouped = {"the group of OOD sets": groups} if over == "seed" else {}
     return found | grouped | {"the number of members": max(1, len(row.get("members") or []))}
@@ -147,7 +147,8 @@ def _settings(row: Mapping[str, Any], over: str) -> dict[str, Any]:
 
 
 def _mean_row(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "runs": len(runs), "std": {}, "sha256": [run.get("sha256") for run in runs]}
+    files = [sha if isinstance(sha, list) else [sha] for run in runs if (sha := run.get("sha256")) is not None]
+    row: dict[str, Any] = {"name": name, "runs": len(runs), "std": {}, "sha256": [one for of in files for one in of]}
     row |= {key: runs[0][key] for key in _FACTS if key in runs[0] and all(run.get(key) == runs[0][key] for run in runs)}
     figures = [{key: run[key] for key in _FIGURES if run.get(key) is not None} for run in runs]
     row |= _mean(figures, (), row["std"])

@@ -38,7 +38,7 @@ SCHEMA = "hydractl.eval/1"
 def run(settings: EvalSettings, log: Log) -> Outcome:
     """Evaluate every MODEL on the same data, or show again what was measured (``--from``)."""
     if settings.from_file:
-        return _again(settings)
+        return _again(settings, log)
     plan = plan_of(settings, log)
     names = [model.name for model in plan.models]
     if settings.dry_run:
@@ -57,12 +57,14 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
         raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
-def _again(settings: EvalSettings) -> Outcome:
+def _again(settings: EvalSettings, log: Log) -> Outcome:
     """The document of an earlier eval, or the means of several: its table, its reports, and what is required of it."""
     from hydractl.report.eval_document import read_eval
 
     documents = {path: read_eval(path) for path in settings.from_file}
     document = documents[settings.from_file[0]] if settings.over is None else means(documents, settings.over)
+    for warning in document.get("warnings") or [] if settings.over else []:
+        log.warn(warning)
     rows = [(row["name"], row) for row in document["models"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     with ExitStack() as stack:

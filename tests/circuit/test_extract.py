@@ -36,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez("id.npz", x=draw.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8), y=draw.integers(0, 5, 40))
         np.savez("ood.npz", x=draw.integers(0, 120, (30, 16, 16, 3), dtype=np.uint8))
         run("prune", BASE, "--method", "random", "--remove", "0", "-o", "base.st")
-        run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "full.json")
+        # A limit of its own: without one, what is kept would depend on the memory that is free now.
+        run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "1G", "-o", "full.json")
     finally:
         os.chdir(before)
     return root
@@ -547,8 +548,9 @@ def test_nothing_to_compare_with(change: dict[str, Any], problem: str, capsys: p
 
 
 @pytest.mark.fault(32)
-def test_memory_that_does_not_suffice_changes_nothing() -> None:
+def test_memory_that_does_not_suffice_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "--memory", "100K", "-o", "small.json")
+    assert "the data do not fit into --memory" in capsys.readouterr().err
     same("small")
 
 
