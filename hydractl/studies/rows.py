@@ -193,6 +193,8 @@ NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
 
 Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()
+NEED_CLASSIFIER = {"laplace", "packed", "mimo", "heads"}
+"""Rows that a zero-shot model cannot have: BayesVLM needs pairs of images and texts."""
 DEFAULT: list[str] = []
 MAKERS: dict[str, Maker] = {}
 """The rows by the names of ``--rows``, in the order of the table."""

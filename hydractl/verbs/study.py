@@ -32,7 +32,18 @@ from hydractl.settings.sources import merge
 from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS
 from hydractl.studies.answer import Study
-from hydractl.studies.rows import DEFAULT, MAKERS, NEED_THREE, NEED_TRAIN, THREE, Row, Scale, Workshop, smaller
+from hydractl.studies.rows import (
+    DEFAULT,
+    MAKERS,
+    NEED_CLASSIFIER,
+    NEED_THREE,
+    NEED_TRAIN,
+    THREE,
+    Row,
+    Scale,
+    Workshop,
+    smaller,
+)
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.training.jobs import check_places, run_side_by_side
@@ -200,6 +211,17 @@ def _asked(settings: StudySettings) -> Scale:
 
 
 def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Plan:
+    """The commands.
+
+    Raises:
+        UsageError: for rows that the model cannot have.
+    """
+    foreign = [name for name in scale.rows if name in NEED_CLASSIFIER]
+    if foreign and source.family.classes(source.description.config) is None:
+        raise UsageError(
+            f"--rows {','.join(foreign)}: only a model with a classifier of its own has these",
+            hint="for BayesVLM: hydractl laplace CLIP.st --data captions:PAIRS",
+        )
     search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
     if scale.samples is not None:
         search["limit"] = str(scale.samples)

@@ -28,6 +28,7 @@ from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
 from hydractl.training.children import Ended
 from hydractl.verbs.study import _run_at_once
+from tests.pico import published
 
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -168,6 +169,14 @@ def test_what_makes_no_sense(
     shutil.rmtree(copy / "runs")
     assert study(**options) in (2, 3)
     assert problem in capsys.readouterr().err
+
+
+def test_a_zero_shot_model_has_no_rows_of_classifiers(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published("clip", copy / "clip")
+    (copy / "names.txt").write_text("a\nb\nc\n")
+    data = ["--data", "train.npz", "--labels", "names.txt", "--rows", "deep,heads,laplace", "-o", "new"]
+    assert main(["study", "clip", *(word for pair in OPTIONS.items() for word in pair), *data]) == 2
+    assert "--rows laplace,heads: only a model with a classifier" in capsys.readouterr().err
 
 
 def test_the_names_of_rows_are_those_there_are() -> None:
