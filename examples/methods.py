@@ -1,9 +1,10 @@
 """Every row of a study minus the single model: with MSP for all, and with the score that validation data gave each.
 
-    python examples/methods.py fashion-mnist=runs/methods/study ...
+    python examples/methods.py fashion-mnist=runs/methods/study bayes-vlm=bayes.json ...
 
-A folder is that of a finished ``hydractl study``, from whose predictions everything is measured. Writes
-``methods.json``, from which ``docs/make_results.py`` makes the tables of docs/numbers/methods.md.
+A folder is that of a finished ``hydractl study``, from whose predictions everything is measured; a file is the answer of
+``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from which ``docs/make_results.py`` makes the tables of
+docs/numbers/methods.md.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ def figures(row: Any, key: str) -> dict[str, Any]:
     return {"value": value_at(row, key), "minus single": row.get("difference", {}).get(key)}
 
 
-def measured(folder: Path) -> list[dict[str, Any]]:
-    """Every row of a study."""
-    own = {row["name"]: row["score"] for row in json.loads((folder / "study.json").read_text("utf-8"))["rows"]}
-    plain, chosen = evaluated(folder, dict.fromkeys(own, "msp")), evaluated(folder, own)
+def measured(path: Path) -> list[dict[str, Any]]:
+    """Every row of a study, or of an evaluation."""
+    if path.is_file():
+        plain = chosen = rows_of(path)
+        own = {row["name"]: row["ood_score"] for row in plain}
+    else:
+        rows = json.loads((path / "study.json").read_text("utf-8"))["rows"]
+        own = {row["name"]: row["score"] for row in rows}
+        plain, chosen = evaluated(path, dict.fromkeys(own, "msp")), evaluated(path, own)
     return [
         {
             "name": row["name"],
-            "members": row["members"],
             "mac_ratio": mult_adds(row, plain[0]),
             "score": own[row["name"]],
             **{key: figures(row, key) for key in FIGURES},
