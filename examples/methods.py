@@ -21,12 +21,12 @@ FIGURES = ("id.accuracy", "id.nll", "id.ece")
 AUROC = "ood_avg.auroc"
 
 
-def evaluated(folder: Path, scores: dict[str, str]) -> list[Any]:
+def evaluated(folder: Path, name: str, scores: dict[str, str]) -> list[Any]:
     """The rows of a study on its test data, each by one score, with their differences to the first."""
-    output = folder / "methods.eval.json"
-    models = [f"{name}={folder}/test/{name}.pred.st" for name in scores]
-    chosen = [word for name, score in scores.items() for word in ("--ood-score", f"{name}={score}")]
-    hydractl("eval", *models, *chosen, "--bootstrap", "1000", "--force", "-q", "-o", str(output))
+    output = folder / f"methods.{name}.json"
+    models = [f"{row}={folder}/test/{row}.pred.st" for row in scores]
+    chosen = [word for row, score in scores.items() for word in ("--ood-score", f"{row}={score}")]
+    hydractl("eval", *models, *chosen, "--bootstrap", "1000", "-q", "-o", str(output))
     return rows_of(output)
 
 
@@ -43,7 +43,7 @@ def measured(path: Path) -> list[dict[str, Any]]:
     else:
         rows = json.loads((path / "study.json").read_text("utf-8"))["rows"]
         own = {row["name"]: row["score"] for row in rows}
-        plain, chosen = evaluated(path, dict.fromkeys(own, "msp")), evaluated(path, own)
+        plain, chosen = evaluated(path, "msp", dict.fromkeys(own, "msp")), evaluated(path, "own", own)
     return [
         {
             "name": row["name"],

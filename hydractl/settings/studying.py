@@ -27,7 +27,7 @@ ROWS = (
         "taylor",
         "circuits-tuned",
     ),
-    *("taylor-tuned", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
+    *("taylor-tuned", "trained", "deep", "lora", "batch-ensemble", "snapshots", "swa", "swag", "laplace", "mc-dropout"),
     *("packed", "mimo", "heads", "oba", "magnitude", "random-weights"),
 )
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""

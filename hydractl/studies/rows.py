@@ -146,11 +146,11 @@ class Workshop:
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, "resume": True}
         return self.step("finetune", [str(member.outputs[-1])], options, [f"{name}.tuned.st"], [member])
 
-    def trained(self, name: str, more: Mapping[str, Value]) -> list[Step]:
+    def trained(self, name: str, more: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
         """Members of the whole model that differ in the seed of their training."""
         assert self.train is not None
         options: dict[str, Value] = {"data": self.train, "val": self.val, **self.training, **more, "resume": True}
-        return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in SEEDS]
+        return [self.step("finetune", [self.model], {**options, "seed": seed}, [f"{name}{seed}.st"]) for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -302,6 +302,13 @@ def circuits_tuned(shop: Workshop) -> list[Row]:
 def taylor_tuned(shop: Workshop) -> list[Row]:
     """The three Taylor members, each fine-tuned."""
     return [shop.fused("taylor-tuned", [shop.tuned(member) for member in _taylor(shop)])]
+
+
+@row("trained", default=False, train=True)
+def trained(shop: Workshop) -> list[Row]:
+    """The whole model trained once more like the other rows: what of their gain is the training's."""
+    (step,) = shop.trained("trained", {}, seeds=SEEDS[:1])
+    return [Row("trained", str(step.outputs[0]), (step,))]
 
 
 @row("deep", default=False, train=True)
