@@ -2,8 +2,8 @@
 
     python examples/methods.py fashion-mnist=runs/methods/study bayes-vlm=bayes.json ...
 
-A folder is that of a finished ``hydractl study``, from whose predictions everything is measured; a file is the answer of
-``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from which ``docs/make_results.py`` makes the tables of
+A folder is that of a finished ``hydractl study``, from whose predictions everything is measured; a file is the answer
+of ``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from which ``docs/make_results.py`` makes the tables of
 docs/numbers/methods.md.
 """
 
