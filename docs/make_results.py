@@ -250,22 +250,23 @@ def bold(difference: dict[str, Any]) -> str:
 
 
 def methods(match: re.Match[str]) -> str:
-    """One study of ``methods.json``: every row, and its differences to the single model, in bold where not 0."""
+    """One study of ``methods.json``: every row, and its differences, in bold where not 0."""
     rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))[match[2]]
+    others = [key for key in rows[0]["own"] if key != "value"]
+    metrics = {"id.accuracy": ("accuracy", others), "id.nll": ("NLL", others[:1]), "id.ece": ("ECE", others[:1])}
+    metrics |= {"msp": ("AUROC by MSP", others[:1]), "own": ("AUROC by own score", others)}
     columns = ["", "mult-adds"]
-    columns += [text for key in ("accuracy", "NLL", "ECE", "AUROC by MSP") for text in (key, "minus single")]
+    for title, minus in metrics.values():
+        columns += [title, *minus]
     made = []
     for row in rows:
         cells = [row["name"], f"{row['mac_ratio']:.2f}"]
-        for key in ("id.accuracy", "id.nll", "id.ece", "msp"):
-            cells += compared(row[key])
-        made.append([*cells, row["score"], *compared(row["own"])])
-    return f"{match[1]}{markdown([*columns, 'own score', 'AUROC', 'minus single'], made)}\n{match[3]}"
-
-
-def compared(figure: dict[str, Any]) -> list[str]:
-    """A metric, and its difference to the single model."""
-    return [f"{figure['value']:.3f}", bold(figure["minus single"]) if figure["minus single"] else ""]
+        for key, (_, minus) in metrics.items():
+            value = f"{row[key]['value']:.3f}"
+            cells.append(f"{row['score']} {value}" if key == "own" else value)
+            cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
+        made.append(cells)
+    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
 
 
 if __name__ == "__main__":

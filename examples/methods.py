@@ -1,4 +1,4 @@
-"""Every row of a study minus the single model: with MSP for all, and with the score that validation data gave each.
+"""Every row of a study minus the single model, and minus the row ``trained`` where there is one.
 
     python examples/methods.py fashion-mnist=runs/methods/study bayes-vlm=bayes.json ...
 
@@ -30,31 +30,33 @@ def evaluated(folder: Path, name: str, scores: dict[str, str]) -> list[Any]:
     return rows_of(output)
 
 
-def figures(row: Any, key: str) -> dict[str, Any]:
-    """A metric, and its difference to the single model; of that itself none."""
-    return {"value": value_at(row, key), "minus single": row.get("difference", {}).get(key)}
+def figures(rows: dict[str, Any], key: str) -> dict[str, Any]:
+    """A metric, and its differences; of a row to itself none."""
+    minus = {f"minus {other}": row.get("difference", {}).get(key) for other, row in rows.items()}
+    return {"value": value_at(rows["single"], key), **minus}
 
 
 def measured(path: Path) -> list[dict[str, Any]]:
-    """Every row of a study, or of an evaluation."""
+    """Every row of a study, or of an evaluation: with MSP for all, and with the score that validation data gave it."""
     if path.is_file():
-        plain = chosen = rows_of(path)
-        own = {row["name"]: row["ood_score"] for row in plain}
+        plain = chosen = {"single": rows_of(path)}
+        own = {row["name"]: row["ood_score"] for row in chosen["single"]}
     else:
         rows = json.loads((path / "study.json").read_text("utf-8"))["rows"]
         own = {row["name"]: row["score"] for row in rows}
-        plain, chosen = evaluated(path, "msp", dict.fromkeys(own, "msp")), evaluated(path, "own", own)
-    return [
-        {
-            "name": row["name"],
-            "mac_ratio": mult_adds(row, plain[0]),
-            "score": own[row["name"]],
-            **{key: figures(row, key) for key in FIGURES},
-            "msp": figures(row, AUROC),
-            "own": figures(by_own, AUROC),
-        }
-        for row, by_own in zip(plain, chosen, strict=True)
-    ]
+        plain = {"single": evaluated(path, "msp", dict.fromkeys(own, "msp"))}
+        chosen = {"single": evaluated(path, "own", own)}
+        if "trained" in own:
+            last = evaluated(path, "trained", {"trained": own["trained"], **own})
+            chosen["trained"] = sorted(last, key=lambda row: list(own).index(row["name"]))
+    made = []
+    for place, (name, score) in enumerate(own.items()):
+        by_msp, by_own = ({other: rows[place] for other, rows in each.items()} for each in (plain, chosen))
+        cost = {"mac_ratio": mult_adds(by_own["single"], chosen["single"][0])}
+        metrics = {key: figures(by_own, key) for key in FIGURES}
+        made.append({"name": name, **cost, "score": score, **metrics, "msp": figures(by_msp, AUROC)})
+        made[-1]["own"] = figures(by_own, AUROC)
+    return made
 
 
 def main() -> None:

@@ -107,6 +107,7 @@ def self_check(
                 raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
             runtime_error.append(float((together[member] - alone[member]).abs().max()))
             progress.advance()
+        gc.collect()  # of the last member
         same = [averages.same_in(source) for source in sources]
         averages.drop()
     # Where nothing was averaged or averaging changed nothing, the member as it was is the one that has just run.
