@@ -195,6 +195,8 @@ Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()
 NEED_CLASSIFIER = {"laplace", "packed", "mimo", "heads"}
 """Rows that a zero-shot model cannot have: BayesVLM needs pairs of images and texts."""
+NEED_STEPS = {"swa": 40, "swag": 40}
+"""Rows and the fewest steps of a training that they can be had of: the second half collects 20 weights."""
 DEFAULT: list[str] = []
 MAKERS: dict[str, Maker] = {}
 """The rows by the names of ``--rows``, in the order of the table."""

@@ -36,6 +36,7 @@ from hydractl.studies.rows import (
     DEFAULT,
     MAKERS,
     NEED_CLASSIFIER,
+    NEED_STEPS,
     NEED_THREE,
     NEED_TRAIN,
     THREE,
@@ -222,6 +223,12 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
             f"--rows {','.join(foreign)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl laplace CLIP.st --data captions:PAIRS",
         )
+    long = [name for name in scale.rows if name in NEED_STEPS]
+    if long and (steps := _training_steps(settings)) < (least := max(NEED_STEPS[name] for name in long)):
+        raise UsageError(
+            f"--rows {','.join(long)}: a training of {least} steps or more is needed, and this one has {steps}",
+            hint="more --epochs, or a smaller --batch-size",
+        )
     search: dict[str, Any] = {} if scale.approx is None else {"approx": scale.approx}
     if scale.samples is not None:
         search["limit"] = str(scale.samples)
@@ -247,6 +254,11 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
         max_drop=settings.max_drop,
     )
     return Plan(settings, shop, [row for name in scale.rows for row in MAKERS[name](shop)], _fitted(settings))
+
+
+def _training_steps(settings: StudySettings) -> int:
+    """Of a row that is trained."""
+    return settings.epochs * -(-_samples(str(settings.data)) // settings.batch_size)
 
 
 def _fitted(settings: StudySettings) -> dict[str, Value]:

@@ -157,6 +157,7 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
     ("options", "problem"),
     [
         ({"--rows": "taylor"}, "--rows taylor needs --data"),
+        ({"--rows": "swa", "--data": "train.npz"}, "--rows swa: a training of 40 steps or more is needed"),
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
         ({"--devices": "99"}, "device 'cuda:99' is not available"),
@@ -198,7 +199,7 @@ def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: di
 def test_every_row_is_made(copy: Path) -> None:
     shutil.rmtree(copy / "runs")
     rows = ",".join(ROWS)
-    assert study("--data", "train.npz", "--epochs", "3", **{"--rows": rows}) == 0
+    assert study("--data", "train.npz", "--epochs", "3", "--batch-size", "2", **{"--rows": rows}) == 0
     names = {row["name"].partition("@")[0] for row in json.loads((copy / "runs/study.json").read_text())["rows"]}
     assert names == set(MAKERS)
 

@@ -166,7 +166,7 @@ FROZEN = {
     ("hf-beit", "layer_scale"): [f"beit.layers.{block}.lambda_{i}" for block in range(3) for i in (1, 2)],
     ("clip-layer-scale", "layer_scale"): [
         f"{tower}transformer.resblocks.{block}.ls_{i}.gamma"
-        for tower, blocks in (("visual.", 3), ("", 2))
+        for tower, blocks in (("visual.", 2), ("", 1))
         for block in range(blocks)
         for i in (1, 2)
     ],
