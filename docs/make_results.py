@@ -10,8 +10,9 @@ stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
-``docs/results/methods.json``, which ``examples/methods.py`` writes. A test fails where a page differs from what this
-makes.
+``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
+``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
+A test fails where a page differs from what this makes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CURVE = re.compile(r"(<!-- curve: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _METHODS = re.compile(r"(<!-- methods: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BENCH = re.compile(r"(<!-- bench: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -105,7 +107,7 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
-    text = _METHODS.sub(methods, text)
+    text = _BENCH.sub(bench, _METHODS.sub(methods, text))
     return _CURVE.sub(curve, _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text))))
 
 
@@ -266,6 +268,36 @@ def methods(match: re.Match[str]) -> str:
             cells.append(f"{row['score']} {value}" if key == "own" else value)
             cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
         made.append(cells)
+    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+def bench(match: re.Match[str]) -> str:
+    """One ``bench.json``: each row's time over the first row's, at every batch size, and what it is made of.
+
+    Of several number formats each has a first row of its own, so their times stand there too.
+    """
+    path = DOCS.parent / f"benchmarks/results/{match[2]}.json"
+    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        rows.setdefault((row["model"], row["dtype"]), {})[row["batch_size"]] = row
+    several = len({dtype for _, dtype in rows}) > 1
+    batches = list(next(iter(rows.values())))
+    made = []
+    for (name, dtype), by_batch in rows.items():
+        one = by_batch[batches[0]]
+        cells = [f"{name}, {dtype}" if several else name, f"{one['mac_ratio']:.2f}"]
+        cells.append("" if one["params"] is None else f"{one['params']:,}")
+        for size in batches:
+            low, high = by_batch[size]["ratio_ci"]
+            cells += [f"{by_batch[size]['latency_ms']['median']:,.0f} ms"] if several else []
+            cells.append(f"{by_batch[size]['ratio']:.2f} ({low:.2f} to {high:.2f})")
+        made.append(cells)
+    columns = ["", "mult-adds", "parameters"]
+    for size in batches:
+        columns += [f"batch {size}, median", "over single"] if several else [f"time, batch {size}"]
     return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
 
 
