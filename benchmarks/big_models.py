@@ -275,6 +275,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print a table."""
     asked = arguments()
+    if asked.folder is not None:
+        asked.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="big-models-") as folder:
         bench = Bench(asked, Path(folder))
         bench.all()
