@@ -12,7 +12,9 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
 ``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
 ``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
-A test fails where a page differs from what this makes.
+Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
+``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``. A test fails where a page
+differs from what this makes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-PAGES = (DOCS.parent / "README.md", DOCS / "study.md", *sorted((DOCS / "numbers").glob("*.md")))
+MIB = 1 << 20
+PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "ensembles.md", *sorted((DOCS / "numbers").glob("*.md")))
 
 _PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,6 +34,8 @@ _CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
 _CURVE = re.compile(r"(<!-- curve: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _METHODS = re.compile(r"(<!-- methods: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BENCH = re.compile(r"(<!-- bench: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MEMORY = re.compile(r"(<!-- memory: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MAKING = re.compile(r"(<!-- making: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -107,7 +112,7 @@ def filled(text: str) -> str:
             made = table(study, names)
         return f"{match[1]}{made}\n{match[4]}"
 
-    text = _BENCH.sub(bench, _METHODS.sub(methods, text))
+    text = _MAKING.sub(making, _MEMORY.sub(memory, _BENCH.sub(bench, _METHODS.sub(methods, text))))
     return _CURVE.sub(curve, _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text))))
 
 
@@ -298,6 +303,37 @@ def bench(match: re.Match[str]) -> str:
     columns = ["", "mult-adds", "parameters"]
     for size in batches:
         columns += [f"batch {size}, median", "over single"] if several else [f"time, batch {size}"]
+    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+
+
+def memory(match: re.Match[str]) -> str:
+    """What one checkpoint needed: the peak of each command above a process that has imported what it needs."""
+    document = json.loads((DOCS.parent / f"benchmarks/results/{match[2]}.json").read_text(encoding="utf-8"))
+    made = []
+    for row in document["commands"]:
+        size, ratio, over_block = row["output_bytes"], row["peak_ratio"], row["peak_over_shard_and_block"]
+        # A plan may need less than the process that it is compared with; scores are hardly an output.
+        written, over = ("", "") if size < MIB else (f"{size / MIB:,.0f}", f"{max(0, ratio):.2f}")
+        made.append([row["name"], written, f"{max(0, ratio) * size / MIB:,.0f}", over, f"{max(0, over_block):.2f}"])
+    return (
+        f"{match[1]}{markdown(['', 'output, MiB', 'peak, MiB', 'over output', 'over shard + block'], made)}\n{match[3]}"
+    )
+
+
+def making(match: re.Match[str]) -> str:
+    """Time to make each ensemble over one training, and to run it over the model."""
+    document = json.loads((DOCS.parent / f"benchmarks/results/{match[2]}.json").read_text(encoding="utf-8"))
+    batches = list(dict.fromkeys(row["batch_size"] for row in document["bench"]["results"]))
+    made = []
+    for row in document["rows"]:
+        runs = [one for one in document["bench"]["results"] if one["model"] == row["name"].replace(", ", "-")]
+        low, high = row["make"]["range"]
+        cells = [row["name"], f"{row['make']['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{runs[0]['mac_ratio']:.2f}"]
+        for one in runs:
+            low, high = one["ratio_ci"]
+            cells.append(f"{one['ratio']:.2f} ({low:.2f} to {high:.2f})")
+        made.append([*cells, f"{one['params'] / document['bench']['results'][0]['params']:.2f}"])
+    columns = ["", "made in", "mult-adds", *(f"run in, batch {size}" for size in batches), "parameters"]
     return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
 
 
