@@ -28,14 +28,7 @@ DOCS = Path(__file__).resolve().parent
 MIB = 1 << 20
 PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "ensembles.md", *sorted((DOCS / "numbers").glob("*.md")))
 
-_PLACE = re.compile(r"(<!-- study: ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
-_PART = re.compile(r"(<!-- recipe: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_CASCADE = re.compile(r"(<!-- cascade: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_CURVE = re.compile(r"(<!-- curve: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_METHODS = re.compile(r"(<!-- methods: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_BENCH = re.compile(r"(<!-- bench: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_MEMORY = re.compile(r"(<!-- memory: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_MAKING = re.compile(r"(<!-- making: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (\w+): (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (
     ("accuracy", "id.accuracy"),
     ("NLL", "id.nll"),
@@ -102,18 +95,15 @@ def sentences(study: dict[str, Any], part: str) -> list[str]:
 
 def filled(text: str) -> str:
     """A page with its tables made anew."""
+    return _PLACE.sub(lambda match: f"{match[1]}{KINDS[match[2]](match[3], *match[4].split())}\n{match[5]}", text)
 
-    def fill(match: re.Match[str]) -> str:
-        study = json.loads((DOCS / "results" / f"{match[2]}.json").read_text(encoding="utf-8"))
-        names = match[3].split()
-        if names in (["verdict"], ["conclusion"]):
-            made = "\n>\n".join(f"> {line}" for line in sentences(study, names[0]))
-        else:
-            made = table(study, names)
-        return f"{match[1]}{made}\n{match[4]}"
 
-    text = _MAKING.sub(making, _MEMORY.sub(memory, _BENCH.sub(bench, _METHODS.sub(methods, text))))
-    return _CURVE.sub(curve, _CASCADE.sub(cascade, _PART.sub(recipe, _PLACE.sub(fill, text))))
+def study(name: str, *rows: str) -> str:
+    """Rows of a study, its ``verdict`` or its ``conclusion``."""
+    document = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    if rows in (("verdict",), ("conclusion",)):
+        return "\n>\n".join(f"> {line}" for line in sentences(document, rows[0]))
+    return table(document, list(rows))
 
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
@@ -121,9 +111,9 @@ def filled(text: str) -> str:
 _ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 
 
-def recipe(match: re.Match[str]) -> str:
+def recipe(name: str) -> str:
     """One table of ``recipe.json``: ``logits``, ``features``, ``differences`` or ``late``; or ``jointN`` of seed N."""
-    document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), match[2]
+    document, part = json.loads((DOCS / "results/recipe.json").read_text(encoding="utf-8")), name
     if part == "late":
         made = late(document["late"])
     elif part.startswith("joint"):
@@ -133,7 +123,7 @@ def recipe(match: re.Match[str]) -> str:
         made = score_differences(document["recipes"])
     else:
         made = scores(document["recipes"], features=part == "features")
-    return f"{match[1]}{made}\n{match[3]}"
+    return made
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -198,11 +188,11 @@ def late(parts: dict[str, list[dict[str, Any]]]) -> str:
 # --- cascades ---------------------------------------------------------------------------------------------------------
 
 
-def cascade(match: re.Match[str]) -> str:
+def cascade(name: str) -> str:
     """One table of ``cascade.json``: an ensemble by name, or ``time``."""
     document = json.loads((DOCS / "results/cascade.json").read_text(encoding="utf-8"))
-    made = times(document["time"]) if match[2] == "time" else losses(document["studies"][match[2]])
-    return f"{match[1]}{made}\n{match[3]}"
+    made = times(document["time"]) if name == "time" else losses(document["studies"][name])
+    return made
 
 
 def losses(study: dict[str, Any]) -> str:
@@ -231,9 +221,9 @@ def times(rows: list[dict[str, Any]]) -> str:
 # --- cost curves ------------------------------------------------------------------------------------------------------
 
 
-def curve(match: re.Match[str]) -> str:
+def curve(name: str) -> str:
     """One model of ``cost-curve.json``, its rows by what they cost: differences in bold where they exclude 0."""
-    rows = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))[match[2]]
+    rows = json.loads((DOCS / "results/cost-curve.json").read_text(encoding="utf-8"))[name]
     columns = ["", "mult-adds", "accuracy", "minus single"]
     for part in ("best score on logits", "best score on any"):
         columns += [part, "AUROC", "minus single", "minus three circuits"]
@@ -244,7 +234,7 @@ def curve(match: re.Match[str]) -> str:
             gained = [bold(own[f"minus {other}"]) for other in ("single", "three circuits")]
             cells += [own["score"], f"{own['auroc']:.3f}", *gained]
         made.append(cells)
-    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+    return markdown(columns, made)
 
 
 def bold(difference: dict[str, Any]) -> str:
@@ -256,9 +246,9 @@ def bold(difference: dict[str, Any]) -> str:
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
-def methods(match: re.Match[str]) -> str:
+def methods(name: str) -> str:
     """One study of ``methods.json``: every row, and its differences, in bold where not 0."""
-    rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))[match[2]]
+    rows = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))[name]
     others = [key for key in rows[0]["own"] if key != "value"]
     metrics = {"id.accuracy": ("accuracy", others), "id.nll": ("NLL", others[:1]), "id.ece": ("ECE", others[:1])}
     metrics |= {"msp": ("AUROC by MSP", others[:1]), "own": ("AUROC by own score", others)}
@@ -273,27 +263,27 @@ def methods(match: re.Match[str]) -> str:
             cells.append(f"{row['score']} {value}" if key == "own" else value)
             cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
         made.append(cells)
-    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+    return markdown(columns, made)
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
 
 
-def bench(match: re.Match[str]) -> str:
+def bench(name: str) -> str:
     """One ``bench.json``: each row's time over the first row's, at every batch size, and what it is made of.
 
     Of several number formats each has a first row of its own, so their times stand there too.
     """
-    path = DOCS.parent / f"benchmarks/results/{match[2]}.json"
+    path = DOCS.parent / f"benchmarks/results/{name}.json"
     rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["results"]:
         rows.setdefault((row["model"], row["dtype"]), {})[row["batch_size"]] = row
     several = len({dtype for _, dtype in rows}) > 1
     batches = list(next(iter(rows.values())))
     made = []
-    for (name, dtype), by_batch in rows.items():
+    for (model, dtype), by_batch in rows.items():
         one = by_batch[batches[0]]
-        cells = [f"{name}, {dtype}" if several else name, f"{one['mac_ratio']:.2f}"]
+        cells = [f"{model}, {dtype}" if several else model, f"{one['mac_ratio']:.2f}"]
         cells.append("" if one["params"] is None else f"{one['params']:,}")
         for size in batches:
             low, high = by_batch[size]["ratio_ci"]
@@ -303,26 +293,24 @@ def bench(match: re.Match[str]) -> str:
     columns = ["", "mult-adds", "parameters"]
     for size in batches:
         columns += [f"batch {size}, median", "over single"] if several else [f"time, batch {size}"]
-    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+    return markdown(columns, made)
 
 
-def memory(match: re.Match[str]) -> str:
+def memory(name: str) -> str:
     """What one checkpoint needed: the peak of each command above a process that has imported what it needs."""
-    document = json.loads((DOCS.parent / f"benchmarks/results/{match[2]}.json").read_text(encoding="utf-8"))
+    document = json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
     made = []
     for row in document["commands"]:
         size, ratio, over_block = row["output_bytes"], row["peak_ratio"], row["peak_over_shard_and_block"]
         # A plan may need less than the process that it is compared with; scores are hardly an output.
         written, over = ("", "") if size < MIB else (f"{size / MIB:,.0f}", f"{max(0, ratio):.2f}")
         made.append([row["name"], written, f"{max(0, ratio) * size / MIB:,.0f}", over, f"{max(0, over_block):.2f}"])
-    return (
-        f"{match[1]}{markdown(['', 'output, MiB', 'peak, MiB', 'over output', 'over shard + block'], made)}\n{match[3]}"
-    )
+    return markdown(["", "output, MiB", "peak, MiB", "over output", "over shard + block"], made)
 
 
-def making(match: re.Match[str]) -> str:
+def making(name: str) -> str:
     """Time to make each ensemble over one training, and to run it over the model."""
-    document = json.loads((DOCS.parent / f"benchmarks/results/{match[2]}.json").read_text(encoding="utf-8"))
+    document = json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
     batches = list(dict.fromkeys(row["batch_size"] for row in document["bench"]["results"]))
     made = []
     for row in document["rows"]:
@@ -334,8 +322,20 @@ def making(match: re.Match[str]) -> str:
             cells.append(f"{one['ratio']:.2f} ({low:.2f} to {high:.2f})")
         made.append([*cells, f"{one['params'] / document['bench']['results'][0]['params']:.2f}"])
     columns = ["", "made in", "mult-adds", *(f"run in, batch {size}" for size in batches), "parameters"]
-    return f"{match[1]}{markdown(columns, made)}\n{match[3]}"
+    return markdown(columns, made)
 
+
+KINDS = {
+    "study": study,
+    "recipe": recipe,
+    "cascade": cascade,
+    "curve": curve,
+    "methods": methods,
+    "bench": bench,
+    "memory": memory,
+    "making": making,
+}
+"""What makes a table, by the first word of the place where it stands."""
 
 if __name__ == "__main__":
     for page in PAGES:
