@@ -193,22 +193,34 @@ NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
 
 Maker = Callable[[Workshop], list[Row]]
 NEED_TRAIN: set[str] = set()
-NEED_CLASSIFIER = {"laplace", "packed", "mimo", "heads"}
-"""Rows that a zero-shot model cannot have: BayesVLM needs pairs of images and texts."""
-NEED_STEPS = {"swa": 40, "swag": 40}
-"""Rows and the fewest steps of a training that they can be had of: the second half collects 20 weights."""
+NEED_CLASSIFIER: set[str] = set()
+NEED_STEPS: dict[str, int] = {}
 DEFAULT: list[str] = []
 MAKERS: dict[str, Maker] = {}
 """The rows by the names of ``--rows``, in the order of the table."""
 
 
-def row(name: str, *, default: bool = True, train: bool = False) -> Callable[[Maker], Maker]:
-    """Declare the function below as the maker of the rows of a name, made by default or only when asked for."""
+def row(
+    name: str, *, default: bool = True, train: bool = False, classifier: bool = False, steps: int = 0
+) -> Callable[[Maker], Maker]:
+    """Declare the function below as the maker of the rows of a name.
+
+    Args:
+        name: as ``--rows`` has it.
+        default: made by default, or only when asked for.
+        train: needs training data.
+        classifier: a zero-shot model cannot have it.
+        steps: the fewest steps of a training that it can be had of.
+    """
 
     def declare(maker: Maker) -> Maker:
         MAKERS[name] = maker
         if train:
             NEED_TRAIN.add(name)
+        if classifier:
+            NEED_CLASSIFIER.add(name)
+        if steps:
+            NEED_STEPS[name] = steps
         if default:
             DEFAULT.append(name)
         return maker
@@ -353,7 +365,7 @@ SWA: Mapping[str, Value] = {"swa": "0.5,20", "schedule": "constant"}
 """The average of 20 weights of the second half of a training, as many as the rank of SWAG."""
 
 
-@row("swa", default=False, train=True)
+@row("swa", default=False, train=True, steps=40)
 def swa(shop: Workshop) -> list[Row]:
     """One model: the average of weights of one training."""
     assert shop.train is not None
@@ -362,14 +374,14 @@ def swa(shop: Workshop) -> list[Row]:
     return [Row("swa", str(step.outputs[0]), (step,))]
 
 
-@row("swag", default=False, train=True)
+@row("swag", default=False, train=True, steps=40)
 def swag(shop: Workshop) -> list[Row]:
     """Three members drawn around that average."""
     # Draws lie so close together that their MLPs would be averaged back to the mean.
     return [_of_one_training(shop, "swag", {**SWA, "swag": str(len(SEEDS))}, merge="none")]
 
 
-@row("laplace", default=False, train=True)
+@row("laplace", default=False, train=True, classifier=True)
 def last_layer_laplace(shop: Workshop) -> list[Row]:
     """The whole model with a Laplace approximation over its last layer."""
     assert shop.train is not None
@@ -384,7 +396,7 @@ def mc_dropout(shop: Workshop) -> list[Row]:
     return [Row("mc-dropout", shop.model, options={"mc_dropout": "0.1"}, stored=False)]
 
 
-@row("packed", default=False, train=True)
+@row("packed", default=False, train=True, classifier=True)
 def packed(shop: Workshop) -> list[Row]:
     """Packed-Ensembles from random weights, with the paper's alpha of 2, or near it where that gives no whole heads."""
     heads = next(iter(shop.heads.values()))
@@ -392,13 +404,13 @@ def packed(shop: Workshop) -> list[Row]:
     return [_of_one_training(shop, "packed", {"packed": f"3,{alpha}", "init": "random"}, merge="none")]
 
 
-@row("mimo", default=False, train=True)
+@row("mimo", default=False, train=True, classifier=True)
 def mimo(shop: Workshop) -> list[Row]:
     """MIMO with three inputs."""
     return [_of_one_training(shop, "mimo", {"mimo": "3"})]
 
 
-@row("heads", default=False, train=True)
+@row("heads", default=False, train=True, classifier=True)
 def heads(shop: Workshop) -> list[Row]:
     """Three classifiers on one body."""
     return [_of_one_training(shop, "heads", {"classifiers": "3"})]
